@@ -172,12 +172,13 @@ class NoBackend(Backend):
 
     Args:
         reason: why there is no other.
-        refused: whether the environment names a directory that kcache does not use.
+        kind: `unusable`, `refused` (the environment names a directory that kcache does not use), or
+            `no_cache` (nothing has been cached yet).
     """
 
-    def __init__(self, reason: str, *, refused: bool = False) -> None:
+    def __init__(self, reason: str, *, kind: str = "unusable") -> None:
         self.reason = reason
-        self.refused = refused
+        self.kind = kind
 
     def get(self, key: str) -> bytes | None:
         """Return None."""

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.search import HeaderSearch
 
-__all__ = ["Explanation", "Near", "aside", "explain", "set_aside"]
+__all__ = ["Explanation", "Near", "explain", "set_aside"]
 
 #: How many clauses of one kind a sentence holds.
 _TOLD = 2
@@ -79,16 +79,10 @@ _PROBLEMS = {
 
 def set_aside(config: Config) -> Iterator[tuple[str, str]]:
     """Yield the settings that bypass the cache, with a clause about each."""
-    for name in _SETTINGS:
+    for name, (kind, effect) in _SETTINGS.items():
         value, source = getattr(config, name)
         if value:
-            yield aside(name, f"{name if source == 'argument' else source} is set")
-
-
-def aside(setting: str, given: str) -> tuple[str, str]:
-    """Return the cause of a miss by `disable` or `recache`, with a clause about it."""
-    kind, effect = _SETTINGS[setting]
-    return kind, f"{given}: {effect}"
+            yield kind, f"{name if source == 'argument' else source} is set: {effect}"
 
 
 class Near(NamedTuple):
@@ -136,11 +130,10 @@ class Explanation(NamedTuple):
 
 
 def explain(
-    engine: CacheEngine | None,
+    engine: CacheEngine,
     request: Request,
     *,
     set_aside: Iterable[tuple[str, str]] = (),
-    unusable: str = "",
     compare: bool = True,
     digests: FileDigests | None = None,
     checked: str = "",
@@ -148,24 +141,18 @@ def explain(
     """Return why a request would be compiled now; changes nothing, and compiles nothing.
 
     Args:
-        engine: of the cache; None if there is none.
+        engine: of the cache.
         request: made in the working directory of the compile.
         set_aside: (`disabled` or `recache`, a clause) if a setting bypasses the cache.
-        unusable: why there is no engine, unless nothing was cached yet.
         compare: look for the entry that differs least, which requires reading all of them.
         digests: of files, as far as they are known.
         checked: key of the kernel, if the headers are not checked again.
     """
     found = [Cause(kind, what) for kind, what in set_aside]
-    if engine is not None:
-        try:
-            return _Look(engine, request, digests, checked).explanation(found, compare=compare)
-        except (BackendError, OSError) as error:
-            found.append(_unusable(str(error)))
-    elif unusable:
-        found.append(_unusable(unusable))
-    else:
-        found.append(Cause("no_cache", "there is no cache yet"))
+    try:
+        return _Look(engine, request, digests, checked).explanation(found, compare=compare)
+    except (BackendError, OSError) as error:
+        found.append(_unusable(str(error)))
     kernel, manifest = (request.key, "") if request.self_contained else ("", request.key)
     return Explanation(False, tuple(found), request.key, None, kernel, manifest)
 
@@ -230,7 +217,8 @@ class _Look:
             sets = sorted(self._sets, key=lambda each: len(each.differences))
             near = next((Near(s.key, s.about) for s in sets if s.about is not None), None)
         elif isinstance(backend, NoBackend):
-            found.append(_unusable(backend.reason))
+            none = backend.kind == "no_cache"
+            found.append(Cause(backend.kind, backend.reason) if none else _unusable(backend.reason))
         else:
             near = self._nearest() if compare else None
             found += self._why_nothing(near, compare=compare)

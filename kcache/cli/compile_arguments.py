@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -16,7 +16,7 @@ from kcache.cli.terminal import read_stdin, say
 from kcache.errors import ConfigError
 from kcache.nvrtc.options import parse_arch
 
-__all__ = ["CompileArguments", "NvccCommand", "Source", "compile_options"]
+__all__ = ["CompileArguments", "Source", "compile_options"]
 
 #: The name of a source that comes through a pipe, as in other compilers.
 _STDIN_NAME = "<stdin>"
@@ -59,54 +59,12 @@ class CompileArguments(NamedTuple):
     recache: bool
 
 
-class NvccCommand(click.Command):
-    """A command that also takes nvcc's spellings of its options, such as `-arch=sm_90`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse arguments after translating nvcc's spellings into ours."""
-        end = args.index("--") if "--" in args else len(args)
-        ours = [word for each in args[:end] for word in _spelled(each)]
-        return super().parse_args(ctx, ours + args[end:])
-
-
-#: Maps nvcc's options to ours. An option with a value takes it behind an equals sign or as the next
-#: word.
-_NVCC = {
-    "-arch": "--arch",
-    "--gpu-architecture": "--arch",
-    "-std": "--std",
-    "-use_fast_math": "--fast-math",
-    "--use_fast_math": "--fast-math",
-    "-lineinfo": "--lineinfo",
-    "--generate-line-info": "--lineinfo",
-    "-maxrregcount": "--max-registers",
-    "--maxrregcount": "--max-registers",
-    "--device-debug": "--debug",
-    "-cubin": "--emit=cubin",
-    "--cubin": "--emit=cubin",
-    "-ptx": "--emit=ptx",
-    "--ptx": "--emit=ptx",
-}
-
-
-def _spelled(argument: str) -> Iterator[str]:
-    name, equals, value = argument.partition("=")
-    if name in _NVCC:
-        yield _NVCC[name]
-        if equals:
-            yield value
-    else:
-        yield argument
-
-
 def compile_options(
-    *, output_help: str, several: bool = False
+    *, output_help: str
 ) -> Callable[[Callable[..., object]], Callable[..., object]]:
-    """Give a command the argument FILE and the options of a compile, as one parameter `asked`.
+    """Give a command the argument FILE... and the options of a compile, as one parameter `asked`.
 
-    Args:
-        output_help: the help of `-o`.
-        several: whether the command takes several files and architectures; then `asked` is a list.
+    `asked` is a list: each file for each architecture. `output_help` is the help of `-o`.
     """
 
     def decorate(function: Callable[..., object]) -> Callable[..., object]:
@@ -119,6 +77,8 @@ def compile_options(
             cuda_headers: bool,
             names: tuple[str, ...],
             emit: str | None,
+            cubin: bool,
+            ptx: bool,
             output: str | None,
             no_cache: bool,
             recache: bool,
@@ -128,6 +88,7 @@ def compile_options(
                 raise click.UsageError("--no-cache and --recache exclude each other.")
             given: dict[str, Any] = {name: others.pop(name) for name in _OF_THE_COMPILER}
             include_paths = given.pop("include_paths")
+            wanted = emit or ("cubin" if cubin else "ptx" if ptx else None)
             _warn_of_missing(include_paths)
             include_paths += _cuda_headers() if cuda_headers else ()
             found: list[CompileArguments] = []
@@ -137,58 +98,45 @@ def compile_options(
                 general = CompileOptions(include_paths=seen_from_there, **given)
                 for target in dict.fromkeys(arch) or (None,):
                     options = _with_target(general, target)
-                    kind = emit or _emitted(options, output)
+                    kind = wanted or _emitted(options, output)
                     options = options.replace(lto=kind == "ltoir")
                     found.append(
                         CompileArguments(source, names, options, kind, output, no_cache, recache)
                     )
-            return function(asked=found if several else found[0], **others)
+            return function(asked=found, **others)
 
         made: Callable[..., object] = command
         written = click.option("-o", "--output", metavar="OUT", type=OutputPath(), help=output_help)
-        for option in reversed((*_positional(several=several), written, *_OPTIONS)):
+        for option in reversed((*_POSITIONAL, written, *_OPTIONS)):
             made = option(made)
         return made
 
     return decorate
 
 
-def _positional(*, several: bool) -> tuple[Callable[..., Any], ...]:
-    """Return FILE and `--arch`, of which a command takes one or several."""
-    return (
-        click.argument(
-            "file",
-            nargs=-1 if several else 1,
-            required=True,
-            metavar="FILE..." if several else "FILE",
-            callback=None if several else lambda _, __, value: (value,),
-            type=click.Path(exists=True, dir_okay=False, allow_dash=True),
-        ),
-        click.option(
-            "--arch",
-            metavar="ARCH",
-            multiple=True,
-            callback=None if several else _only_one,
-            help="Target: sm_90 for machine code and PTX, compute_90 for PTX alone, sm_90a for "
-            "code that only this architecture runs, native for this GPU.  [default: native"
-            + ("; repeatable]" if several else "]"),
-        ),
-    )
-
-
-def _only_one(_: click.Context, __: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    if len(value) > 1:
-        raise click.BadParameter("this command takes one architecture.")
-    return value
-
-
+_POSITIONAL = (
+    click.argument(
+        "file",
+        nargs=-1,
+        required=True,
+        type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    ),
+    click.option(
+        *("--arch", "-arch", "--gpu-architecture"),
+        metavar="ARCH",
+        multiple=True,
+        help="Target: sm_90 for machine code and PTX, compute_90 for PTX alone, sm_90a for "
+        "code that only this architecture runs, native for this GPU.  [default: native; "
+        "repeatable]",
+    ),
+)
 #: The parameters that are fields of `CompileOptions`.
 _OF_THE_COMPILER = (
     *("std", "include_paths", "defines", "fast_math", "optimization", "max_registers"),
     *("debug", "lineinfo", "extra_options"),
 )
 _OPTIONS = (
-    click.option("--std", metavar="STD", help="C++ standard, such as c++17."),
+    click.option("--std", "-std", metavar="STD", help="C++ standard, such as c++17."),
     repeatable(
         "-I", "--include-path", "include_paths", metavar="DIR", help="Look for headers in DIR."
     ),
@@ -206,7 +154,11 @@ _OPTIONS = (
         help="The output to write.  [default: by the suffix of OUT, else cubin; ptx for "
         "compute_NN]",
     ),
-    flag("--fast-math", help="Use fast, less exact arithmetic."),
+    flag("-cubin", "--cubin", help="The same as --emit cubin."),
+    flag("-ptx", "--ptx", help="The same as --emit ptx."),
+    flag(
+        "--fast-math", "-use_fast_math", "--use_fast_math", help="Use fast, less exact arithmetic."
+    ),
     click.option(
         "-O",
         "--optimization",
@@ -215,13 +167,16 @@ _OPTIONS = (
         help="Optimization level of the assembler.",
     ),
     click.option(
-        "--max-registers",
+        *("--max-registers", "-maxrregcount", "--maxrregcount"),
         type=click.IntRange(1),
         metavar="N",
         help="Limit the registers per thread.",
     ),
-    flag("-G", "--debug", help="Add debug information."),
-    flag("--lineinfo", help="Add line numbers for profilers."),
+    flag("-G", "--debug", "--device-debug", help="Add debug information."),
+    flag(
+        *("--lineinfo", "-lineinfo", "--generate-line-info"),
+        help="Add line numbers for profilers.",
+    ),
     repeatable(
         "--option",
         "extra_options",

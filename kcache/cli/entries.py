@@ -76,11 +76,8 @@ def complete_keys(ctx: click.Context, _: click.Parameter, incomplete: str) -> li
     If anything is wrong, there are none: a warning would land in the line that is being typed.
     """
     logging.getLogger("kcache").disabled = True
-    with suppress(Exception):
-        cache = open_existing(ctx.params.get("directory"))
-        if cache is not None:
-            with cache:
-                return list(_completed(cache.engine.backend, incomplete.strip().lower()))
+    with suppress(Exception), open_existing(ctx.params.get("directory"), quiet=True) as cache:
+        return list(_completed(cache.engine.backend, incomplete.strip().lower()))
     return []
 
 
@@ -99,16 +96,13 @@ def _completed(backend: Backend, typed: str) -> Iterator[CompletionItem]:
 key_argument = click.argument("key", type=key_prefix, metavar="KEY", shell_complete=complete_keys)
 
 
-def resolve(backend: Backend | None, prefixes: Iterable[str]) -> list[EntryInfo]:
-    """Return the entry that each prefix means, each entry once; without a backend there is none.
+def resolve(backend: Backend, prefixes: Iterable[str]) -> list[EntryInfo]:
+    """Return the entry that each prefix means, each entry once.
 
     Raises:
         BackendError: a prefix means none or several.
     """
-    wanted = list(dict.fromkeys(prefixes))
-    found: dict[str, list[EntryInfo]] = {prefix: [] for prefix in wanted}
-    if backend is not None:
-        found = matching(backend, wanted)
+    found = matching(backend, list(dict.fromkeys(prefixes)))
     for prefix, infos in found.items():
         if not infos:
             raise BackendError(f"no entry has a key that begins with {prefix}")
@@ -128,16 +122,12 @@ def open_entry(directory: str | None, key: str) -> Opened:
     Raises:
         BackendError: it means none or several.
     """
-    cache = open_existing(directory)
-    if cache is None:
-        resolve(None, [key])
-    else:
-        with cache:
-            (info,) = resolve(cache.engine.backend, [key])
-            opened = look_into(cache.engine.backend, info, PRODUCER)
-        if opened is not None:
-            return opened
-    raise BackendError(f"the entry {key[:SHORT]} was deleted meanwhile")
+    with open_existing(directory) as cache:
+        (info,) = resolve(cache.engine.backend, [key])
+        opened = look_into(cache.engine.backend, info, PRODUCER)
+    if opened is None:
+        raise BackendError(f"the entry {key[:SHORT]} was deleted meanwhile")
+    return opened
 
 
 # -- shown ---------------------------------------------------------------------------------------

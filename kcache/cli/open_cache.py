@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kcache.backend import NoBackend, require_backend
+from kcache.cli.terminal import say
 from kcache.config import Config, default_cache_directory, variable
 from kcache.engine.opening import find_cache, warn_if_elsewhere
 from kcache.errors import BackendError, ConfigError, UnknownBackendError
@@ -15,17 +16,12 @@ if TYPE_CHECKING:
     from kcache import KernelCache
 
 __all__ = [
-    "NOTHING_YET",
     "load_settings",
     "may_write",
     "named_directory",
     "open_cache",
     "open_existing",
-    "why_none",
 ]
-
-#: The message for a cache that nobody has made yet.
-NOTHING_YET = "nothing has been cached yet"
 
 
 def open_cache(directory: str | None, **settings: Any) -> KernelCache:  # noqa: ANN401
@@ -52,14 +48,17 @@ def open_existing(
     backend: str | None = None,
     read_only: bool = True,
     changes: bool = False,
-) -> KernelCache | None:
-    """Return the cache likewise, or None if there is none yet; create no directory.
+    quiet: bool = False,
+) -> KernelCache:
+    """Return the cache likewise; create no directory, not even the backend's folder.
+
+    If there is no cache yet, it is said, and the cache that is returned is empty and has no
+    directory.
 
     An error in the environment is a warning, as in any program: an unsafe directory that it names
     is no cache. For commands that change a cache (`changes`, also with `--dry-run`), it is an
-    error, because they must not use another cache or cap than the user meant.
-
-    The folder of the backend is not created either: a cache without it is opened for reading only.
+    error, because they must not use another cache or cap than the user meant. With `quiet`, nothing
+    is said, and a cache that can't be used is no error.
 
     Raises:
         BackendError: it is there and can't be used.
@@ -70,12 +69,13 @@ def open_existing(
         directory = _required(directory, backend).directory.value
     cache = open_cache(directory, backend=backend, read_only=True)
     files, nothing = cache.opened.directory, cache.engine.backend
-    there = isinstance(nothing, NoBackend) and os.path.lexists(named_directory(directory))
-    if isinstance(nothing, NoBackend) and there and not nothing.refused:
+    if isinstance(nothing, NoBackend) and nothing.kind == "unusable" and not quiet:
         raise BackendError(nothing.reason)
     if files is None or not os.path.lexists(files.marker):
-        cache.close()
-        return None
+        cache.opened = cache.opened._replace(directory=None)
+        if not quiet:
+            say("nothing has been cached yet")
+        return cache
     if backend is None:
         warn_if_elsewhere(cache.opened)
     if read_only or not os.path.isdir(files.backend(cache.config.backend.value)):
@@ -119,7 +119,7 @@ def _required(directory: str | None, backend: str | None = None) -> Config:
     except UnknownBackendError as error:
         raise error if source == "argument" else UnknownBackendError(f"{source}: {error}") from None
     _, found = find_cache({"directory": directory}, look=True, complain=lambda _: None)
-    if isinstance(found, NoBackend) and found.refused:
+    if isinstance(found, NoBackend) and found.kind == "refused":
         raise ConfigError(f"{config.directory.source}: {found.reason}")
     return config
 
@@ -133,13 +133,6 @@ def named_directory(directory: str | None) -> str:
     if named is None and source != "default":
         return variable(source) or ""
     return os.path.abspath(default_cache_directory() if named is None else named)
-
-
-def why_none(directory: str | None) -> str:
-    """Return a clause for a command that found no cache: there is none yet, or it is not used."""
-    config, found = find_cache({"directory": directory}, look=True, complain=lambda _: None)
-    refused = isinstance(found, NoBackend) and found.refused
-    return f"{config.directory.source} is refused" if refused else NOTHING_YET
 
 
 def may_write(doing: str, directory: str | None = None) -> None:

@@ -158,7 +158,7 @@ def _find_directory(
     """
     named, source = config.directory
     if named is None and source != "default":  # the variable holds no path: a warning has said so
-        return NoBackend(f"{source} is not allowed", refused=True)
+        return NoBackend(f"{source} is not allowed", kind="refused")
     path, missing = "", NoBackend("no directory")
     if named is None and given is not None:
         return missing
@@ -168,14 +168,16 @@ def _find_directory(
         except ConfigError as error:
             if source == "argument":
                 raise
-            missing = NoBackend(str(error), refused=named is not None)
+            kind = "unusable" if named is None else "refused"
+            missing = NoBackend(str(error), kind=kind)
         except BackendError as error:
             missing = NoBackend(str(error))
         log.info("not usable: %s", missing.reason)
-    if not read_only or os.path.lexists(path):  # else nothing has been cached yet
-        where = "" if named is None else f"{source}: "
-        effect = _IN_MEMORY if given is None else "No statistics are written"
-        complain(f"{where}{missing.reason}. {effect}")
+    if read_only and not os.path.lexists(path):
+        return NoBackend("nothing has been cached yet", kind="no_cache")
+    where = "" if named is None else f"{source}: "
+    effect = _IN_MEMORY if given is None else "No statistics are written"
+    complain(f"{where}{missing.reason}. {effect}")
     return missing
 
 

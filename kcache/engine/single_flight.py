@@ -20,7 +20,7 @@ from kcache.util.open_file import OwnFile, has_header
 if TYPE_CHECKING:
     from kcache.engine.stats import Counters
 
-__all__ = ["Flight", "KeyLocks", "copied"]
+__all__ = ["Flight", "copied", "lock_key"]
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -37,37 +37,27 @@ _LOOK_INTERVAL = 1.0
 _MARK = b"kcache-flight/2\0"
 
 
-class KeyLocks:
-    """One lock for each key: on one byte of a file, whose offset is 62 bits of the key.
+def lock_key(path: str, key: str) -> OwnFile | None:
+    """Return the lock of a key, in the file at `path`; None if somebody else holds it.
 
-    So no file is made per key, and two keys share a byte once in 2**62. A lock lasts until its file
-    is closed, by the holder or with the holder's last reference to it.
+    It is on one byte of the file, whose offset is 62 bits of the key. So no file is made per key,
+    and two keys share a byte once in 2**62. A lock lasts until its file is closed, by the holder or
+    with the holder's last reference to it.
 
-    Threads: safe to share; the file is opened anew for each lock. Crash: the kernel releases the
-    locks of a killed process. Fork: a child closes its copies. If somebody removes or replaces the
-    file, two processes that hold locks in two files both make the entry, which costs time and
-    nothing else.
+    Threads: the file is opened anew for each lock. Crash: the kernel releases the locks of a killed
+    process. Fork: a child closes its copies. If somebody removes or replaces the file, two
+    processes that hold locks in two files both make the entry, which costs time and nothing else.
 
-    Args:
-        path: of the lock file, in a directory that belongs to the user.
+    Raises:
+        OSError: the file can't be opened, or its file system has no locks.
     """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def acquire(self, key: str) -> OwnFile | None:
-        """Return the lock of a key; None if somebody else holds it.
-
-        Raises:
-            OSError: the file can't be opened, or its file system has no locks.
-        """
-        file = open_file_of_cache(self._path, os.O_RDWR, lambda file: has_header(file, _MARK))
-        try:
-            if lock(file, len(_MARK) + (int(key[:16], 16) >> 2)):
-                return file
-        except TimeoutError:
-            return None
-        raise OSError(errno.ENOLCK, "this file system has no locks")
+    file = open_file_of_cache(path, os.O_RDWR, lambda file: has_header(file, _MARK))
+    try:
+        if lock(file, len(_MARK) + (int(key[:16], 16) >> 2)):
+            return file
+    except TimeoutError:
+        return None
+    raise OSError(errno.ENOLCK, "this file system has no locks")
 
 
 class _Leader:
@@ -111,7 +101,7 @@ class Flight:
     """Makes each value once, by one thread of one process, while the others wait for it.
 
     Threads of one process wait for the leader's call. Processes wait for a lock on the key
-    (`KeyLocks`), and look again when they have it. Nobody waits for longer than `wait` seconds for
+    (`lock_key`), and look again when they have it. Nobody waits for longer than `wait` seconds for
     a leader that makes the value. Then one of those that wait takes its place, and the others wait
     as long for that one. Without working locks, every process makes the value at once, counted as
     `unlocked`.
@@ -133,7 +123,7 @@ class Flight:
     """
 
     def __init__(self, path: str | None, *, wait: float, counters: Counters) -> None:
-        self._locks = None if path is None else KeyLocks(path)
+        self._path = path
         self._wait = wait
         self._count = counters.add
         #: Other threads see each change as one step.
@@ -290,10 +280,10 @@ class Flight:
 
     def _is_held(self, key: str, leader: _Leader) -> bool:
         """Take the lock of a key, if there are locks; tell whether another process has it."""
-        if self._locks is None:
+        if self._path is None:
             return False
         try:
-            taken = self._locks.acquire(key)
+            taken = lock_key(self._path, key)
             if taken is not None:
                 leader.locks.append(taken)
         except OSError as error:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kcache.engine.opening import engine_of, open_configured
-from kcache.entry import Entry, encode, open_envelope
-from kcache.errors import BackendError, CorruptEntryError
+from kcache.entry import Entry, encode
+from kcache.errors import BackendError
 from kcache.kernels.find import RequestCounts
+from kcache.kernels.sources import sound_entries
 from kcache.kernels.tiers import open_layers, open_remotes
 from kcache.remote.layer import Layers
 from kcache.remote.protocol import Upload
@@ -116,25 +117,15 @@ class EngineEntries:
     def _from_elsewhere(self, key: str) -> Entry | None:
         """Return the first sound entry of a layer or remote, kept here, or None."""
         for source, count in self._sources:
-            for entry, keep in self._offered(source, key):
-                if keep:
-                    self.engine.put(key, entry)
-                self.engine.counters.add(count)
-                return entry
+            with suppress(RemoteError, OSError):  # it has said so
+                for _, entry, keep in sound_entries(
+                    source, (key,), self._producer, self.engine.refuse
+                ):
+                    if keep:
+                        self.engine.put(key, entry)
+                    self.engine.counters.add(count)
+                    return entry
         return None
-
-    def _offered(self, source: Source, key: str) -> Iterator[tuple[Entry, bool]]:
-        with suppress(RemoteError, OSError):  # it has said so
-            for offer in source.offers(key):
-                try:
-                    if offer.problem is not None:
-                        raise offer.problem
-                    entry = open_envelope(offer.envelope, offer.key, self._producer.encode())
-                    entry.payload  # noqa: B018  is all of it sound?
-                except CorruptEntryError as error:
-                    self.engine.refuse(key, error)
-                else:
-                    yield entry, offer.keep
 
     def put(self, key: str, payload: dict[str, bytes]) -> Entry:
         """Store an entry here and in the writable remotes, if possible; raises nothing."""

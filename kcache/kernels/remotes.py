@@ -44,16 +44,11 @@ class RemoteKernels:
 
     def __init__(self, finder: Finder, client: Client, *, writes: bool, wait: float) -> None:
         self._finder = finder
-        self._client = client
+        self.client = client
         self._kernels = SourceKernels(finder, client, "remote_hits")
         self._writes = writes and client.writable
         self._wait = wait
         self._has_put = False
-
-    @property
-    def nothing_until(self) -> float:
-        """Time of `time.perf_counter` until which asking is useless."""
-        return self._client.nothing_until
 
     # -- finding ---------------------------------------------------------------------------------
 
@@ -86,11 +81,11 @@ class RemoteKernels:
         leases, or if the wait was too long; then the request is compiled.
         """
         found = self.find(request, time.perf_counter(), here)
-        lease: Lease | bool = self._client.leases and self._writes
+        lease: Lease | bool = self.client.leases and self._writes
         deadline = time.monotonic() + self._wait
         pause = FIRST_LOOK
         while found is None and lease:
-            lease = self._client.lease(request.key)
+            lease = self.client.lease(request.key)
             if lease is True:
                 if time.monotonic() >= deadline:
                     self._finder.engine.counters.add("wait_timeouts")
@@ -108,7 +103,7 @@ class RemoteKernels:
     def release(self, lease: Lease) -> None:
         """Give back a lease, unless it went with an upload."""
         if not lease.ended:
-            self._client.release(lease)
+            self.client.release(lease)
 
     def upload(
         self,
@@ -128,7 +123,7 @@ class RemoteKernels:
                 that a proof has shown where else it is good. Without headers, it says so itself.
             lease: the right to compile it.
         """
-        if not self._writes or not self._client.worth_asking:
+        if not self._writes or not self.client.worth_asking:
             return
         proven, engine = compiled is None, self._finder.engine
         if proven and header_set is None:
@@ -147,7 +142,7 @@ class RemoteKernels:
             return
         held = None if lease is None else (lease.key, lease.token)
         self._has_put = True
-        if self._client.put(Upload(kernel, manifest, held), lease) and not proven:
+        if self.client.put(Upload(kernel, manifest, held), lease) and not proven:
             engine.counters.add("remote_puts")
 
     def _enveloped(self, key: str, entry: Entry) -> tuple[str, bytes]:
@@ -160,5 +155,5 @@ class RemoteKernels:
         """
         if self._has_put:
             self._has_put = False
-            self._client.flush(PARTING)
-        self._client.close()
+            self.client.flush(PARTING)
+        self.client.close()

@@ -152,16 +152,7 @@ class Requests:
         record: bool = True,
     ) -> Request:
         """Return the request that the arguments in `call` make; errors as for `make`."""
-        return self.make(
-            call.source,
-            call.names,
-            call.options,
-            call.headers,
-            extra_key=call.extra_key,
-            source_name=call.source_name,
-            caller=caller,
-            record=record,
-        )
+        return self.make(**call._asdict(), caller=caller, record=record)
 
     def for_compiler(self, request: Request, identity: str) -> Request:
         """Return the request for the compiler that has compiled it.

@@ -135,7 +135,7 @@ class Resolver:
         self, request: Request, started: float, manifest: Manifest | None
     ) -> CompiledKernel | None:
         """Return the kernel if a remote has it, counted as a hit."""
-        if self.remotes is None or started < self.remotes.nothing_until:
+        if self.remotes is None or started < self.remotes.client.nothing_until:
             return None
         found = self.remotes.find(request, started, manifest)
         return None if found is None else found[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from kcache.entry import Entry, open_envelope
@@ -13,14 +14,14 @@ from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 from kcache.util import log
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.find import Finder
     from kcache.nvrtc.request import Request
     from kcache.remote.layer import Source
 
-__all__ = ["Found", "SourceKernels"]
+__all__ = ["Found", "SourceKernels", "sound_entries"]
 
 #: A kernel, and the header set that holds here; None if there are no headers, or they are unknown.
 Found: TypeAlias = "tuple[CompiledKernel, StoredHeaderSet | None]"
@@ -122,18 +123,10 @@ class SourceKernels:
                 yield Manifest(sets), keep
 
     def _entries(self, keys: Sequence[str], *, again: bool) -> Iterator[tuple[str, Entry, bool]]:
-        """Yield the offered entries under some keys in order, and whether to keep each."""
-        producer = self._finder.engine.producer.encode()
-        for key, envelope, keep, problem in self._source.offers(*keys):
-            try:
-                if problem is not None:
-                    raise problem
-                entry = open_envelope(envelope, key, producer)
-                entry.payload  # noqa: B018  is all of it sound?
-            except CorruptEntryError as error:
-                self._refuse(key, error, again=again)
-            else:
-                yield key, entry, keep
+        engine = self._finder.engine
+        return sound_entries(
+            self._source, keys, engine.producer, partial(self._refuse, again=again)
+        )
 
     def _keep(self, key: str, entry: Entry, size: int, *, keep: bool) -> None:
         """Keep an entry in the cache, or only in memory."""
@@ -144,6 +137,31 @@ class SourceKernels:
     def _refuse(self, key: str, error: CorruptEntryError, *, again: bool) -> None:
         if not again:
             self._finder.engine.refuse(key, error)
+
+
+def sound_entries(
+    source: Source,
+    keys: Sequence[str],
+    producer: str,
+    refuse: Callable[[str, CorruptEntryError], object],
+) -> Iterator[tuple[str, Entry, bool]]:
+    """Yield the sound entries that a source offers under some keys, and whether to keep each.
+
+    `refuse` is called for the others.
+
+    Raises:
+        Exception: whatever the source raises.
+    """
+    for key, envelope, keep, problem in source.offers(*keys):
+        try:
+            if problem is not None:
+                raise problem
+            entry = open_envelope(envelope, key, producer.encode())
+            entry.payload  # noqa: B018  is all of it sound?
+        except CorruptEntryError as error:
+            refuse(key, error)
+        else:
+            yield key, entry, keep
 
 
 def _merged(here: Manifest | None, theirs: Manifest, holding: StoredHeaderSet) -> Manifest:

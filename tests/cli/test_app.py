@@ -188,29 +188,29 @@ def test_an_output_that_cannot_be_written_is_one_line(
 def test_unprintable_paths_are_printed_somehow(here: Callable, tmp_path: Path) -> None:
     said = here("info", "--directory", tmp_path / os.fsdecode(b"\xff"))
     assert said.code == 0
-    assert "nothing has been cached" in said.out
+    assert "\\udcff" in said.out
 
 
-NOTHING = "nothing has been cached yet"
+NOTHING = "kcache: nothing has been cached yet\n"
 
 
 @pytest.mark.parametrize(
     ("command", "code", "out", "err"),
     [
-        ("ls", 0, "", f"kcache: {NOTHING}\n"),
-        ("ls --json", 0, "[]\n", ""),
-        ("stats --zero", 0, f"({NOTHING})\n", "kcache: counting starts again from zero\n"),
-        ("stats --json", 0, '"hits": 0,', ""),
-        ("verify", 0, f"{NOTHING}\n", ""),
-        ("verify --json", 0, '"entries": 0,', ""),
-        ("trim", 0, f"nothing to evict: {NOTHING}\n", ""),
-        ("trim --json --dry-run", 0, '"entries": 0,', ""),
-        ("clear --yes", 0, f"nothing to delete: {NOTHING}\n", ""),
-        ("migrate --to lmdb", 0, f"nothing to move: {NOTHING}\n", ""),
+        ("ls", 0, "", NOTHING),
+        ("ls --json", 0, "[]\n", NOTHING),
+        ("stats --zero", 0, "hits", f"{NOTHING}kcache: counting starts again from zero\n"),
+        ("stats --json", 0, '"hits": 0,', NOTHING),
+        ("verify", 0, "0 entries read, 0 B\n", NOTHING),
+        ("verify --json", 0, '"entries": 0,', NOTHING),
+        ("trim", 0, "evicted 0 entries, 0 B\n", NOTHING),
+        ("trim --json --dry-run", 0, '"entries": 0,', NOTHING),
+        ("clear --yes", 0, "deleted 0 entries", NOTHING),
+        ("migrate --to lmdb", 0, "nothing to move\n", NOTHING),
         ("config", 0, "max_size", ""),
         ("why axpy.cu --arch sm_90 --json", 0, '"cause": "no_cache",', ""),
-        ("report", 1, "", f"{NOTHING}\n"),
-        ("bundle export -o x.kcb", 1, "", f"kcache: error: {NOTHING}, so there is nothing to "),
+        ("report", 1, "", f"{NOTHING}kcache: error: there is no cache in "),
+        ("bundle export -o x.kcb", 1, "", f"{NOTHING}kcache: error: nothing can be exported: "),
         ("bundle verify x.kcb", 1, "", "No such file"),
         *((f"{name} abcd", 1, "", "no entry has a key") for name in ("show", "extract", "rm")),
     ],

@@ -16,7 +16,7 @@ import pytest
 from core.helpers import entry, fork, key, wait
 
 from kcache import CompileError, open_engine
-from kcache.engine.single_flight import Flight, KeyLocks
+from kcache.engine.single_flight import Flight, lock_key
 from kcache.engine.stats import Counters
 from kcache.util.locks import is_locked
 from kcache.util.open_file import open_own
@@ -274,7 +274,7 @@ class TestProcesses:
             assert shelf.counts[1] == 1
 
         assert wait(fork(work)) == 0
-        assert not KeyLocks(shelf.path).acquire(KEY)  # the child's end released nothing
+        assert not lock_key(shelf.path, KEY)  # the child's end released nothing
         leader.end()
 
 
@@ -298,7 +298,7 @@ class TestKeyLocks:
     def test_the_lock_of_a_key_is_where_it_is_said_to_be(self, tmp_path: Path) -> None:
         """Another implementation of the format must lock the same bytes."""
         path = tmp_path / "flight"
-        mine = KeyLocks(str(path)).acquire(KEY)
+        mine = lock_key(str(path), KEY)
         assert mine is not None
         assert path.read_bytes() == b"kcache-flight/2\0"
         with open_own(str(path), os.O_RDWR) as file:

@@ -16,7 +16,7 @@ from core.helpers import command, entry, key, python
 
 from kcache import BackendError, open_engine
 from kcache.engine.journal import Journal
-from kcache.engine.single_flight import Flight, KeyLocks
+from kcache.engine.single_flight import Flight, lock_key
 from kcache.engine.stats import Counters, StatsFile
 
 LONG = 120.0
@@ -103,7 +103,7 @@ def test_of_many_threads_that_lose_patience_one_makes_the_value(
 def test_of_many_threads_that_wait_for_another_process_one_makes_the_value(tmp_path: Path) -> None:
     """Two did: the one that looked at the lock, and the first of those that waited for it."""
     flight = Flight(str(tmp_path / "flight"), wait=0.3, counters=Counters())
-    other = KeyLocks(str(tmp_path / "flight")).acquire(A)  # as another process has it
+    other = lock_key(str(tmp_path / "flight"), A)  # as another process has it
     assert other is not None
     made: list[int] = []
     values: list[str] = []

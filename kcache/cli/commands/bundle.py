@@ -19,11 +19,10 @@ from kcache.admin.bundles import (
 )
 from kcache.cli.app import Group
 from kcache.cli.entries import SHORT, item_json, listing
-from kcache.cli.open_cache import may_write, open_cache, open_existing, why_none
+from kcache.cli.open_cache import may_write, open_cache, open_existing
 from kcache.cli.options import directory_option, filter_options, flag, json_option
 from kcache.cli.terminal import progress, say, show
 from kcache.config import Config
-from kcache.errors import BackendError
 from kcache.nvrtc.inventory import MANIFEST, unique_length
 from kcache.util.units import counted, format_size, plain
 
@@ -81,13 +80,10 @@ def export(
     same kernels make the same bytes, with the same version of SQLite. The command changes nothing
     in the cache, and does not count as a use of an entry.
     """
-    cache = open_existing(directory)
-    if cache is None:
-        raise BackendError(f"{why_none(directory)}, so there is nothing to export")
     if output == "-" and sys.stdout.isatty():
         raise click.UsageError("A bundle is no text. Send it to a file or to another program.")
     target = sys.stdout.buffer if output == "-" else output
-    with cache, progress("writing"):
+    with open_existing(directory) as cache, progress("writing"):
         done = export_bundle(cache, target, **filters._asdict(), reproducible=reproducible)
     _tell_export(done, output, as_json=as_json)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.cli.compile_arguments import CompileArguments, NvccCommand, Source, compile_options
+from kcache.cli.compile_arguments import CompileArguments, Source, compile_options
 from kcache.cli.open_cache import open_cache
 from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.output import OUTPUTS, refuse_terminal, write_output
@@ -26,16 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["compile_file"]
 
 
-@click.command(
-    "compile",
-    cls=NvccCommand,
-    short_help="Compile CUDA source files, or get them from the cache.",
-)
+@click.command("compile", short_help="Compile CUDA source files, or get them from the cache.")
 @compile_options(
     output_help="The file to write, - for standard output; for several results, a directory.  "
     "[default: the name of FILE with the suffix of what is written, in the working directory; "
     "standard output if FILE is -]",
-    several=True,
 )
 @flag("-q", "--quiet", help="Say nothing but warnings and errors.")
 @json_option("array")

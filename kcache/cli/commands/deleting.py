@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.admin.filters import Filters, is_wanted
-from kcache.admin.info import Kinds, count_kinds, told_kinds
+from kcache.admin.info import count_kinds, told_kinds
 from kcache.cli.entries import SHORT, complete_keys, key_prefix, resolve
-from kcache.cli.open_cache import NOTHING_YET, may_write, open_existing
+from kcache.cli.open_cache import may_write, open_existing
 from kcache.cli.options import directory_option, filter_options, flag, json_option
 from kcache.cli.terminal import can_ask, say, show
 from kcache.engine.eviction import LOW_WATER
@@ -55,12 +55,7 @@ def trim(
         may_write("trim", directory)
     age = None if older_than is None else parse_age(older_than, name="--older-than")
     size = None if max_size is None else parse_size(max_size, name="--max-size")
-    cache = open_existing(directory, read_only=dry_run, changes=True)
-    if cache is None:
-        nothing = f"nothing to evict: {NOTHING_YET}"
-        _show(as_json, nothing, dry_run=dry_run, entries=0, bytes_evicted=0)
-        return
-    with cache:
+    with open_existing(directory, read_only=dry_run, changes=True) as cache:
         if dry_run:
             count, freed = _preview(cache, size, age)
         else:
@@ -109,27 +104,20 @@ def remove(
         raise click.UsageError("Give either keys, or options that say which kernels to delete.")
     if not dry_run:
         may_write("rm", directory)
-    cache = open_existing(directory, read_only=dry_run, changes=True)
-    if cache is None:
-        resolve(None, keys)
-        _tell([], 0, dry_run=dry_run, as_json=as_json)
-        return
-    with cache:
+    with open_existing(directory, read_only=dry_run, changes=True) as cache:
         if keys:
             found = resolve(cache.engine.backend, keys)
             sizes = {info.key: info.size for info in found}
         else:
             sizes = _fitting(cache, filters)
-        deleted: list[str] = []
-        freed = 0
-        for key, known in sizes.items():
-            size = known if dry_run else _delete(cache, key)
-            if size:
-                deleted.append(key)
-                freed += size
-            else:
-                say(f"{key[:SHORT]} was deleted meanwhile")
-    _tell(deleted, freed, dry_run=dry_run, as_json=as_json)
+        if not dry_run:
+            sizes = {key: _delete(cache, key) for key in sizes}
+    for key in [key for key, size in sizes.items() if not size]:
+        say(f"{key[:SHORT]} was deleted meanwhile")
+        del sizes[key]
+    count, freed = len(sizes), sum(sizes.values())
+    done = f"{'would delete' if dry_run else 'deleted'} {counted(count)}, {format_size(freed)}"
+    _show(as_json, done, dry_run=dry_run, keys=[*sizes], entries=count, size_bytes=freed)
 
 
 def _fitting(cache: KernelCache, filters: Filters) -> dict[str, int]:
@@ -150,12 +138,6 @@ def _delete(cache: KernelCache, key: str) -> int:
     return size
 
 
-def _tell(deleted: list[str], freed: int, *, dry_run: bool, as_json: bool) -> None:
-    count = len(deleted)
-    done = f"{'would delete' if dry_run else 'deleted'} {counted(count)}, {format_size(freed)}"
-    _show(as_json, done, dry_run=dry_run, keys=deleted, entries=count, size_bytes=freed)
-
-
 @click.command(short_help="Delete every entry.")
 @flag("-y", "--yes", help="Don't ask. Required without a terminal.")
 @json_option("object")
@@ -168,25 +150,17 @@ def clear(*, yes: bool, as_json: bool, directory: str | None) -> None:
     may_write("clear", directory)
     if not yes and not can_ask():
         raise click.UsageError("There is no terminal to ask on. Pass --yes to delete every entry.")
-    cache = open_existing(directory, read_only=False, changes=True)
-    if cache is None:
-        _show(as_json, f"nothing to delete: {NOTHING_YET}", **_amounts(Kinds(0, 0, 0, 0), 0, 0))
-        return
-    with cache:
+    with open_existing(directory, read_only=False, changes=True) as cache:
         size, kinds = cache.size_bytes, count_kinds(cache.engine, PRODUCER)
         about = f"({told_kinds(kinds)}), {format_size(size)}"
         question = f"Delete {counted(cache.entry_count)} {about}, in {cache.directory}?"
-        if not yes and not click.confirm(question, err=True):
+        if not yes and cache.directory and not click.confirm(question, err=True):
             raise click.exceptions.Exit(1)
         removed = cache.clear()
         if cache.stats().errors:
             raise BackendError(f"{removed} of {counted(kinds.all)} deleted: see the warnings above")
-    _show(as_json, f"deleted {counted(removed)} {about}", **_amounts(kinds, removed, size))
-
-
-def _amounts(kinds: Kinds, count: int, size: int) -> dict[str, object]:
-    about = {"entries": count, "kernels": kinds.kernels, "manifests": kinds.manifests}
-    return {**about, "size_bytes": size}
+    amounts = {"entries": removed, "kernels": kinds.kernels, "manifests": kinds.manifests}
+    _show(as_json, f"deleted {counted(removed)} {about}", **amounts, size_bytes=size)
 
 
 def _show(as_json: bool, told: str, **amounts: object) -> None:

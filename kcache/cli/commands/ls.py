@@ -9,7 +9,7 @@ import click
 
 from kcache.admin.filters import Filters, is_wanted
 from kcache.cli.entries import item_json, listing
-from kcache.cli.open_cache import open_existing, why_none
+from kcache.cli.open_cache import open_existing
 from kcache.cli.options import directory_option, filter_options, flag, json_option
 from kcache.cli.terminal import say, show
 from kcache.nvrtc import PRODUCER
@@ -60,28 +60,22 @@ def list_entries(
     header changes. There is one manifest for each source with includes.
     """
     now = time.time()
-    cache = open_existing(directory)
     rows: list[Item] = []
-    digits = 0
-    if cache is not None:
-        with cache:
-            keys: list[str] = []
-            for item in items(cache.engine.backend, PRODUCER):
-                keys.append(item.key)
-                if not everything and item.kind == MANIFEST:
-                    continue
-                fits = item.kind == KERNEL and is_wanted(item, filters, now)
-                if fits or filters == Filters():
-                    rows.append(item)
-            digits = unique_length(keys)
+    keys: list[str] = []
+    with open_existing(directory) as cache:
+        for item in items(cache.engine.backend, PRODUCER):
+            keys.append(item.key)
+            if not everything and item.kind == MANIFEST:
+                continue
+            fits = item.kind == KERNEL and is_wanted(item, filters, now)
+            if fits or filters == Filters():
+                rows.append(item)
     _sort(rows, sort, reverse)
     if as_json:
         show([item_json(item) for item in rows])
     elif rows:
-        show(listing(rows, digits, now))
-    elif cache is None:
-        say(why_none(directory))
-    else:
+        show(listing(rows, unique_length(keys), now))
+    elif cache.directory:
         say("there are no kernels" if filters == Filters() else "no kernel fits the filters")
 
 

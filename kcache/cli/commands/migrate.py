@@ -76,15 +76,12 @@ def migrate(
     if not dry_run:
         may_write("migrate", directory)
     source = open_existing(directory, backend=origin, read_only=dry_run, changes=True)
-    if source is None or origin == target:
-        nothing = "nothing to move: nothing has been cached yet"
-        if source is not None:
-            source.close()
-            nothing = f"already in {target}; nothing to migrate"
-        show(_json(origin, target, keep, dry_run, Usage(0, 0)) if as_json else nothing)
-        return
     with source:
-        files, engine = CacheDirectory(str(source.directory)), source.engine
+        files, engine = source.opened.directory, source.engine
+        if files is None or origin == target:
+            nothing = f"already in {target}; nothing to migrate" if files else "nothing to move"
+            show(_json(origin, target, keep, dry_run, Usage(0, 0)) if as_json else nothing)
+            return
         if dry_run:
             usage = engine.backend.usage()
             would = f"would {'copy' if keep else 'move'} {_amount(usage)} from {origin} to {target}"

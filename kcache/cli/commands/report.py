@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from kcache.cli.open_cache import named_directory, open_existing, why_none
+from kcache.cli.open_cache import named_directory, open_existing
 from kcache.cli.options import directory_option
 from kcache.cli.output import OutputPath, write_output
 from kcache.cli.terminal import progress, say
@@ -37,10 +37,8 @@ def report(*, output: str, directory: str | None) -> None:
     from kcache.cli.html_report.snapshot import gather
 
     cache = open_existing(directory)
-    if cache is None:
-        raise BackendError(
-            f"there is no cache in {named_directory(directory)}: {why_none(directory)}"
-        )
+    if cache.directory is None:
+        raise BackendError(f"there is no cache in {named_directory(directory)}")
     with cache, progress("Reading entries", cache.entry_count) as seen:
         snapshot = gather(cache, str(cache.directory), seen=seen)
     data = page(snapshot).encode()

@@ -7,7 +7,7 @@ import click
 from kcache.admin.passes import Report
 from kcache.admin.passes import verify as examine
 from kcache.cli.entries import SHORT
-from kcache.cli.open_cache import may_write, open_existing, why_none
+from kcache.cli.open_cache import may_write, open_existing
 from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import progress, say, show
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE
@@ -29,12 +29,8 @@ def verify(*, repair: bool, as_json: bool, directory: str | None) -> None:
     """
     if repair:
         may_write("verify --repair", directory)
-    cache = open_existing(directory, read_only=not repair, changes=repair)
-    if cache is None:
-        show(_json(Report()) if as_json else why_none(directory))
-        return
     report = Report()
-    with cache:
+    with open_existing(directory, read_only=not repair, changes=repair) as cache:
         examine(cache.engine.backend, report, repair=repair, progress=progress, warn=_warn)
         for item in report.bad if repair else ():
             if item.kind == DAMAGED:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -78,37 +78,23 @@ def warm(
         workers=_workers(config, jobs),
         on_miss="compile",
     ) as cache:
-        outcome = _Outcome(wanted, _compile(cache, wanted, jobs), time.perf_counter() - started)
-        _tell_failures(outcome)
+        results = _compile(cache, wanted, jobs)
+        seconds = time.perf_counter() - started
+        pairs = zip(wanted, results, strict=True)
+        failed = [(each, error) for each, error in pairs if isinstance(error, CompileError)]
+        _tell_failures(failed)
         _tell_losses(cache)
+    made = [each for each in results if not isinstance(each, CompileError)]
+    told = _outcome(made, failed, seconds)
     if as_json:
-        show(_as_json(outcome))
+        show(told)
     elif not quiet:
-        show(_table(outcome))
-    if outcome.failed:
+        show(_table(told))
+    if failed:
         raise click.exceptions.Exit(1)
 
 
 # -- compiling -------------------------------------------------------------------------------------
-
-
-class _Outcome(NamedTuple):
-    """The kernels, the outcome of each, and how long all of it took, in seconds."""
-
-    wanted: list[ListedKernel]
-    results: list[CompiledKernel | CompileError]
-    seconds: float
-
-    def kernels(self, *, cached: bool) -> list[CompiledKernel]:
-        """Return those that were in the cache, or those that were compiled."""
-        made = [each for each in self.results if not isinstance(each, CompileError)]
-        return [kernel for kernel in made if kernel.cached == cached]
-
-    @property
-    def failed(self) -> list[tuple[ListedKernel, CompileError]]:
-        """Those that did not compile, each with its error."""
-        pairs = zip(self.wanted, self.results, strict=True)
-        return [(each, error) for each, error in pairs if isinstance(error, CompileError)]
 
 
 def _relocation(config: Config) -> str | None:
@@ -170,17 +156,18 @@ def _by_directory(wanted: list[ListedKernel]) -> Iterator[tuple[str, list[int]]]
 # -- telling ---------------------------------------------------------------------------------------
 
 
-def _tell_failures(outcome: _Outcome) -> None:
+def _tell_failures(failed: list[tuple[ListedKernel, CompileError]]) -> None:
     """Say in one line what did not compile, for which targets, and its first error."""
     lines: dict[tuple[str, str], list[str]] = {}
-    for each, error in outcome.failed:
-        lines.setdefault((each.title, _first_error(error)), []).append(each.arch)
+    for each, error in failed:
+        reason = _first_error(error.log or str(error))
+        lines.setdefault((each.title, reason), []).append(each.arch)
     for (title, reason), archs in lines.items():
         say(f"error: {title} ({', '.join(archs)}): {reason}")
 
 
-def _first_error(error: CompileError) -> str:
-    lines = [line.strip() for line in (error.log or str(error)).splitlines() if line.strip()]
+def _first_error(log: str) -> str:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
     return next((line for line in lines if "error" in line), lines[0] if lines else "failed")
 
 
@@ -196,15 +183,14 @@ def _tell_losses(cache: KernelCache) -> None:
         say(f"warning: {counted(stats.errors, 'failure')} to use the cache")
 
 
-def _table(outcome: _Outcome) -> str:
-    told = _as_json(outcome)
+def _table(told: dict[str, Any]) -> str:
     notes = {
         "compiled": f"{format_time(told['compile_seconds'])} of compiling",
         "cached": f"{format_time(told['saved_seconds'])} saved",
         "failed": "",
-        "total": f"in {format_time(outcome.seconds)}",
+        "total": f"in {format_time(told['seconds'])}",
     }
-    counts = {**told, "total": len(outcome.results)}
+    counts = {**told, "total": told["compiled"] + told["cached"] + told["failed"]}
     digits = len(str(counts["total"]))
     return columns(
         (name, f"{counts[name]:>{digits}}", note if counts[name] else "")
@@ -212,18 +198,19 @@ def _table(outcome: _Outcome) -> str:
     )
 
 
-def _as_json(outcome: _Outcome) -> dict[str, Any]:
-    compiled, cached = outcome.kernels(cached=False), outcome.kernels(cached=True)
+def _outcome(
+    made: list[CompiledKernel], failed: list[tuple[ListedKernel, CompileError]], seconds: float
+) -> dict[str, Any]:
+    """Return what became of the kernels, and how long that took, for JSON."""
+    cached = sum(kernel.cached for kernel in made)
     return {
-        "compiled": len(compiled),
-        "cached": len(cached),
-        "failed": len(outcome.failed),
-        "seconds": outcome.seconds,
-        "compile_seconds": sum(kernel.compile_seconds for kernel in compiled),
-        "saved_seconds": sum(kernel.compile_seconds for kernel in cached),
-        "failures": [
-            {**_named(each), "log": error.log or str(error)} for each, error in outcome.failed
-        ],
+        "compiled": len(made) - cached,
+        "cached": cached,
+        "failed": len(failed),
+        "seconds": seconds,
+        "compile_seconds": sum(each.compile_seconds for each in made if not each.cached),
+        "saved_seconds": sum(each.compile_seconds for each in made if each.cached),
+        "failures": [{**_named(each), "log": error.log or str(error)} for each, error in failed],
     }
 
 
@@ -241,21 +228,9 @@ def _cached(wanted: list[ListedKernel], directory: str | None) -> list[bool]:
         for folder, numbers in _by_directory(wanted):
             with contextlib.chdir(folder):
                 for number in numbers:
-                    found[number] = _lookup(cache, wanted[number])
+                    kernel = cache.lookup(**wanted[number].request._asdict())
+                    found[number] = kernel is not None
     return found
-
-
-def _lookup(cache: KernelCache, wanted: ListedKernel) -> bool:
-    request = wanted.request
-    found = cache.lookup(
-        request.source,
-        request.names,
-        request.options,
-        headers=request.headers,
-        extra_key=request.extra_key,
-        source_name=request.source_name,
-    )
-    return found is not None
 
 
 def _show_plan(

@@ -10,25 +10,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.admin.explain import Explanation, aside, explain, set_aside
-from kcache.cli.compile_arguments import CompileArguments, NvccCommand, compile_options
+from kcache.admin.explain import Explanation, explain, set_aside
+from kcache.cli.compile_arguments import CompileArguments, compile_options
 from kcache.cli.entries import SHORT
 from kcache.cli.open_cache import (
-    NOTHING_YET,
     load_settings,
     named_directory,
     open_existing,
-    why_none,
 )
 from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import columns, show
-from kcache.config import Config
-from kcache.errors import BackendError
+from kcache.config import Setting
 from kcache.kernels.request_factory import Requests
 from kcache.util.units import format_age, local_time
 
 if TYPE_CHECKING:
-    from kcache import KernelCache
     from kcache.admin.explain import Near
     from kcache.admin.request_diff import Cause
 
@@ -39,46 +35,42 @@ __all__ = ["why"]
 _SHOWN = 20
 
 
-@click.command(
-    cls=NvccCommand, short_help="Say why a compile would miss the cache, or that it would hit."
-)
+@click.command(short_help="Say why a compile would miss the cache, or that it would hit.")
 @compile_options(output_help="As for kcache compile. Nothing is written.")
 @flag("-q", "--quiet", help="Accepted as by `compile`.")
 @json_option("object")
 @directory_option
-def why(*, asked: CompileArguments, quiet: bool, as_json: bool, directory: str | None) -> None:
+def why(
+    *, asked: list[CompileArguments], quiet: bool, as_json: bool, directory: str | None
+) -> None:
     """Say why the next `kcache compile` with these arguments would miss, or that it would hit.
 
     Takes the arguments of `kcache compile`: replace `compile` by `why`. Compiles nothing, changes
     nothing, and is not counted.
     """
     del quiet
+    if len(asked) > 1:
+        raise click.UsageError("This command takes one file and one architecture.")
+    (one,) = asked
     settings, _ = load_settings(directory)
-    unusable = ""
-    cache: KernelCache | None = None
-    try:
-        cache = open_existing(directory)
-    except BackendError as error:
-        unusable = str(error)
-    reason = why_none(directory)
-    if cache is None and not unusable and reason != NOTHING_YET:
-        unusable = reason
-    with cache or contextlib.nullcontext():
-        # In the file's folder, like the compile.
-        with contextlib.chdir(asked.source.folder or os.curdir):
-            # Not through the cache: with KCACHE_RECORD set, the cache would record this request.
-            request = Requests(0).make(
-                asked.source.text, asked.names, asked.options, source_name=asked.source.name
-            )
-            told = explain(
-                None if cache is None else cache.engine,
-                request,
-                set_aside=_set_aside(asked, settings),
-                unusable=unusable,
-            )
-        path = named_directory(directory) if cache is None else str(cache.directory)
+    if one.no_cache:
+        settings = settings._replace(disable=Setting(True, "--no-cache"))
+    if one.recache:
+        settings = settings._replace(recache=Setting(True, "--recache"))
+    # In the file's folder, like the compile.
+    with (
+        open_existing(directory, quiet=True) as cache,
+        contextlib.chdir(one.source.folder or os.curdir),
+    ):
+        # Not through the cache: with KCACHE_RECORD set, the cache would record this request.
+        request = Requests(0).make(
+            one.source.text, one.names, one.options, source_name=one.source.name
+        )
+        told = explain(cache.engine, request, set_aside=set_aside(settings))
+        path = cache.opened.path
+    path = path or named_directory(directory)
     if as_json:
-        show(_as_json(asked, told, path, settings.backend.value))
+        show(_as_json(one, told, path, settings.backend.value))
         return
     rows = [("directory", f"{path} ({settings.backend.value})")]
     rows += [("kernel", told.kernel)] if told.kernel else []
@@ -86,14 +78,7 @@ def why(*, asked: CompileArguments, quiet: bool, as_json: bool, directory: str |
     rows += _rows(told)
     if settings.read_only.value and not told.hit:
         rows.append(("note", f"{settings.read_only.source} is set: what is compiled is not kept"))
-    show(f"{_sentence(asked, told)}\n\n{columns(rows)}")
-
-
-def _set_aside(asked: CompileArguments, settings: Config) -> Iterator[tuple[str, str]]:
-    """Yield the options, or else the settings, that bypass the cache, with a clause for each."""
-    given = [aside("disable", "--no-cache")] * asked.no_cache
-    given += [aside("recache", "--recache")] * asked.recache
-    yield from {**dict(set_aside(settings)), **dict(given)}.items()
+    show(f"{_sentence(one, told)}\n\n{columns(rows)}")
 
 
 def _sentence(asked: CompileArguments, told: Explanation) -> str:
