@@ -24,8 +24,17 @@ from typing import Any, cast
 
 from kcache.errors import BackendError, ConfigError
 from kcache.util.locks import lock, release
-from kcache.util.open_file import MARKER, NotOursError, OwnFile, open_or_replace, open_own
-from kcache.util.safe_path import make_private, present_user, trust, unsafe_part
+from kcache.util.open_file import (
+    MARKER,
+    NotOursError,
+    OwnFile,
+    make_private,
+    open_or_replace,
+    open_own,
+    present_user,
+    trusted,
+    unsafe_part,
+)
 
 __all__ = [
     "CacheDirectory",
@@ -242,7 +251,7 @@ def require_safe_layer(path: str) -> None:
             f"layer {path!r} is not allowed: {problem}; allowed: the directory of a cache, or a "
             "bundle, that only its owner can write to or exchange"
         )
-    trust(status.st_uid)
+    trusted.add(status.st_uid)
 
 
 # -- kcache.json -----------------------------------------------------------------------------------

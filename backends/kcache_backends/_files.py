@@ -10,8 +10,7 @@ from contextlib import suppress
 from stat import S_ISDIR, S_ISREG
 
 from kcache.errors import BackendError, CorruptEntryError
-from kcache.util.open_file import NotOursError, OwnFile
-from kcache.util.safe_path import trusted
+from kcache.util.open_file import NotOursError, OwnFile, present_user, trusted
 
 __all__ = [
     "failure",
@@ -31,7 +30,6 @@ __all__ = [
     "sync_directory",
 ]
 
-_user = getattr(os, "geteuid", lambda: 0)  # Windows returns 0 for every file
 _OTHERS_WRITE = 0o022
 _NO_ROOM = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 #: Matches the names of the temporary files that the file backend makes. It may remove these.
@@ -56,7 +54,7 @@ def is_ours(status: os.stat_result) -> bool:
     present user is trusted, and so are the owners of layers that this user has named.
     """
     return (
-        status.st_uid == _user() or status.st_uid in trusted
+        status.st_uid == present_user() or status.st_uid in trusted
     ) and not status.st_mode & _OTHERS_WRITE
 
 
@@ -77,8 +75,8 @@ def require_ours(status: os.stat_result, name: str) -> None:
 
 def somebody(status: os.stat_result) -> str:
     """Return why a file is not ours."""
-    if status.st_uid != _user() and status.st_uid not in trusted:
-        return f"it belongs to user {status.st_uid}, and you are user {_user()}"
+    if status.st_uid != present_user() and status.st_uid not in trusted:
+        return f"it belongs to user {status.st_uid}, and you are user {present_user()}"
     return f"others can write to it (mode {status.st_mode & 0o7777:04o})"
 
 

@@ -27,8 +27,8 @@ from kcache.util.open_file import (
     has_header,
     identity,
     open_own,
+    unsafe_part,
 )
-from kcache.util.safe_path import unsafe_part
 from kcache_backends._files import failure, is_ours, is_ours_alone, somebody
 
 __all__ = [

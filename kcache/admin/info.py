@@ -119,10 +119,7 @@ def cache_lines(
 
 def told_kinds(kinds: Kinds) -> str:
     """Return the numbers in words, such as `"2 kernels, 1 manifest"`."""
-    told = [
-        counted(kinds.kernels, "kernel"),
-        counted(kinds.manifests, "manifest"),
-    ]
+    told = [counted(kinds.kernels, "kernel"), counted(kinds.manifests, "manifest")]
     if kinds.others:
         told.append(f"{kinds.others:,} others")
     if kinds.read < kinds.all:
@@ -145,10 +142,7 @@ def stats_lines(stats: Stats) -> list[tuple[str, str]]:
         ("uncacheable", counted(stats.uncacheable, "compile")),
         ("rejected", counted(stats.rejected)),
         ("errors", counted(stats.errors, "operation")),
-        (
-            "coalesced",
-            f"{counted(stats.coalesced, 'request')}, {stats.wait_timeouts:,} timed out",
-        ),
+        ("coalesced", f"{counted(stats.coalesced, 'request')}, {stats.wait_timeouts:,} timed out"),
     ]
     if stats.remote_hits or stats.remote_misses or stats.remote_errors or stats.remote_puts:
         asked = f"{counted(stats.remote_hits, 'hit')}, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 from kcache.entry import encode
 from kcache.errors import BackendError, ConfigError
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE, Item, look_into
+from kcache.nvrtc.inventory import DAMAGED, OTHER, UNREADABLE, Item, look_into
+from kcache.util import log
 from kcache.util.open_file import MARKER
 
 if TYPE_CHECKING:
@@ -27,14 +29,13 @@ _MORE_LOOKS = 2
 #: Starts to show the progress of one task, given its title and its number of steps. Returns the
 #: function to call after each step.
 Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
-Warn = Callable[[str], None]
 
 
 class Report:
     """The results of a pass over a cache."""
 
     def __init__(self) -> None:
-        self.kinds: dict[str, int] = {KERNEL: 0, MANIFEST: 0, OTHER: 0, DAMAGED: 0, UNREADABLE: 0}
+        self.kinds: Counter[str] = Counter()
         self.bytes = 0
         self.bad: list[Item] = []
         self.deleted = 0
@@ -52,7 +53,7 @@ class Report:
     @property
     def entries(self) -> int:
         """Number of entries that were read."""
-        return sum(self.kinds.values())
+        return self.kinds.total()
 
     @property
     def sound(self) -> bool:
@@ -60,9 +61,7 @@ class Report:
         return self.deleted == len(self.bad) and not self.left
 
 
-def verify(
-    backend: Backend, report: Report, *, repair: bool, progress: Progress, warn: Warn
-) -> None:
+def verify(backend: Backend, report: Report, *, repair: bool, progress: Progress) -> None:
     """Read the entries, then check the medium; the other way round if it can't list entries.
 
     Args:
@@ -70,19 +69,18 @@ def verify(
         report: gets the results.
         repair: delete damaged entries, and mend the medium.
         progress: begins a progress display, with a title and a number of steps.
-        warn: called for a damaged entry that can't be deleted.
 
     Raises:
         BackendError: the medium can't be checked either.
     """
-    failure = _read_all(backend, report, repair=repair, progress=progress, warn=warn)
+    failure = _read_all(backend, report, repair=repair, progress=progress)
     report.medium += [*failure, *_check(backend, repair=repair)]
     if not repair:
         report.left += report.medium
     elif report.medium:
         report.left += backend.check()
         if failure:
-            report.left += _read_all(backend, report, repair=repair, progress=progress, warn=warn)
+            report.left += _read_all(backend, report, repair=repair, progress=progress)
 
 
 def _check(backend: Backend, *, repair: bool) -> list[str]:
@@ -99,9 +97,7 @@ def _check(backend: Backend, *, repair: bool) -> list[str]:
     return found
 
 
-def _read_all(
-    backend: Backend, report: Report, *, repair: bool, progress: Progress, warn: Warn
-) -> list[str]:
+def _read_all(backend: Backend, report: Report, *, repair: bool, progress: Progress) -> list[str]:
     """Read every entry; return why that failed, in one sentence, or nothing."""
     try:
         with progress("verifying", backend.usage().entries) as advance:
@@ -111,13 +107,13 @@ def _read_all(
                 if opened is not None:
                     report.add(opened.item)
                     if repair and opened.item.kind == DAMAGED:
-                        report.deleted += _delete(backend, info, warn)
+                        report.deleted += _delete(backend, info)
     except BackendError as error:
         return [str(error)]
     return []
 
 
-def _delete(backend: Backend, info: EntryInfo, warn: Warn) -> bool:
+def _delete(backend: Backend, info: EntryInfo) -> bool:
     """Delete a damaged entry; tell whether it is deleted, gone or sound now."""
     opened = look_into(backend, info, PRODUCER)
     if opened is None or opened.item.kind != DAMAGED:
@@ -125,7 +121,7 @@ def _delete(backend: Backend, info: EntryInfo, warn: Warn) -> bool:
     try:
         backend.delete(info.key)
     except BackendError as error:
-        warn(str(error))
+        log.warning("%s", error)
         return False
     return True
 

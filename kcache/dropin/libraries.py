@@ -9,7 +9,7 @@ import zlib
 
 from kcache._version import __version__
 from kcache.dropin import environment as env
-from kcache.util.safe_path import make_private, unsafe_part
+from kcache.util.open_file import make_private, unsafe_part
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.environment import proxy_for, remote_token
 from kcache.errors import ConfigError
-from kcache.util.open_file import SAFE
-from kcache.util.safe_path import present_user
+from kcache.util.open_file import SAFE, present_user
 
 if TYPE_CHECKING:
     from kcache.remote.address import Address

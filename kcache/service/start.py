@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from kcache._version import __version__
 from kcache.util.child_process import children_are_elsewhere
-from kcache.util.safe_path import present_user, unsafe_part
+from kcache.util.open_file import present_user, unsafe_part
 from kcache.util.wire import WireError, heading
 
 TYPE_CHECKING = False  # `typing` takes 3 ms

@@ -1,19 +1,25 @@
-"""OwnFile: a file of ours while it is open. It is checked to be ours when it is opened.
+"""OwnFile: a file of ours while it is open; and directories that nobody else can exchange.
+
+A file is checked to be ours when it is opened.
 
 A bare descriptor is a number. If one thread closes it while another is about to write, the number
 may then belong to another file, which gets the write. And if a signal's handler raises an exception
 before the number is kept anywhere, the file stays open, with its locks, until the process ends. So
 kcache keeps no bare number: from the system call on, the number belongs to an object, and Python
 closes the file with the object.
+
+A user who can write to a directory above the cache can replace the cache by a directory or a link
+of their own, between any check and any use. So the directories above are checked, too.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
+import sys
 from contextlib import contextmanager, suppress
 from io import FileIO
-from stat import S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISREG, S_ISSOCK
 from typing import TYPE_CHECKING
 
 from kcache.util.forks import after_fork
@@ -30,10 +36,14 @@ __all__ = [
     "has_header",
     "identity",
     "is_own",
+    "make_private",
     "open_or_replace",
     "open_own",
     "opened",
+    "present_user",
     "replacing",
+    "trusted",
+    "unsafe_part",
 ]
 
 #: The file that makes a directory a cache; see `kcache.directory`.
@@ -48,13 +58,12 @@ SAFE = (
     | getattr(os, "O_NOCTTY", 0)
     | getattr(os, "O_BINARY", 0)
 )
-_user = getattr(os, "geteuid", lambda: 0)  # Windows returns 0 for every file
 _KINDS = (
-    (S_ISDIR, "a directory"),
-    (S_ISFIFO, "a pipe"),
-    (S_ISSOCK, "a socket"),
-    (S_ISCHR, "a device"),
-    (S_ISBLK, "a device"),
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
 )
 #: What `open` says of a link with O_NOFOLLOW, of a socket, and of a directory.
 _NO_FILE = {
@@ -134,7 +143,7 @@ def is_own(status: os.stat_result) -> bool:
 
     A second name (a hard link) may belong to a file that is not ours.
     """
-    return S_ISREG(status.st_mode) and status.st_uid == _user() and status.st_nlink <= 1
+    return stat.S_ISREG(status.st_mode) and status.st_uid == present_user() and status.st_nlink <= 1
 
 
 def _owner_problem(status: os.stat_result) -> str:
@@ -142,10 +151,10 @@ def _owner_problem(status: os.stat_result) -> str:
     for right, name in _KINDS:
         if right(status.st_mode):
             return f"{name}, no file of kcache"
-    if not S_ISREG(status.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return "no plain file"
-    if status.st_uid != _user():
-        return f"a file of user {status.st_uid}, and you are user {_user()}"
+    if status.st_uid != present_user():
+        return f"a file of user {status.st_uid}, and you are user {present_user()}"
     return f"a file with {status.st_nlink} names; kcache makes no hard links"
 
 
@@ -251,3 +260,148 @@ def replacing(path: str) -> Generator[str]:
         with suppress(OSError):
             os.unlink(draft)
         raise
+
+
+# -- safe paths ------------------------------------------------------------------------------------
+
+_MOST_LINKS = 40
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_ROOT = 0
+
+#: Paths that were found to be safe, with the user for whom they are. Since then, only that user or
+#: root can have changed them.
+_known: set[tuple[str, int]] = set()
+#: Owners of the layers that the user has named. The user trusts them with kernels. They matter only
+#: for reading: what kcache writes to belongs to the present user alone.
+trusted: set[int] = set()
+
+
+def present_user() -> int:
+    """Return the present user's id; 0 on Windows, which says 0 of every file's owner."""
+    if sys.platform == "win32":
+        return 0
+    return os.geteuid()
+
+
+def unsafe_part(path: str, owner: int | None = None) -> str:
+    """Return what makes the way to an absolute path unsafe, in words; empty if nothing does.
+
+    Each directory above `path` must belong to the present user, to `owner` (a user who is trusted,
+    too) or to root, and nobody else may be able to write to it, unless its sticky bit keeps them
+    from renaming files of others (as in `/tmp`). Links on the way, `path` itself included, must
+    belong to one of the three. A missing part can be created safely. The result is always empty on
+    Windows.
+
+    Raises:
+        OSError: a part can't be examined, or links lead in circles.
+    """
+    if sys.platform == "win32":
+        return ""
+    user = os.geteuid()
+    if (path, user) in _known:
+        return ""
+    owner = user if owner is None else owner
+    current, links = "/", 0
+    problem = _problem_above(current, os.lstat(current), user, owner)
+    left = [part for part in reversed(path.split("/")) if part]
+    while left and not problem:
+        name = left.pop()
+        if name in (".", ".."):  # of a link: the path itself is absolute and has none
+            current = os.path.dirname(current) if name == ".." else current
+            continue
+        here = os.path.join(current, name)
+        try:
+            status = os.lstat(here)
+        except FileNotFoundError:
+            return ""
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            if not _trusted(status.st_uid, user, owner):
+                return f"{here} is a link that user {status.st_uid} made"
+            target = os.readlink(here)
+            current = "/" if target.startswith("/") else current
+            left += [part for part in reversed(target.split("/")) if part]
+            continue
+        if not stat.S_ISDIR(status.st_mode):
+            return ""  # the caller has a better message
+        if left:
+            problem = _problem_above(here, status, user, owner)
+        current = here
+    if not problem and owner == user:
+        _known.add((path, user))
+    return problem
+
+
+def _problem_above(path: str, status: os.stat_result, user: int, owner: int) -> str:
+    """Return why a directory above the cache is unsafe."""
+    if not _trusted(status.st_uid, user, owner):
+        return f"{path} belongs to user {status.st_uid}"
+    if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
+        alone = not status.st_mode & stat.S_IWOTH and _is_private_group(status.st_gid, user)
+        if not alone:
+            return f"others can write to {path} (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
+
+
+def _trusted(found: int, user: int, owner: int) -> bool:
+    return found in (user, owner, _ROOT) or _is_unknown(found)
+
+
+def _is_unknown(owner: int) -> bool:
+    """Tell whether an owner is one that a container can't name, such as the machine's root.
+
+    In a user namespace that maps a few users only (Apptainer, `unshare -r`) every other owner is
+    shown as the overflow user, root too, to whom `/` and `/home` belong. See user_namespaces(7).
+    """
+    try:
+        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+            unknown = int(file.read())
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            mapped = [int(line.split()[2]) for line in file]
+    except (OSError, ValueError, IndexError):
+        return False
+    return owner == unknown and sum(mapped) < unknown
+
+
+def _is_private_group(group: int, user: int) -> bool:
+    """Tell whether a group has no member but the user, by the machine's list of groups.
+
+    On Debian, Ubuntu and Fedora, each user has a group of the same name, and may make everything
+    writable for it (umask 002). The group of root counts as root.
+    """
+    if group == _ROOT:
+        return True
+    if sys.platform == "win32":
+        return False
+    import grp
+    import pwd
+
+    try:
+        known, owner = grp.getgrgid(group), pwd.getpwuid(user)
+    except KeyError:
+        return False
+    return known.gr_name == owner.pw_name and set(known.gr_mem) <= {owner.pw_name}
+
+
+def make_private(directory: str) -> bool:
+    """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask.
+
+    It tells whether it made the directory, which is then empty.
+    """
+    missing: list[str] = []
+    parent = directory
+    while parent != os.path.dirname(parent) and not os.path.isdir(parent):
+        missing.append(parent)
+        parent = os.path.dirname(parent)
+    if len(missing) > 1:
+        with suppress(FileNotFoundError):
+            os.lstat(directory)  # raises if the path is too long: nothing is created
+    made = False
+    for each in reversed(missing):
+        made = False
+        with suppress(FileExistsError):
+            os.mkdir(each, 0o700)
+            made = True
+    return made

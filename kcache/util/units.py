@@ -8,6 +8,7 @@ from kcache.errors import ConfigError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime, tzinfo
 
 __all__ = [
@@ -27,14 +28,13 @@ __all__ = [
 #: Seconds since the epoch in the year 9987: no later moment can be written as a date.
 _LATEST = 253e9
 
-_SIZE_UNITS = {"": 1, "B": 1} | {
+_SIZE_UNITS = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": base**power
-    for power, prefix in enumerate("KMGT", start=1)
-    for suffix, base in (("", 1000), ("B", 1000), ("IB", 1024))
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
 }
-_SIZE = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"
-#: Far more digits than any size has; Python refuses to convert thousands.
-_MAX_DIGITS = 100
+#: A number and a unit. Python refuses to convert thousands of digits.
+_MEASURE = r"\s*(\d{1,100}(?:\.\d{1,100})?)\s*([A-Za-z]*)\s*"
 #: A longer wait would overflow the operating system's type.
 _MOST_SECONDS = 1e6 + 1
 _TRUE = frozenset(("1", "true", "yes", "on"))
@@ -84,20 +84,24 @@ def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:
     Raises:
         ConfigError: the value is no such size, or less than `least` bytes.
     """
-    size: int | None = None
-    if isinstance(value, int) and not isinstance(value, bool):
-        size = value
-    elif isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        match = re.fullmatch(_SIZE, value, re.ASCII)
-        unit = _SIZE_UNITS.get(match[2].upper()) if match else None
-        if match and unit is not None and len(match[1]) <= _MAX_DIGITS:
-            size = int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    size = None if isinstance(value, float) else _measured(value, _SIZE_UNITS)
     if size is None or size < least:
         raise ConfigError(
             f"{name}={value!r} is not allowed; allowed: at least {least} bytes, as an integer or "
             'as text with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), such as "512MB"'
         )
-    return size
+    return int(size)
+
+
+def _measured(value: object, units: Mapping[str, int]) -> float | None:
+    """Return a number, or a text of a number and a unit, in the smallest unit; else None."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    match = re.fullmatch(_MEASURE, value, re.ASCII) if isinstance(value, str) else None
+    unit = units.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        return None
+    return (float(match[1]) if "." in match[1] else int(match[1])) * unit
 
 
 def format_size(size: float) -> str:
@@ -129,14 +133,7 @@ def parse_age(value: float | str, *, name: str = "age") -> float:
     Raises:
         ConfigError: the value is no such age, or negative.
     """
-    seconds: float | None = None
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = value
-    elif isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d{1,9})?)\s*([A-Za-z]+)\s*", value, re.ASCII)
-        unit = _AGE_UNITS.get(match[2].lower()) if match else None
-        if match and unit is not None:
-            seconds = float(match[1]) * unit
+    seconds = _measured(value, _AGE_UNITS)
     if seconds is None or not seconds >= 0:
         raise ConfigError(
             f"{name}={value!r} is not allowed; allowed: a number with a unit "

@@ -22,7 +22,7 @@ from kcache import (
     open_engine,
 )
 from kcache.directory import open_directory
-from kcache.util import safe_path
+from kcache.util import open_file
 
 SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
 
@@ -139,9 +139,9 @@ def test_a_group_of_the_user_alone_may_write_above(
     """As where each user has a group of their own and umask 002: Debian, Ubuntu, Fedora."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home").chmod(0o775)
-    monkeypatch.setattr(safe_path, "_is_private_group", lambda group, user: True)
+    monkeypatch.setattr(open_file, "_is_private_group", lambda group, user: True)
     open_directory(str(tmp_path / "home" / "cache"))
-    monkeypatch.setattr(safe_path, "_is_private_group", lambda group, user: False)
+    monkeypatch.setattr(open_file, "_is_private_group", lambda group, user: False)
     with pytest.raises(ConfigError, match="others can write to .*home"):
         open_directory(str(tmp_path / "home" / "other"))
 
@@ -232,7 +232,7 @@ def test_a_named_directory_that_is_unsafe_is_an_error_of_every_front_door(
 
 WHERE = """
 import kcache
-from kcache.util import safe_path
+from kcache.util import open_file
 cache = kcache.KernelCache()
 print(cache.directory)
 cache.close()

@@ -16,7 +16,7 @@ import kcache
 from kcache.errors import BackendError, ConfigError, CorruptEntryError
 from kcache.remote.layer import DirectoryLayer
 from kcache.remote.signing import make_keys, write_keys
-from kcache.util import safe_path
+from kcache.util import open_file
 
 BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -299,8 +299,8 @@ def test_a_directory_is_trusted_for_its_owner_with_a_signing_key_too(
 def test_only_the_owner_of_a_layer_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(safe_path, "trusted", safe_path.trusted)
-    safe_path.trusted.discard(12346)
+    monkeypatch.setattr(open_file, "trusted", open_file.trusted)
+    open_file.trusted.discard(12346)
     (made,) = fill(tmp_path / "layer")
     (path,) = (tmp_path / "layer").rglob(made.key)
     os.chown(path, 12346, 12346)
@@ -308,10 +308,10 @@ def test_only_the_owner_of_a_layer_is_trusted(
         assert cache.lookup(source(), options=ARCH) is None
         assert cache.stats().corrupt == 1
     # And the cache's own directory still has to be the user's.
-    safe_path.trust(12346)
+    open_file.trusted.add(12346)
     try:
         os.chown(tmp_path / "layer", 12346, 12346)
         with pytest.raises(ConfigError, match="12346"):
             kcache.KernelCache(tmp_path / "layer")
     finally:
-        safe_path.trusted.discard(12346)
+        open_file.trusted.discard(12346)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,6 +25,9 @@ from kcache.errors import KcacheError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, OTHER, UNREADABLE, coldest_first
 from kcache.util.units import counted, format_size
+
+if TYPE_CHECKING:
+    from kcache.engine.engine import CacheEngine
 
 __all__ = ["migrate"]
 
@@ -75,37 +79,49 @@ def migrate(
     require_backend(target)
     if not dry_run:
         may_write("migrate", directory)
-    source = open_existing(directory, backend=origin, read_only=dry_run, changes=True)
-    with source:
+    about = {"from": origin, "to": target, "keep": keep, "dry_run": dry_run}
+    left_out, moved, emptied = dict.fromkeys(_LEFT_OUT, 0), Usage(0, 0), False
+    with open_existing(directory, backend=origin, read_only=dry_run, changes=True) as source:
         files, engine = source.opened.directory, source.engine
         if files is None or origin == target:
-            nothing = f"already in {target}; nothing to migrate" if files else "nothing to move"
-            show(_json(origin, target, keep, dry_run, Usage(0, 0)) if as_json else nothing)
-            return
-        if dry_run:
-            usage = engine.backend.usage()
-            would = f"would {'copy' if keep else 'move'} {_amount(usage)} from {origin} to {target}"
-            show(_json(origin, target, keep, dry_run, usage) if as_json else would)
-            return
-        with open_cache(files.path, backend=target) as destination:
-            migration = Migration(engine, destination.engine, producer=PRODUCER, keep=keep)
-            freed = migration.make_room()
-            if freed:
-                say(f"{format_size(freed)} evicted first: both backends together exceed the cap")
-            with progress(f"{origin} to {target}", engine.entry_count) as advance:
-                for info in coldest_first(engine.backend):
-                    migration.move(info)
-                    advance()
-        if not keep:
-            engine.note("moved", detail=f"to {target}")
-        empty = engine.backend.usage().entries == 0
-    if empty and not keep:
+            done = f"already in {target}; nothing to migrate" if files else "nothing to move"
+        elif dry_run:
+            moved = engine.backend.usage()
+            what = f"would {'copy' if keep else 'move'} {_amount(moved)}"
+            done = f"{what} from {origin} to {target}"
+        else:
+            with open_cache(files.path, backend=target) as destination:
+                migration = Migration(engine, destination.engine, producer=PRODUCER, keep=keep)
+                _move_all(migration, engine, f"{origin} to {target}")
+            if not keep:
+                engine.note("moved", detail=f"to {target}")
+            emptied = not keep and engine.backend.usage().entries == 0
+            left_out, moved = migration.left_out, Usage(migration.bytes, migration.moved)
+            done = f"{'copied' if keep else 'moved'} {_amount(moved)}, from {origin} to {target}"
+    if files is not None and emptied:
         remove_emptied(files.backend(origin))  # LMDB's file does not shrink
-    _tell(migration, origin, target, keep=keep, as_json=as_json)
+    for kind, number in left_out.items():
+        if number:
+            say(f"{counted(number)} {_LEFT_OUT[kind].format(origin)}")
+    amount = {"entries": moved.entries, "size_bytes": moved.bytes}
+    show({**about, **amount, "left_out": left_out} if as_json else done)
+    if files is None or dry_run or origin == target:
+        return
     if not keep:
         _save(files, target, quiet=as_json)
     elif not as_json:
         show(f"To use them: kcache config --set backend={target}")
+
+
+def _move_all(migration: Migration, engine: CacheEngine, title: str) -> None:
+    """Move every entry, the least recently used one first."""
+    freed = migration.make_room()
+    if freed:
+        say(f"{format_size(freed)} evicted first: both backends together exceed the cap")
+    with progress(title, engine.entry_count) as advance:
+        for info in coldest_first(engine.backend):
+            migration.move(info)
+            advance()
 
 
 def _origin(directory: str | None, target: str) -> str:
@@ -123,26 +139,6 @@ def _origin(directory: str | None, target: str) -> str:
 
 def _amount(usage: Usage) -> str:
     return f"{counted(usage.entries)}, {format_size(usage.bytes)}"
-
-
-def _json(
-    origin: str, target: str, keep: bool, dry_run: bool, moved: Usage, **left_out: int
-) -> dict[str, object]:
-    about = {"from": origin, "to": target, "keep": keep, "dry_run": dry_run}
-    amount = {"entries": moved.entries, "size_bytes": moved.bytes}
-    nothing = dict.fromkeys(_LEFT_OUT, 0)
-    return {**about, **amount, "left_out": {**nothing, **left_out}}
-
-
-def _tell(migration: Migration, origin: str, target: str, *, keep: bool, as_json: bool) -> None:
-    for kind, number in migration.left_out.items():
-        if number:
-            say(f"{counted(number)} {_LEFT_OUT[kind].format(origin)}")
-    moved = Usage(bytes=migration.bytes, entries=migration.moved)
-    if as_json:
-        show(_json(origin, target, keep, False, moved, **migration.left_out))
-    else:
-        show(f"{'copied' if keep else 'moved'} {_amount(moved)}, from {origin} to {target}")
 
 
 def _save(files: CacheDirectory, target: str, *, quiet: bool) -> None:

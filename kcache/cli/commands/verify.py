@@ -9,7 +9,7 @@ from kcache.admin.passes import verify as examine
 from kcache.cli.entries import SHORT
 from kcache.cli.open_cache import may_write, open_existing
 from kcache.cli.options import directory_option, flag, json_option
-from kcache.cli.terminal import progress, say, show
+from kcache.cli.terminal import progress, show
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE
 from kcache.util.units import counted, format_size, plain
 
@@ -31,17 +31,13 @@ def verify(*, repair: bool, as_json: bool, directory: str | None) -> None:
         may_write("verify --repair", directory)
     report = Report()
     with open_existing(directory, read_only=not repair, changes=repair) as cache:
-        examine(cache.engine.backend, report, repair=repair, progress=progress, warn=_warn)
+        examine(cache.engine.backend, report, repair=repair, progress=progress)
         for item in report.bad if repair else ():
             if item.kind == DAMAGED:
                 cache.engine.note("refused", item.key, item.problem)
     show(_json(report) if as_json else "\n".join(_lines(report, repair=repair)))
     if not report.sound:
         raise click.exceptions.Exit(1)
-
-
-def _warn(message: str) -> None:
-    say(f"warning: {message}")
 
 
 def _lines(report: Report, *, repair: bool) -> list[str]:
