@@ -119,11 +119,10 @@ class App(Group):
         width = max(map(len, self.list_commands(ctx)))
         for title, names in _GROUPS.items():
             with formatter.section(title):
-                rows: list[tuple[str, str]] = []
-                for name in names:
-                    command = self.get_command(ctx, name)
-                    rows.append((f"{name:<{width}}", command.short_help or "" if command else ""))
-                formatter.write_dl(rows)
+                commands = [(name, self.get_command(ctx, name)) for name in names]
+                formatter.write_dl(
+                    [(f"{name:<{width}}", str(each and each.short_help)) for name, each in commands]
+                )
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; it ends quietly if the reader of its output has gone."""

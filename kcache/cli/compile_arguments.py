@@ -11,9 +11,9 @@ import click
 
 from kcache import CompileOptions
 from kcache.cli.options import flag, repeatable
-from kcache.cli.output import OUTPUTS, OutputPath, named_by_suffix
-from kcache.cli.terminal import read_stdin, say
+from kcache.cli.terminal import OUTPUTS, OutputPath, named_by_suffix, read_stdin, say
 from kcache.errors import ConfigError
+from kcache.kernels.kernel_list import as_text, seen_from
 from kcache.nvrtc.options import parse_arch
 
 __all__ = ["CompileArguments", "Source", "compile_options"]
@@ -94,8 +94,10 @@ def compile_options(
             found: list[CompileArguments] = []
             for path in file:
                 source = _read(path)
-                seen_from_there = _from_folder(source.folder, include_paths)
-                general = CompileOptions(include_paths=seen_from_there, **given)
+                # Relative ones stay relative, so that they are the same in another checkout.
+                here = source.folder or os.curdir
+                paths = [seen_from(here, os.curdir, path) for path in include_paths]
+                general = CompileOptions(include_paths=paths, **given)
                 for target in dict.fromkeys(arch) or (None,):
                     options = _with_target(general, target)
                     kind = wanted or _emitted(options, output)
@@ -206,29 +208,11 @@ def _cuda_headers() -> tuple[str, ...]:
 
 
 def _read(file: str) -> Source:
+    folder, name = os.path.split(file)
     if file == "-":
-        raw, name, folder = read_stdin(), _STDIN_NAME, ""
-    else:
-        folder, name = os.path.split(file)
-        with open(file, "rb") as stream:
-            raw = stream.read()
-    try:
-        return Source(raw.decode(), name, folder, file)
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{file} is not text: byte {error.start} is 0x{raw[error.start]:02x}; allowed: UTF-8"
-        ) from error
-
-
-def _from_folder(folder: str, paths: Sequence[str]) -> list[str]:
-    """Return include directories as seen from `folder`.
-
-    Relative ones stay relative, so that they are the same in another checkout.
-    """
-    here = os.path.realpath(folder or os.curdir)
-    if here == os.path.realpath(os.curdir):
-        return list(paths)
-    return [p if os.path.isabs(p) else os.path.relpath(os.path.realpath(p), here) for p in paths]
+        return Source(as_text(file, read_stdin()), _STDIN_NAME, folder, file)
+    with open(file, "rb") as stream:
+        return Source(as_text(file, stream.read()), name, folder, file)
 
 
 def _with_target(options: CompileOptions, arch: str | None) -> CompileOptions:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kcache.util.open_file import replacing
 from kcache.util.units import plain
 
 if TYPE_CHECKING:
@@ -25,22 +26,28 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
+    "OUTPUTS",
+    "OutputPath",
     "STDOUT",
     "can_ask",
     "columns",
     "interruptible",
-    "naming",
+    "named_by_suffix",
     "progress",
     "read_stdin",
+    "refuse_terminal",
     "say",
     "show",
     "show_log",
     "width",
+    "write_output",
     "write_stdout",
 ]
 
 #: Its name in messages.
 STDOUT = "standard output"
+#: What of a kernel can be written.
+OUTPUTS = ("cubin", "ptx", "ltoir")
 #: If a task takes longer than this many seconds, its progress is shown. A hit takes a few
 #: milliseconds.
 _PATIENCE = 0.2
@@ -116,6 +123,65 @@ def _is_terminal(stream: object) -> bool:
     return bool(stream and stream.isatty())  # type: ignore[attr-defined]  # pyright: ignore
 
 
+# -- files ---------------------------------------------------------------------------------------
+
+
+class OutputPath(click.Path):
+    """The name of a file to write. An empty name, as from an unset variable, is refused."""
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        if value == "":
+            self.fail("'' is not allowed; allowed: a file, or - for standard output", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def named_by_suffix(output: str | None) -> str | None:
+    """Return which of `OUTPUTS` the suffix of a path names, or None."""
+    suffix = os.path.splitext(output or "")[1].removeprefix(".").lower()
+    return suffix if suffix in OUTPUTS else None
+
+
+def refuse_terminal(emit: str) -> None:
+    """Refuse to write anything but text to a terminal.
+
+    Raises:
+        UsageError: standard output is one.
+    """
+    if emit != "ptx" and sys.stdout is not None and sys.stdout.isatty():  # pyright: ignore
+        raise click.UsageError(
+            f"{emit.upper()} is binary and would garble the terminal. Pass -o OUT."
+        )
+
+
+def write_output(data: bytes, output: str) -> None:
+    """Write `data` to the file `output`, or to standard output for `-`; all of it or nothing.
+
+    A file is replaced at once and keeps its permissions. A device or a pipe is written to.
+
+    Raises:
+        OSError: it can't be written; it names the file, which is as it was.
+    """
+    if output == "-":
+        write_stdout(data)
+        return
+    target = os.path.realpath(output)
+    with naming(output):
+        if os.path.exists(target) and not os.path.isfile(target):
+            with open(target, "wb") as device:
+                device.write(data)
+            return
+        with replacing(target) as draft:
+            with open(draft, "wb") as file:
+                file.write(data)
+            if os.path.exists(target):
+                shutil.copymode(target, draft)
+
+
 # -- tables ----------------------------------------------------------------------------------------
 
 
@@ -183,24 +249,17 @@ def progress(title: str, total: int | None = None) -> Generator[Callable[..., No
 
 def _display(total: int | None) -> Progress | None:
     """Return a line for standard error; None where it can't be erased."""
+    from rich import progress as rich
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
 
     console = Console(stderr=True)
     if not console.is_interactive:  # TERM=dumb
         return None
-    return Progress(
-        SpinnerColumn("dots" if console.encoding.startswith("utf") else "line"),
-        TextColumn("{task.description}", markup=False),
-        *(() if total is None else (BarColumn(), MofNCompleteColumn())),
-        TimeElapsedColumn(),
+    return rich.Progress(
+        rich.SpinnerColumn("dots" if console.encoding.startswith("utf") else "line"),
+        rich.TextColumn("{task.description}", markup=False),
+        *(() if total is None else (rich.BarColumn(), rich.MofNCompleteColumn())),
+        rich.TimeElapsedColumn(),
         console=console,
         transient=True,
         redirect_stdout=False,

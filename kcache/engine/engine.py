@@ -130,12 +130,9 @@ class CacheEngine:
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
         """
-        started = _now()
-        entry, from_memory = self.fetch(key)
+        entry = self.find(key)
         if entry is None:
             self.counters.add("misses")
-        else:
-            self.counters.hit(entry.cost, _now() - started, from_memory)
         return entry
 
     def put(self, key: str, entry: Entry) -> bool:

@@ -49,6 +49,8 @@ _MAX_READ = 1 << 20
 #: How each line begins, and so how the file begins.
 _BEGINNING = re.compile(rb"\d{1,12}\.\d{3} [a-z]+ ")
 _LONGEST_BEGINNING = 40
+#: A line: time, event, key, backend, detail. Later times than those of 11 digits can't be shown.
+_LINE = re.compile(r"(\d{1,11}(?:\.\d+)?) ([a-z]+) (-|[0-9a-f]{32}) (\S+)(?: (.*))?")
 
 
 class Event(NamedTuple):
@@ -142,11 +144,10 @@ class Journal:
         """Yield the events of this backend, oldest first."""
         for path in (self._old, self._path) if self._there else ():
             for line in _lines(path):
-                fields = line.split(" ", 4)
-                if len(fields) >= 4 and fields[3] == self._backend:
-                    event = _event(fields)
-                    if event is not None:
-                        yield event
+                found = _LINE.fullmatch(line)
+                if found and found[2] in EVENTS and found[4] == self._backend:
+                    key = "" if found[3] == _ALL else found[3]
+                    yield Event(float(found[1]), found[2], key, found[5] or "")
 
 
 def limit_for(max_size: int) -> int:
@@ -166,16 +167,3 @@ def _lines(path: str) -> list[str]:
         return os.read(file.fd, _MAX_READ).decode(errors="replace").split("\n")
     except OSError:
         return []
-
-
-def _event(fields: list[str]) -> Event | None:
-    at, what, key, _, *rest = fields
-    known = key == _ALL or (len(key) == _DIGITS and not key.strip("0123456789abcdef"))
-    try:
-        seconds = float(at)
-    except ValueError:
-        return None
-    # A later time can't be shown.
-    if what not in EVENTS or not known or not 0 <= seconds < 253e9:
-        return None
-    return Event(seconds, what, "" if key == _ALL else key, *rest)

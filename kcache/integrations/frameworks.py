@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
@@ -30,10 +31,13 @@ class Framework(NamedTuple):
 
 
 class Installed(NamedTuple):
-    """A framework that is installed here, and its version."""
+    """A framework that is installed here, its version, and the rest as of `Framework`."""
 
-    framework: Framework
-    version: str
+    framework: str
+    installed: str
+    tested_with: str
+    covered_by: str
+    line: str
 
 
 FRAMEWORKS = (
@@ -83,11 +87,10 @@ FRAMEWORKS = (
 def installed() -> list[Installed]:
     """Return the frameworks that are installed here, in the order of `FRAMEWORKS`."""
     found: list[Installed] = []
-    for framework in FRAMEWORKS:
-        for distribution in framework.distributions:
-            try:
-                found.append(Installed(framework, version(distribution)))
+    for each in FRAMEWORKS:
+        for distribution in each.distributions:
+            with suppress(PackageNotFoundError):
+                here = version(distribution)
+                found.append(Installed(each.name, here, each.tested, each.covered, each.line))
                 break
-            except PackageNotFoundError:
-                continue
     return found

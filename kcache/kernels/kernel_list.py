@@ -25,7 +25,7 @@ from kcache.util.nearest import did_you_mean
 if TYPE_CHECKING:
     from kcache.nvrtc.request import CompileRequest
 
-__all__ = ["ListedKernel", "read_list"]
+__all__ = ["ListedKernel", "as_text", "read_list", "seen_from"]
 
 _OPTIONS = tuple(name for name in CompileOptions._fields if name != "arch")
 #: The fields that `defaults` may hold, and the further fields of a kernel.
@@ -113,18 +113,25 @@ def _parse(path: str, data: bytes) -> object:
         raise ConfigError(
             f"{path} is no list of kernels; allowed: .toml, .json, or a recording (.jsonl)"
         )
+    text = as_text(path, data.removeprefix(b"\xef\xbb\xbf"))
     try:
         if kind == ".json":
-            return cast("object", json.loads(data.decode("utf-8-sig")))
+            return cast("object", json.loads(text))
         import tomllib
 
-        return tomllib.loads(data.decode("utf-8-sig"))
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not {kind[1:].upper()}: {error}") from error
+
+
+def as_text(path: str, data: bytes) -> str:
+    """Return the text in a file; raise ConfigError if there is none."""
+    try:
+        return data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path} is not text: byte {error.start} is 0x{data[error.start]:02x}; allowed: UTF-8"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not {kind[1:].upper()}: {error}") from error
 
 
 class _Written:
@@ -253,11 +260,15 @@ class _Written:
 
         A relative one stays relative, so that it is the same in another checkout.
         """
-        path = self._filled(path)
-        here = os.path.realpath(directory)
-        if os.path.isabs(path) or here == os.path.realpath(self._folder):
-            return path
-        return os.path.relpath(os.path.realpath(os.path.join(self._folder, path)), here)
+        return seen_from(directory, self._folder, self._filled(path))
+
+
+def seen_from(directory: str, base: str, path: str) -> str:
+    """Return a path that is relative to `base` as seen from `directory`; absolute ones stay."""
+    here = os.path.realpath(directory)
+    if os.path.isabs(path) or here == os.path.realpath(base):
+        return path
+    return os.path.relpath(os.path.realpath(os.path.join(base, path)), here)
 
 
 # -- values ----------------------------------------------------------------------------------------

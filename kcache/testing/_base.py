@@ -314,14 +314,15 @@ class ContractBase:
         """Open the backend for a `with` block, which closes it at its end."""
         return closing(self.open(place, max_size=max_size, read_only=read_only, clock=clock))
 
-    def needs_sharing(self) -> None:
-        """Skip the test if handles don't share a place."""
-        if not self.shared:
-            pytest.skip("handles don't share a place")
+    def needs(self, *attributes: str) -> None:
+        """Skip the test if one of these attributes of the class is false."""
+        for each in attributes:
+            if not getattr(self, each):
+                pytest.skip(f"{each} is false")
 
     def needs_processes(self) -> None:
         """Skip the test if processes don't share a place, or if there is no fork."""
-        self.needs_sharing()
+        self.needs("shared")
         if not hasattr(os, "fork"):
             pytest.skip("this system has no fork")
 

@@ -136,8 +136,7 @@ class ValueTests(ContractBase):
 
     def test_a_place_that_is_something_else(self, tmp_path: Path) -> None:
         """If the place is no directory, only `BackendError` is raised."""
-        if not self.persistent:
-            pytest.skip("there is no place")
+        self.needs("persistent")
         place = tmp_path / "a file"
         place.write_bytes(b"not a directory")
         with pytest.raises(BackendError), self.opened(place) as backend:
@@ -186,7 +185,7 @@ class RecencyTests(ContractBase):
 
     def test_a_touch_brings_nothing_back(self, place: Path) -> None:
         """A touch that is written late does not revive an entry that was deleted meanwhile."""
-        self.needs_sharing()
+        self.needs("shared")
         with self.opened(place) as backend:
             names = self.fill(backend, 4)
             with self.opened(place) as other:

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
-from typing import Protocol
 
 import hypothesis
 from hypothesis import strategies as st
@@ -26,7 +25,7 @@ from kcache.entry import Entry, encode
 from kcache.testing._base import key
 from kcache.testing.doubles import FakeClock, flipped, truncated
 
-__all__ = ["DEFAULTS", "CacheMachine", "Open"]
+__all__ = ["DEFAULTS", "CacheMachine"]
 
 #: Keys that differ little, keys that share their first digits, and others.
 KEYS = ["0" * 64, "0" * 63 + "1", "1" + "0" * 63, "f" * 63 + "e", "0f" * 32, "123e" * 16]
@@ -54,14 +53,6 @@ _DAMAGES = st.one_of(
 )
 
 
-class Open(Protocol):
-    """How a machine opens its backend, as `BackendContract.open` does."""
-
-    def __call__(self, place: Path, /, *, max_size: int, clock: Callable[[], int]) -> Backend:
-        """Return the backend, opened at `place`."""
-        ...
-
-
 class CacheMachine(RuleBasedStateMachine):
     """An engine over a backend at its own place, and a clock, against a model.
 
@@ -71,7 +62,7 @@ class CacheMachine(RuleBasedStateMachine):
     backends with an approximate order.
 
     Args:
-        open: opens the backend at a place.
+        open: opens the backend at a place, as `BackendContract.open` does.
         look: returns the stored size of each key at a place, as `BackendContract.look` does.
         read_raw: returns the bytes that the medium holds for a key; None means that nothing is
             damaged.
@@ -88,7 +79,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def __init__(
         self,
-        open: Open,
+        open: Callable[..., Backend],
         look: Callable[[Path], Mapping[str, int]],
         *,
         read_raw: Callable[[Path, str], bytes] | None = None,

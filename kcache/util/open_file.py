@@ -58,20 +58,8 @@ SAFE = (
     | getattr(os, "O_NOCTTY", 0)
     | getattr(os, "O_BINARY", 0)
 )
-_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 #: What `open` says of a link with O_NOFOLLOW, of a socket, and of a directory.
-_NO_FILE = {
-    errno.ELOOP: "a link",
-    errno.EMLINK: "a link",
-    errno.ENXIO: "a socket",
-    errno.EISDIR: "a directory",
-}
+_NO_FILE = (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR)
 #: Locked while a damaged file is set aside. This byte is far behind the contents of our files, and
 #: behind the bytes that other locks use.
 _ASIDE = (1 << 63) - 2
@@ -148,11 +136,8 @@ def is_own(status: os.stat_result) -> bool:
 
 def _owner_problem(status: os.stat_result) -> str:
     """Return why `is_own` is false, in words that continue "it is"."""
-    for right, name in _KINDS:
-        if right(status.st_mode):
-            return f"{name}, no file of kcache"
     if not stat.S_ISREG(status.st_mode):
-        return "no plain file"
+        return "no plain file, and so no file of kcache"
     if status.st_uid != present_user():
         return f"a file of user {status.st_uid}, and you are user {present_user()}"
     return f"a file with {status.st_nlink} names; kcache makes no hard links"
@@ -173,7 +158,8 @@ def open_own(path: str, flags: int) -> OwnFile:
         file = opened(path, flags)
     except OSError as error:
         if error.errno in _NO_FILE:
-            raise NotOursError(f"it is {_NO_FILE[error.errno]}, no file of kcache", path) from error
+            what = f"it is no plain file, and so no file of kcache ({error.strerror})"
+            raise NotOursError(what, path) from error
         raise
     status = os.fstat(file.fd)
     if not is_own(status):

@@ -12,7 +12,7 @@ import pytest
 from core.helpers import python
 
 from kcache import ConfigError, Entry, KernelCache, UnknownBackendError, open_engine
-from kcache.admin.settings import save
+from kcache.cli.open_cache import save
 from kcache.config import VARIABLES
 from kcache.directory import CacheDirectory, open_directory
 from kcache.engine.opening import SAVED
@@ -162,7 +162,7 @@ def test_what_can_not_be_saved_is_refused_with_what_can(
 
 SAVES = """
 import sys
-from kcache.admin.settings import save
+from kcache.cli.open_cache import save
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(60):

@@ -15,7 +15,7 @@ from kcache.integrations.frameworks import FRAMEWORKS, installed
 
 def test_the_command_shows_what_is_installed(nvrtc: tuple[int, int]) -> None:
     told = json.loads(CliRunner().invoke(app, ["integrations", "--json"]).stdout)
-    assert [each["framework"] for each in told] == [each.framework.name for each in installed()]
+    assert [each["framework"] for each in told] == [each.framework for each in installed()]
     bindings = next(each for each in told if each["framework"] == "cuda.bindings")
     assert bindings == {
         "framework": "cuda.bindings",

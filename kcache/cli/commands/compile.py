@@ -14,8 +14,17 @@ import click
 from kcache.cli.compile_arguments import CompileArguments, Source, compile_options
 from kcache.cli.open_cache import open_cache
 from kcache.cli.options import directory_option, flag, json_option
-from kcache.cli.output import OUTPUTS, refuse_terminal, write_output
-from kcache.cli.terminal import STDOUT, interruptible, progress, say, show, show_log
+from kcache.cli.terminal import (
+    OUTPUTS,
+    STDOUT,
+    interruptible,
+    progress,
+    refuse_terminal,
+    say,
+    show,
+    show_log,
+    write_output,
+)
 from kcache.errors import CompileError, ConfigError
 from kcache.util.gpu_code import kernels_in
 from kcache.util.units import counted, format_size, format_time

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from kcache._version import __version__
-from kcache.admin.settings import save
-from kcache.cli.open_cache import load_settings, may_write, named_directory
+from kcache.cli.open_cache import load_settings, may_write, named_directory, save
 from kcache.cli.options import directory_option, json_option, repeatable
 from kcache.cli.terminal import columns, say, show, write_stdout
 from kcache.config import VARIABLES, Setting

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kcache.admin.doctor import Finding
-    from kcache.integrations.frameworks import Installed
 
 __all__ = ["doctor", "integrations"]
 
@@ -115,26 +114,9 @@ def integrations(*, as_json: bool) -> None:
 
     found = installed()
     if as_json:
-        show([_described(each) for each in found])
+        show([each._asdict() for each in found])
     elif not found:
         show("no framework that compiles kernels at run time is installed here")
     else:
         heads = ("FRAMEWORK", "INSTALLED", "TESTED WITH", "COVERED BY", "SWITCH IT ON")
-        show(columns([heads, *map(_row, found)]))
-
-
-def _row(each: Installed) -> tuple[str, ...]:
-    framework = each.framework
-    tested = framework.tested or "-"
-    return framework.name, each.version, tested, framework.covered, framework.line
-
-
-def _described(each: Installed) -> dict[str, str]:
-    framework = each.framework
-    return {
-        "framework": framework.name,
-        "installed": each.version,
-        "tested_with": framework.tested,
-        "covered_by": framework.covered,
-        "line": framework.line,
-    }
+        show(columns([heads, *(tuple(field or "-" for field in each) for each in found)]))

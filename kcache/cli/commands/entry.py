@@ -12,8 +12,17 @@ import click
 
 from kcache.cli.entries import SHORT, item_json, key_argument, open_entry
 from kcache.cli.options import directory_option, json_option
-from kcache.cli.output import OUTPUTS, OutputPath, named_by_suffix, refuse_terminal, write_output
-from kcache.cli.terminal import STDOUT, columns, say, show
+from kcache.cli.terminal import (
+    OUTPUTS,
+    STDOUT,
+    OutputPath,
+    columns,
+    named_by_suffix,
+    refuse_terminal,
+    say,
+    show,
+    write_output,
+)
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.nvrtc.inventory import MANIFEST, Item
 from kcache.util.units import counted, format_age, format_size, format_time, local_time

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.admin.passes import TOO_LARGE, Migration, remove_emptied
-from kcache.admin.settings import save
 from kcache.backend import Usage, require_backend
 from kcache.cli.open_cache import (
     load_settings,
@@ -16,6 +15,7 @@ from kcache.cli.open_cache import (
     named_directory,
     open_cache,
     open_existing,
+    save,
 )
 from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import progress, say, show

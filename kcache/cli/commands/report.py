@@ -6,8 +6,7 @@ import click
 
 from kcache.cli.open_cache import named_directory, open_existing
 from kcache.cli.options import directory_option
-from kcache.cli.output import OutputPath, write_output
-from kcache.cli.terminal import progress, say
+from kcache.cli.terminal import OutputPath, progress, say, write_output
 from kcache.errors import BackendError
 from kcache.util.units import counted, format_size
 

@@ -125,66 +125,46 @@ class Remark(NamedTuple):
     do: str
 
 
-#: Kind of entries, or field of `Stats` -> level, what was counted, what to do.
-_ENTRIES = {
-    DAMAGED: (
-        *(WARNING, "Damaged entries in the cache"),
-        "They are never used. Run kcache verify --repair. If more appear, check the disk.",
-    ),
-    UNREADABLE: (
-        *(WARNING, "Entries that can't be read"),
-        "Run kcache verify, which names them, and check permissions and the disk.",
-    ),
+#: Kind of entries, or field of `Stats` -> what was counted, problems first.
+_WHAT = {
+    DAMAGED: "Damaged entries in the cache",
+    UNREADABLE: "Entries that can't be read",
+    "corrupt": "Damaged entries met",
+    "errors": "Operations that failed",
+    "unlocked": "Requests without a lock",
+    "rejected": "Entries not cached for lack of room",
+    "remote_errors": "Requests without an answer from a remote",
+    "evictions": "Entries evicted",
+    "uncacheable": "Compiles that must not be cached",
+    "wait_timeouts": "Waits that timed out",
+    "stale": "Entries that no longer applied",
 }
-_COUNTS = {
-    "corrupt": (
-        *(WARNING, "Damaged entries met"),
-        "Each was compiled again and replaced. Run kcache verify. If more appear, check the disk.",
-    ),
-    "errors": (
-        *(WARNING, "Operations that failed"),
-        "The cache went on without them. kcache doctor and KCACHE_LOG=info say what is wrong.",
-    ),
-    "unlocked": (
-        *(WARNING, "Requests without a lock"),
-        "Processes could compile the same kernel twice. Set KCACHE_DIR to a local file system.",
-    ),
-    "rejected": (
-        *(WARNING, "Entries not cached for lack of room"),
-        "Each alone exceeds the cap, or nothing could be evicted for it. Raise KCACHE_MAX_SIZE.",
-    ),
-    "remote_errors": (
-        *(WARNING, "Requests without an answer from a remote"),
-        "The kernels were compiled instead. kcache stats names the remote and the reason.",
-    ),
-    "evictions": (
-        *(NOTE, "Entries evicted"),
-        "{evicted}, to stay under the cap. If too many are compiled again, raise KCACHE_MAX_SIZE.",
-    ),
-    "uncacheable": (
-        *(NOTE, "Compiles that must not be cached"),
-        "The source or a header uses __TIME__, for example. KCACHE_LOG=debug names the reason.",
-    ),
-    "wait_timeouts": (
-        *(NOTE, "Waits that timed out"),
-        "Another process compiled for longer than KCACHE_WAIT, or was stopped.",
-    ),
-    "stale": (
-        *(NOTE, "Entries that no longer applied"),
-        "A header had changed, or another version of kcache had written them: nothing to do.",
-    ),
+_NOTES = ("evictions", "uncacheable", "wait_timeouts", "stale")
+#: ... -> what it means, and what to do.
+_DO = {
+    DAMAGED: "They are never used. Run kcache verify --repair. If more appear, check the disk.",
+    UNREADABLE: "Run kcache verify, which names them, and check permissions and the disk.",
+    "corrupt": "Each was compiled again. Run kcache verify. If more appear, check the disk.",
+    "errors": "The cache went on without them. kcache doctor and KCACHE_LOG=info say why.",
+    "unlocked": "Processes could compile the same kernel twice. Set KCACHE_DIR to a local disk.",
+    "rejected": "Each exceeds the cap, or nothing could be evicted for it. Raise KCACHE_MAX_SIZE.",
+    "remote_errors": "The kernels were compiled. kcache stats names the remote and the reason.",
+    "evictions": "{evicted}. If too many are compiled again, raise the cap, KCACHE_MAX_SIZE.",
+    "uncacheable": "The source uses __TIME__, for example. KCACHE_LOG=debug names the reason.",
+    "wait_timeouts": "Another process compiled for longer than KCACHE_WAIT, or was stopped.",
+    "stale": "A header had changed, or another version of kcache had written them: nothing to do.",
 }
 
 
 def remarks(snapshot: Snapshot) -> list[Remark]:
     """Return the counts that need attention, warnings first."""
-    stats = snapshot.stats
-    kinds = Counter(item.kind for item in snapshot.items)
-    found = [Remark(level, kinds[kind], what, do) for kind, (level, what, do) in _ENTRIES.items()]
-    for name, (level, what, do) in _COUNTS.items():
-        told = do.format(evicted=format_size(stats.bytes_evicted))
-        found.append(Remark(level, getattr(stats, name), what, told))
-    return [remark for remark in found if remark.number]
+    counts = Counter(item.kind for item in snapshot.items) + Counter(snapshot.stats._asdict())
+    evicted = format_size(snapshot.stats.bytes_evicted)
+    found: list[Remark] = []
+    for name in filter(counts.get, _WHAT):
+        level, do = NOTE if name in _NOTES else WARNING, _DO[name].format(evicted=evicted)
+        found.append(Remark(level, counts[name], _WHAT[name], do))
+    return found
 
 
 # -- parts, and over time --------------------------------------------------------------------------
