@@ -68,9 +68,7 @@ def _parse_workers(value: str | int, *, name: str) -> int:
 
 
 def _parse_directory(value: str | os.PathLike[str], *, name: str) -> str:
-    if not isinstance(value, (str, os.PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"{name}={value!r} is not allowed; allowed: a path")
-    text = os.fspath(value)
+    text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if not isinstance(text, str) or not text.strip() or "\0" in text:  # pyright: ignore
         raise ConfigError(f"{name}={value!r} is not allowed; allowed: a non-empty path")
     expanded = os.path.expanduser(text)

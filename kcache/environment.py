@@ -37,33 +37,21 @@ _REMOTE_TOKEN = "KCACHE_REMOTE_TOKEN"
 _OF_REMOTES = frozenset(
     (
         _REMOTE_TOKEN,
-        "ALL_PROXY",
-        "HTTPS_PROXY",
-        "NO_PROXY",
-        "all_proxy",
-        # Not in upper case: a web server sets that variable from a header of the request.
-        "http_proxy",
-        "https_proxy",
-        "no_proxy",
-        "HOME",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "GOOGLE_APPLICATION_CREDENTIALS",
-        "GOOGLE_SERVICE_ACCOUNT",
-        "GOOGLE_SERVICE_ACCOUNT_KEY",
-        "GOOGLE_SERVICE_ACCOUNT_PATH",
+        *("ALL_PROXY", "HTTPS_PROXY", "NO_PROXY", "all_proxy", "https_proxy", "no_proxy"),
+        "http_proxy",  # not in upper case: a web server sets that from a header of the request
+        *("HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "GOOGLE_APPLICATION_CREDENTIALS"),
+        *("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_SERVICE_ACCOUNT_PATH"),
     )
 )
 _OF_OBJECT_STORES = ("AWS_", "AZURE_")
 
 
-def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+def unknown_variables() -> list[str]:
     """Return the names of variables that look like kcache's, and that kcache does not read."""
-    names = os.environ if environ is None else environ
     known = {variable.name for variable in VARIABLES} | {_REMOTE_TOKEN}
     return sorted(
         name
-        for name in names
+        for name in os.environ
         if name.startswith(_PREFIX) and not name.startswith(_OF_DROPIN) and name not in known
     )
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from kcache.backend import Backend
+from kcache.config import Config
 from kcache.engine.opening import engine_of, open_configured, warn_if_elsewhere
 from kcache.errors import CompileError, KcacheError
 from kcache.kernels.find import Finder
@@ -106,28 +107,13 @@ class KernelCache:
         remote: str | Sequence[str] | None = None,
         **unknown: Never,
     ) -> None:
+        arguments = dict(locals())  # of the names of settings
         if unknown:
             raise _unexpected(KernelCache.__init__, unknown)
         given = backend if isinstance(backend, Backend) else None
-        opened = self.opened = open_configured(
-            {
-                "directory": directory,
-                "backend": None if given is not None else backend,
-                "max_size": max_size,
-                "memory_size": memory_size,
-                "read_only": read_only,
-                "disable": disable,
-                "recache": recache,
-                "header_check": header_check,
-                "relocation": relocation,
-                "wait": wait,
-                "workers": workers,
-                "compile_timeout": compile_timeout,
-                "on_miss": on_miss,
-                "remote": remote,
-            },
-            given,
-        )
+        arguments["backend"] = None if given is not None else backend
+        settings = {name: arguments.get(name) for name in Config._fields}
+        opened = self.opened = open_configured(settings, given)
         self.config = config = opened.config
         share = int(config.memory_size.value * _REQUEST_SHARE)
         #: Requests by their arguments. If a program repeats a request, this takes one look-up.

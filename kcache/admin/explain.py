@@ -134,23 +134,23 @@ def explain(
     request: Request,
     *,
     set_aside: Iterable[tuple[str, str]] = (),
-    compare: bool = True,
     digests: FileDigests | None = None,
     checked: str = "",
 ) -> Explanation:
     """Return why a request would be compiled now; changes nothing, and compiles nothing.
 
+    If nothing is cached under its key, it reads all entries, to find the one that differs least.
+
     Args:
         engine: of the cache.
         request: made in the working directory of the compile.
         set_aside: (`disabled` or `recache`, a clause) if a setting bypasses the cache.
-        compare: look for the entry that differs least, which requires reading all of them.
         digests: of files, as far as they are known.
         checked: key of the kernel, if the headers are not checked again.
     """
     found = [Cause(kind, what) for kind, what in set_aside]
     try:
-        return _Look(engine, request, digests, checked).explanation(found, compare=compare)
+        return _Look(engine, request, digests, checked).explanation(found)
     except (BackendError, OSError) as error:
         found.append(_unusable(str(error)))
     kernel, manifest = (request.key, "") if request.self_contained else ("", request.key)
@@ -209,7 +209,7 @@ class _Look:
             self._opened = self._stored(self._key)
             self._sets = tuple(self._header_sets())
 
-    def explanation(self, found: list[Cause], *, compare: bool) -> Explanation:
+    def explanation(self, found: list[Cause]) -> Explanation:
         """Return the explanation, with the causes that were found before."""
         backend, opened, near = self._engine.backend, self._opened, None
         if opened is not None:
@@ -220,8 +220,8 @@ class _Look:
             none = backend.kind == "no_cache"
             found.append(Cause(backend.kind, backend.reason) if none else _unusable(backend.reason))
         else:
-            near = self._nearest() if compare else None
-            found += self._why_nothing(near, compare=compare)
+            near = self._nearest()
+            found += self._why_nothing(near)
         key, good = self._request.key, self._good()
         kernel, manifest = (self._key, "") if self._alone else ("", self._key)
         if good is not None and not good.elsewhere:
@@ -310,7 +310,7 @@ class _Look:
             return []
         return self._why_changed() if good is None else self._why_no_kernel(good)
 
-    def _why_nothing(self, near: Near | None, *, compare: bool) -> list[Cause]:
+    def _why_nothing(self, near: Near | None) -> list[Cause]:
         """Return why there is no entry."""
         events, about = self._events, self._about
         own, everything = _last(events, self._key), _last(events, "")
@@ -318,8 +318,6 @@ class _Look:
             # Not what came before an event of all entries: the entry may have come back in between.
             last = next(event for event in reversed(events) if event in (own, everything))
             return [_event(own if own.what in _NEVER_STORED else last)]
-        if not compare:
-            return [Cause("never", "nothing is cached under its key")]
         if near is not None:
             return contrast(near.about, about) or [_hardly_different(near.about, about)]
         if everything is not None:

@@ -133,10 +133,7 @@ _POSITIONAL = (
     ),
 )
 #: The parameters that are fields of `CompileOptions`.
-_OF_THE_COMPILER = (
-    *("std", "include_paths", "defines", "fast_math", "optimization", "max_registers"),
-    *("debug", "lineinfo", "extra_options"),
-)
+_OF_THE_COMPILER = tuple(each for each in CompileOptions._fields if each not in ("arch", "lto"))
 _OPTIONS = (
     click.option("--std", "-std", metavar="STD", help="C++ standard, such as c++17."),
     repeatable(

@@ -67,7 +67,9 @@ class CacheEngine:
         lock_file: processes lock it, so that `get_or_create` makes each entry only once. With None,
             this is true only for the threads of one process.
         wait: how many seconds `get_or_create` waits while somebody else makes the entry.
-        journal: opens the journal, which records why entries left the cache; None records nothing.
+        journal: a cache's directory, whose journal records why entries left the cache; None records
+            nothing.
+        name: of the backend, in the journal.
         clock: monotonic seconds, for tests.
 
     Raises:
@@ -85,7 +87,8 @@ class CacheEngine:
         stats_file: StatsFile | None = None,
         lock_file: str | None = None,
         wait: float = DEFAULT_WAIT,
-        journal: Callable[[], Journal] | None = None,
+        journal: str | None = None,
+        name: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _check_size("max_size", max_size, least=1)
@@ -96,7 +99,7 @@ class CacheEngine:
         self.read_only = read_only
         self.counters = Counters()
         self.memory: MemoryTier[str, Entry] = MemoryTier(memory_size)
-        self._open_journal = journal
+        self._noted_in = journal, name
         self._journal: Journal | None = None
         self.producer = producer
         self._producer = producer.encode()
@@ -318,7 +321,8 @@ class CacheEngine:
         if self._journal is None:
             from kcache.engine.journal import Journal
 
-            made = (self._open_journal or Journal)()
+            cap, read_only = self.max_size, self.read_only
+            made = Journal(*self._noted_in, read_only=read_only, max_size=cap)
             self._journal = self._journal or made  # another thread may have been faster
         return self._journal
 

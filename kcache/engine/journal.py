@@ -23,7 +23,7 @@ from kcache.directory import CacheDirectory, open_file_of_cache
 from kcache.util.locks import pread
 from kcache.util.open_file import OwnFile, open_own
 
-__all__ = ["EVENTS", "LIMIT", "Event", "Journal", "What", "limit_for"]
+__all__ = ["EVENTS", "LIMIT", "Event", "Journal", "What"]
 
 #: The size in bytes at which a new file begins: at least the last 1,800 events are kept.
 LIMIT = 128 << 10
@@ -86,7 +86,7 @@ class Journal:
         directory: of the cache; with None, nothing is noted or remembered.
         backend: its name.
         read_only: read events, and note nothing.
-        limit: bytes after which a new file is begun, at most `LIMIT`.
+        max_size: the cap of the cache, which bounds the file.
         clock: seconds since the epoch.
     """
 
@@ -96,7 +96,7 @@ class Journal:
         backend: str = "",
         *,
         read_only: bool = False,
-        limit: int = LIMIT,
+        max_size: int = LIMIT * _SHARE,
         clock: Callable[[], float] = time.time,
     ) -> None:
         files = CacheDirectory(directory or "")
@@ -104,7 +104,7 @@ class Journal:
         self._there = directory is not None
         self._silent = read_only or directory is None
         self._backend = "_".join(backend.split()) or _ALL
-        self._limit = min(limit, LIMIT)
+        self._limit = min(max(_LEAST, max_size // _SHARE), LIMIT)
         self._clock = clock
         self._lines: list[str] = []
 
@@ -148,11 +148,6 @@ class Journal:
                 if found and found[2] in EVENTS and found[4] == self._backend:
                     key = "" if found[3] == _ALL else found[3]
                     yield Event(float(found[1]), found[2], key, found[5] or "")
-
-
-def limit_for(max_size: int) -> int:
-    """Return the bytes after which a new file is begun, for a cache with this cap."""
-    return max(_LEAST, max_size // _SHARE)
 
 
 def _is_ours(file: OwnFile) -> bool:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from kcache.engine.engine import CacheEngine
-    from kcache.engine.journal import Journal
 
 __all__ = [
     "READ_SIZE",
@@ -52,14 +51,8 @@ READ_SIZE = 1 << 34
 #: program can't be saved (read_only, disable, recache, record, log). Settings that decide whose
 #: kernels are trusted and who gets ours can't be saved either (remote, signing_key_file).
 SAVED = (
-    "backend",
-    "max_size",
-    "memory_size",
-    "header_check",
-    "relocation",
-    "wait",
-    "workers",
-    "compile_timeout",
+    *("backend", "max_size", "memory_size", "header_check", "relocation"),
+    *("wait", "workers", "compile_timeout"),
 )
 _PARSERS = {each.setting: each.parse for each in VARIABLES if each.setting in SAVED}
 #: Directories in which `warn_if_elsewhere` has looked.
@@ -380,16 +373,6 @@ def engine_of(opened: OpenedBackend, memory_size: int, *, producer: str = "") ->
     config, files = opened.config, opened.directory
     read_only, cap = _is_read_only(config), config.max_size.value
 
-    def open_journal() -> Journal:
-        from kcache.engine.journal import Journal, limit_for  # a hit does not need it
-
-        return Journal(
-            None if files is None or opened.given or not producer else files.path,
-            config.backend.value,
-            read_only=read_only,
-            limit=limit_for(cap),
-        )
-
     return CacheEngine(
         opened.backend,
         max_size=cap,
@@ -399,5 +382,6 @@ def engine_of(opened: OpenedBackend, memory_size: int, *, producer: str = "") ->
         stats_file=None if read_only or files is None else StatsFile(files.stats),
         lock_file=None if files is None else files.flight,
         wait=config.wait.value,
-        journal=open_journal,
+        journal=None if files is None or opened.given or not producer else files.path,
+        name=config.backend.value,
     )

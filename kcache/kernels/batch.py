@@ -110,8 +110,7 @@ def _once_more(resolver: Resolver, request: Request, result: _Result) -> _Result
 def _jobs(jobs: object) -> int | None:
     if jobs is None:
         return None
-    if not isinstance(jobs, int) or isinstance(jobs, bool):
-        raise ArgumentTypeError(f"jobs={jobs!r} is not allowed; allowed: an integer >= 1, or None")
-    if jobs < 1:
-        raise ConfigError(f"jobs={jobs!r} is not allowed; allowed: an integer >= 1, or None")
-    return jobs
+    if isinstance(jobs, int) and not isinstance(jobs, bool) and jobs >= 1:
+        return jobs
+    kind = ConfigError if type(jobs) is int else ArgumentTypeError
+    raise kind(f"jobs={jobs!r} is not allowed; allowed: an integer >= 1, or None")

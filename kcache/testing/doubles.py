@@ -136,21 +136,17 @@ class Fault:
     Args:
         error: what is raised.
         every: with n, every n-th call fails; 1 is every call.
-        times: how many calls fail in all; None for no limit.
     """
 
-    def __init__(self, error: BaseException, *, every: int = 1, times: int | None = None) -> None:
+    def __init__(self, error: BaseException, *, every: int = 1) -> None:
         self.error = error
         self.every = every
-        self.times = times
         self.calls = 0
-        self.raised = 0
 
     def strike(self) -> None:
         """Count a call, and raise if it is one that fails."""
         self.calls += 1
-        if self.calls % self.every == 0 and (self.times is None or self.raised < self.times):
-            self.raised += 1
+        if self.calls % self.every == 0:
             raise self.error
 
 

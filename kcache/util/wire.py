@@ -65,10 +65,8 @@ def send(
         data = data[write(fd, data) :]
 
 
-def receive(
-    fd: int, read: Callable[[int, int], bytes] = os.read, most: int = _MAX_BYTES
-) -> list[bytes]:
-    """Read one message of at most `most` bytes from a descriptor by `read`.
+def receive(fd: int, read: Callable[[int, int], bytes] = os.read) -> list[bytes]:
+    """Read one message from a descriptor by `read`.
 
     Raises:
         WireError: the other side has closed, or sent something else; OSError: reading failed.
@@ -77,7 +75,7 @@ def receive(
     if magic != _MAGIC or count > _MAX_FIELDS:
         raise WireError("this is no message")
     sizes = struct.unpack(f"<{count}Q", _exactly(fd, 8 * count, read))
-    if sum(sizes) > most:
+    if sum(sizes) > _MAX_BYTES:
         raise WireError("the message is too long")
     return [_exactly(fd, size, read) for size in sizes]
 

@@ -89,10 +89,10 @@ def test_kernels_are_compiled_and_not_cached(tmp_path: Path) -> None:
     ("command", "says"),
     [
         ("--version", "kcache "),
-        ("info", "nothing has been cached yet"),
+        ("info", "0 kernels, 0 manifests"),
         ("config", "max_size"),
         ("stats --json", '"hits": 0'),
-        ("verify", "nothing has been cached"),
+        ("verify", "0 entries read"),
         ("doctor", "the drop-in needs Linux"),
         ("bundle --help", "export"),
     ],

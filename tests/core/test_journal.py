@@ -96,7 +96,8 @@ def engine(directory: Path, *, max_size: int = 3000, read_only: bool = False) ->
         MemoryBackend(),
         max_size=max_size,
         read_only=read_only,
-        journal=lambda: Journal(str(directory), "memory", read_only=read_only),
+        journal=str(directory),
+        name="memory",
     )
 
 

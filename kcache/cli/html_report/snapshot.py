@@ -64,7 +64,6 @@ def gather(
     directory: str,
     *,
     seen: Callable[[], None] = lambda: None,
-    clock: Callable[[], float] = time.time,
 ) -> Snapshot:
     """Return what is known of the cache in `directory`.
 
@@ -72,7 +71,6 @@ def gather(
         cache: opened for reading.
         directory: of the cache.
         seen: called for each entry that was read.
-        clock: seconds since the epoch.
 
     Raises:
         BackendError: the entries or the counts can't be read.
@@ -82,7 +80,7 @@ def gather(
         found.append(item)
         seen()
     return Snapshot(
-        written=clock(),
+        written=time.time(),
         about=_about(cache, directory),
         max_size=cache.engine.max_size,
         size=cache.size_bytes,
