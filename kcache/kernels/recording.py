@@ -77,7 +77,11 @@ class RequestRecorder:
 
     def _write(self, request: Request) -> None:
         try:
-            _append(self.path, b"\n" + _encode(request, self._roots))
+            line = b"\n" + _encode(request, self._roots)
+            with open(self.path, "ab", buffering=0, opener=_opened) as file:
+                written = file.write(line)
+            if written != len(line):
+                raise OSError(f"{written} of {len(line)} bytes written")
         except (OSError, TypeError, ValueError) as error:
             if not self._failed:
                 self._failed = True
@@ -198,19 +202,7 @@ def _roots(path: str) -> tuple[str, ...]:
     return os.path.dirname(path), sys.prefix
 
 
-def _append(path: str, data: bytes) -> None:
-    """Append `data` by one write.
-
-    Raises:
-        OSError: it could not be written, or not as a whole.
-    """
+def _opened(path: str, flags: int) -> int:
     # Does not block: a path that is no regular file, such as a pipe without a reader, must not hold
     # up a compile.
-    extras = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | extras, 0o600)
-    try:
-        written = os.write(fd, data)
-    finally:
-        os.close(fd)
-    if written != len(data):
-        raise OSError(f"{written} of {len(data)} bytes written")
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o600)

@@ -29,8 +29,6 @@ from kcache.util.units import counted, format_size, plain
 if TYPE_CHECKING:
     from kcache.admin.filters import Filters
 
-__all__ = ["bundle"]
-
 #: How many problems are named one by one.
 _NAMED = 5
 

@@ -32,8 +32,6 @@ from kcache.util.units import counted, format_size, format_time
 if TYPE_CHECKING:
     from kcache import CompiledKernel, KernelCache
 
-__all__ = ["compile_file"]
-
 
 @click.command("compile", short_help="Compile CUDA source files, or get them from the cache.")
 @compile_options(

@@ -17,8 +17,6 @@ from kcache.nvrtc import library
 from kcache.util.distribution import how_to_install
 from kcache.util.units import format_size, plain
 
-__all__ = ["config", "path"]
-
 _SIZES = ("max_size", "memory_size")
 
 

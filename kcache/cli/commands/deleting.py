@@ -22,8 +22,6 @@ from kcache.util.units import counted, format_size, parse_age, parse_size
 if TYPE_CHECKING:
     from kcache import KernelCache
 
-__all__ = ["clear", "remove", "trim"]
-
 
 @click.command(short_help="Evict the least recently used entries.")
 @click.option(

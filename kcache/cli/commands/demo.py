@@ -21,8 +21,6 @@ from kcache.nvrtc.options import parse_arch
 from kcache.util.distribution import how_to_install
 from kcache.util.units import format_size, format_time
 
-__all__ = ["demo"]
-
 #: The target if there is no GPU.
 _ARCH = "sm_90"
 #: A header that the demo compiles with.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from kcache.admin.doctor import Finding
 
-__all__ = ["doctor", "integrations"]
-
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 

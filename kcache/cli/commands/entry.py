@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from kcache.entry import JSON, Entry
     from kcache.nvrtc.manifest import StoredHeaderSet
 
-__all__ = ["extract", "show_entry"]
-
 #: Metadata that has a line of its own in `show`.
 _TOLD = {
     *("kind", "source_name", "names", "arch", "created", "compile_seconds", "lowered_names"),

@@ -12,8 +12,6 @@ from kcache.cli.terminal import show, write_stdout
 from kcache.errors import ConfigError
 from kcache.remote.signing import id_of, make_keys, public_part, read_keys, write_keys
 
-__all__ = ["key"]
-
 
 @click.group(cls=Group, short_help="Make keys that sign kernels for other machines.")
 def key() -> None:

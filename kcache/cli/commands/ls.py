@@ -15,8 +15,6 @@ from kcache.cli.terminal import say, show
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import KERNEL, MANIFEST, Item, items, unique_length
 
-__all__ = ["list_entries"]
-
 #: Sort orders: the value that is compared, and whether the largest comes first.
 _ORDERS: dict[str, tuple[Callable[[Item], float | None], bool]] = {
     "last-use": (lambda item: item.used, True),

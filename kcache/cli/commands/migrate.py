@@ -29,8 +29,6 @@ from kcache.util.units import counted, format_size
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
 
-__all__ = ["migrate"]
-
 #: What is said of entries that stay, by kind.
 _LEFT_OUT = {
     DAMAGED: "damaged: left out",

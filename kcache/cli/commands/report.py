@@ -10,8 +10,6 @@ from kcache.cli.terminal import OutputPath, progress, say, write_output
 from kcache.errors import BackendError
 from kcache.util.units import counted, format_size
 
-__all__ = ["report"]
-
 
 @click.command(short_help="Write an HTML page about the cache.")
 @click.option(

@@ -12,8 +12,6 @@ from kcache.cli.options import directory_option, flag
 from kcache.directory import open_directory
 from kcache.errors import BackendError
 
-__all__ = ["run"]
-
 
 def _recording(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
     """Refuse a file that is not there and can't be made: only the server would log that."""

@@ -17,8 +17,6 @@ from kcache.errors import DropinError
 from kcache.kernels.tiers import remote_status, remotes_socket
 from kcache.service import start as services
 
-__all__ = ["server"]
-
 
 def _path() -> str:
     """Return the socket of the service for programs with the present settings."""

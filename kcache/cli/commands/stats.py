@@ -19,8 +19,6 @@ from kcache.nvrtc import PRODUCER
 if TYPE_CHECKING:
     from kcache import KernelCache
 
-__all__ = ["stats"]
-
 
 @click.command(short_help="Show where the cache is, how full it is and what it has done.")
 @json_option("object")

@@ -13,8 +13,6 @@ from kcache.cli.terminal import progress, show
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE
 from kcache.util.units import counted, format_size, plain
 
-__all__ = ["verify"]
-
 
 @click.command(short_help="Read and check every entry.")
 @flag("--repair", help="Delete damaged entries, and repair the files of the backend.")

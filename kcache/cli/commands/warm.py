@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from kcache import CompiledKernel, KernelCache
     from kcache.kernels.kernel_list import ListedKernel
 
-__all__ = ["warm"]
-
 
 @click.command(short_help="Compile a list of kernels ahead of time.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
@@ -132,16 +130,15 @@ def _compile(
             advance(len(results) + finished - done)
             done = len(results) + finished
 
-        for directory, numbers in _by_directory(wanted):
-            with contextlib.chdir(directory):
-                requests = [wanted[number].request for number in numbers]
-                found = cache.compile_many(requests, jobs=jobs, progress=step)
+        for numbers in _by_directory(wanted):
+            requests = [wanted[number].request for number in numbers]
+            found = cache.compile_many(requests, jobs=jobs, progress=step)
             results.update(zip(numbers, found, strict=True))
     return [results[number] for number in range(len(wanted))]
 
 
-def _by_directory(wanted: list[ListedKernel]) -> Iterator[tuple[str, list[int]]]:
-    """Yield each working directory with the positions of its kernels.
+def _by_directory(wanted: list[ListedKernel]) -> Iterator[list[int]]:
+    """Go to each working directory, and yield the positions of its kernels.
 
     Kernels that don't depend on it come with the first directory, so that the cores have more to
     choose from.
@@ -150,7 +147,9 @@ def _by_directory(wanted: list[ListedKernel]) -> Iterator[tuple[str, list[int]]]
     groups: dict[str, list[int]] = {}
     for number, each in enumerate(wanted):
         groups.setdefault(first if each.directory is None else each.directory, []).append(number)
-    yield from groups.items()
+    for directory, numbers in groups.items():
+        with contextlib.chdir(directory):
+            yield numbers
 
 
 # -- telling ---------------------------------------------------------------------------------------
@@ -225,11 +224,9 @@ def _cached(wanted: list[ListedKernel], directory: str | None) -> list[bool]:
     """Tell for each kernel whether the cache, a layer or a remote has it; change nothing."""
     found = [False] * len(wanted)
     with open_cache(directory, read_only=True) as cache:
-        for folder, numbers in _by_directory(wanted):
-            with contextlib.chdir(folder):
-                for number in numbers:
-                    kernel = cache.lookup(**wanted[number].request._asdict())
-                    found[number] = kernel is not None
+        for numbers in _by_directory(wanted):
+            for number in numbers:
+                found[number] = cache.lookup(**wanted[number].request._asdict()) is not None
     return found
 
 

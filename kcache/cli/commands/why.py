@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from kcache.admin.explain import Near
     from kcache.admin.request_diff import Cause
 
-__all__ = ["why"]
-
 #: How many causes are shown with their old and new values. A new version of a library causes
 #: hundreds.
 _SHOWN = 20
