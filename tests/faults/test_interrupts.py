@@ -123,12 +123,17 @@ def test_an_interrupt_at_any_point_leaves_nothing_taken(
 
 
 @pytest.mark.timeout(3600)
-def test_interrupts_at_random_points_of_all_operations(engine: CacheEngine, long: bool) -> None:
-    random = Random(22)
+@pytest.mark.parametrize(
+    "piece", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 3))]
+)
+def test_interrupts_at_random_points_of_all_operations(
+    piece: int, engine: CacheEngine, long: bool
+) -> None:
+    random = Random(22 + piece)
     names = list(OPERATIONS)
     points = {n: count(lambda n=n: OPERATIONS[n](engine), signals=False) for n in names}
     before = descriptors()
-    for _ in range(100_000 if long else 60):
+    for _ in range(25_000 if long else 60):
         name = random.choice(names)
         number = int(random.random() ** 2 * points[name])
         Stepper(number).run(lambda name=name: OPERATIONS[name](engine))
