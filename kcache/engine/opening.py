@@ -24,7 +24,7 @@ from kcache.util import log
 from kcache.util.open_file import MARKER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from kcache.engine.engine import CacheEngine
 
@@ -155,7 +155,10 @@ def _find_directory(
     path, missing = "", NoBackend("no directory")
     if named is None and given is not None:
         return missing
-    for path in _candidates(named):
+    # Each is looked up only if it is needed: finding all takes longer than a hit.
+    defaults = (default_cache_directory, temporary_cache_directory)
+    for find in defaults if named is None else (lambda: named,):
+        path = str(find())
         try:
             return open_directory(path, read_only=read_only)
         except ConfigError as error:
@@ -172,15 +175,6 @@ def _find_directory(
     effect = _IN_MEMORY if given is None else "No statistics are written"
     complain(f"{where}{missing.reason}. {effect}")
     return missing
-
-
-def _candidates(named: str | None) -> Iterator[str]:
-    if named is not None:
-        yield named
-    else:
-        # Each is looked up only if it is needed: finding all takes longer than a hit.
-        yield str(default_cache_directory())
-        yield temporary_cache_directory()
 
 
 def _is_read_only(config: Config) -> bool:

@@ -11,19 +11,16 @@ import json
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from kcache.errors import ConfigError
 from kcache.kernels.recording import MARK, read_recording
 from kcache.nvrtc.inventory import DEFAULT_NAMES, title_of
 from kcache.nvrtc.options import CompileOptions, parse_arch
 from kcache.nvrtc.parsed_options import Option, parse_options
-from kcache.nvrtc.request import DEFAULT_NAME, Request, read_source
+from kcache.nvrtc.request import DEFAULT_NAME, CompileRequest, Request, read_source
 from kcache.util.gpu_code import kernels_in
 from kcache.util.nearest import did_you_mean
-
-if TYPE_CHECKING:
-    from kcache.nvrtc.request import CompileRequest
 
 __all__ = ["ListedKernel", "as_text", "read_list", "seen_from"]
 
@@ -169,32 +166,22 @@ class _Written:
                 yield from self._kernel(_merged(defaults, table))
 
     def _kernel(self, table: _Table) -> Iterator[ListedKernel]:
-        options = self._options(table)
-        archs = self._archs or tuple(self._targets(table)) or _own_arch(options)
+        """Yield each source of a kernel's table for each architecture."""
+        given, extra_key = self._options(table), _extra_key(table)
+        archs = self._archs or tuple(self._targets(table)) or _own_arch(given)
+        names, headers = tuple(_texts(table, "names")), cast("Any", table.get("headers"))
+        extra = [self._filled(each) for each in given.extra_options]
         for path, text in self._sources(table):
-            for request, directory in self._requests(table, options, path, text, archs):
-                yield _wanted(request, directory, path or request.source_name)
-
-    def _requests(
-        self, table: _Table, options: CompileOptions, path: str, text: str, archs: Sequence[str]
-    ) -> Iterator[tuple[CompileRequest, str]]:
-        """Yield one source for each architecture, with its working directory."""
-        from kcache.nvrtc.request import CompileRequest
-
-        directory = self._directory(table, path)
-        includes = [self._seen_from(directory, str(each)) for each in options.include_paths]
-        extra = [self._filled(each) for each in options.extra_options]
-        options = options.replace(include_paths=includes, extra_options=extra)
-        for arch in archs:
-            request = CompileRequest(
-                text,
-                tuple(_texts(table, "names")),
-                _for_arch(options, arch),
-                cast("Any", table.get("headers")),
-                _extra_key(table),
-                self._source_name(table, path),
-            )
-            yield request, directory
+            directory, name = self._directory(table, path), self._source_name(table, path)
+            includes = [
+                seen_from(directory, self._folder, self._filled(str(each)))
+                for each in given.include_paths
+            ]
+            options = given.replace(include_paths=includes, extra_options=extra)
+            for arch in archs:
+                target = _for_arch(options, arch)
+                request = CompileRequest(text, names, target, headers, extra_key, name)
+                yield _wanted(request, directory, path or name)
 
     def _options(self, table: _Table) -> CompileOptions:
         given = {name: table[name] for name in _OPTIONS if name in table}
@@ -254,13 +241,6 @@ class _Written:
 
     def _filled(self, text: str) -> str:
         return text.replace("{folder}", self._folder)
-
-    def _seen_from(self, directory: str, path: str) -> str:
-        """Return an include directory, relative to the list, as seen from `directory`.
-
-        A relative one stays relative, so that it is the same in another checkout.
-        """
-        return seen_from(directory, self._folder, self._filled(path))
 
 
 def seen_from(directory: str, base: str, path: str) -> str:

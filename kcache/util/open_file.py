@@ -59,7 +59,12 @@ SAFE = (
     | getattr(os, "O_BINARY", 0)
 )
 #: What `open` says of a link with O_NOFOLLOW, of a socket, and of a directory.
-_NO_FILE = (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR)
+_NO_FILE = {
+    errno.ELOOP: "a link",
+    errno.EMLINK: "a link",
+    errno.ENXIO: "a socket",
+    errno.EISDIR: "a directory",
+}
 #: Locked while a damaged file is set aside. This byte is far behind the contents of our files, and
 #: behind the bytes that other locks use.
 _ASIDE = (1 << 63) - 2
@@ -158,8 +163,7 @@ def open_own(path: str, flags: int) -> OwnFile:
         file = opened(path, flags)
     except OSError as error:
         if error.errno in _NO_FILE:
-            what = f"it is no plain file, and so no file of kcache ({error.strerror})"
-            raise NotOursError(what, path) from error
+            raise NotOursError(f"it is {_NO_FILE[error.errno]}, no file of kcache", path) from error
         raise
     status = os.fstat(file.fd)
     if not is_own(status):

@@ -29,7 +29,7 @@ def source(value: int) -> str:
 def of_client(cache: kcache.KernelCache) -> Client:
     remotes = cache._on_miss().remotes
     assert isinstance(remotes, RemoteKernels)
-    return remotes._client
+    return remotes.client
 
 
 def of_remote(cache: kcache.KernelCache, remote: int = 0) -> dict[str, Any]:

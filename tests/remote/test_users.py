@@ -34,7 +34,7 @@ with kcache.KernelCache(folder, remote=remote or None, relocation="eager") as ca
     sources = [text % "1", text % "2", '#include <x.h>\\n' + text % "VALUE"]
     kernels = [cache.get_or_compile(each, options=options) for each in sources]
     if remote and not remote.startswith("file:"):
-        assert cache._on_miss().remotes._client.flush(120)
+        assert cache._on_miss().remotes.client.flush(120)
     made = hashlib.sha256(b"".join(k.ptx + (k.cubin or b"") for k in kernels)).hexdigest()
     stats = cache.stats()
 if bundle:

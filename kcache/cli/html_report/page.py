@@ -107,10 +107,7 @@ def _tiles(stats: Stats, kernels: int, entries: int) -> list[tuple[str, str, str
         ("Requests", f"{stats.requests:,}", counted(stats.misses, "miss")),
         ("Hits", f"{stats.hits:,}", hit_sources(stats)),
         ("A hit takes", *((format_time(hit), faster) if stats.hits else _NONE)),
-        (
-            "A compile takes",
-            *(whole if stats.compiles else _NONE),
-        ),
+        ("A compile takes", *(whole if stats.compiles else _NONE)),
         ("Shared compiles", f"{stats.coalesced:,}", "requests that waited for another's compile"),
         ("Kernels", f"{kernels:,}", f"{counted(entries)} in all"),
     ]
