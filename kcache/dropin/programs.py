@@ -18,7 +18,8 @@ from kcache.util.wire import WireError, split_texts
 
 if TYPE_CHECKING:
     from kcache.dropin.answering import Answering
-    from kcache.remote.client import Client
+    from kcache.remote import client as remote_client
+    from kcache.service.server import Client
 
 __all__ = ["Counts", "Programs", "make", "since", "summary"]
 
@@ -93,14 +94,10 @@ class Programs:
     def __init__(self, settings: dict[str, str]) -> None:
         self.counts = Counts()
         self.complaining: threading.Thread | None = None
-        self.remotes: Client | None = None
+        self.remotes: remote_client.Client | None = None
         self._settings = settings
         self._answering: Answering | None = None
         self._making = threading.Lock()
-
-    def begin(self, process: int) -> _Session:
-        """Return the session of a program that has connected."""
-        return _Session(self, process)
 
     def warm_up(self) -> None:
         """Do what the first hit needs, while the program that will ask is still starting."""
@@ -134,24 +131,25 @@ class Programs:
         if self._answering is not None:
             self._answering.close()
 
+    def leave(self, client: Client) -> None:
+        """Forget nothing: the counts stay."""
 
-class _Session:
-    """One program."""
+    # -- questions ---------------------------------------------------------------------------------
 
-    def __init__(self, programs: Programs, process: int) -> None:
-        self._programs = programs
-        self._process = process
+    def answer(self, question: Sequence[bytes], client: Client) -> Sequence[bytes]:
+        """Return the answer to a program's question.
 
-    def answer(self, question: Sequence[bytes]) -> Sequence[bytes]:
-        """Return the answer to a question."""
-        self._programs.counts.asked(self._process)
+        Raises:
+            WireError: there is no such question.
+        """
+        self.counts.asked(client.process)
         match question:
             case [protocol.COMPILE, *fields]:
                 return self._compile(protocol.unpack_program(fields))
             case [protocol.QUERY, path, standing]:
                 return self._query(path, standing)
             case [protocol.NOTE, reason]:
-                self._programs.counts.handed(reason[:80].decode(errors="replace"))
+                self.counts.handed(reason[:80].decode(errors="replace"))
                 return [DONE]
             case _:
                 raise WireError("no such question")
@@ -159,33 +157,29 @@ class _Session:
     def _compile(self, program: Program) -> Sequence[bytes]:
         from kcache.dropin.answering import Declined
 
-        counts = self._programs.counts
         try:
-            answering = self._programs.answers()
+            answering = self.answers()
         except Exception as error:  # a setting that is not allowed, a directory that is unsafe
             return [NO, f"no cache: {error}".encode()]
         answer = answering.answer(program)
         if isinstance(answer, Declined):
-            counts.handed(answer.reason[:80])
+            self.counts.handed(answer.reason[:80])
             return [NO, answer.reason.encode()]
         saved = answer.seconds if answer.hit else 0.0
-        counts.answered(hit=answer.hit, failed=answer.result != 0, saved=saved)
+        self.counts.answered(hit=answer.hit, failed=answer.result != 0, saved=saved)
         return [DONE, *protocol.pack_answer(answer)]
 
     def _query(self, path: bytes, standing: bytes) -> Sequence[bytes]:
         from kcache.dropin.answering import Declined
 
         try:
-            about = self._programs.answers().about(path, standing)
+            about = self.answers().about(path, standing)
         except Exception as error:
             return [NO, f"no cache: {error}".encode()]
         if isinstance(about, Declined):
             return [NO, about.reason.encode()]
         version, archs = about
         return [DONE, *(b"%d" % number for number in (*version, *archs))]
-
-    def leave(self) -> None:
-        """Forget nothing: the counts stay."""
 
 
 # -- counts ----------------------------------------------------------------------------------------

@@ -10,10 +10,10 @@ import secrets
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from kcache.remote import protocol
 from kcache.remote.protocol import Counts, Found, Setup, Upload, key_in, seconds_in
@@ -24,7 +24,10 @@ from kcache.service.server import LINGER
 from kcache.service.start import DONE
 from kcache.util.wire import WireError, number_in
 
-__all__ = ["Remotes", "Session", "make"]
+if TYPE_CHECKING:
+    from kcache.service.server import Client
+
+__all__ = ["Remotes", "make"]
 
 #: A lease is renewed this many times before it would end.
 RENEWALS = 6
@@ -63,35 +66,10 @@ def limit_memory(most: int) -> None:
             resource.setrlimit(which, (allowed, hard))
 
 
-class Session:
-    """What one program has. It ends with the connection. Threads: for one at a time.
-
-    Attributes:
-        leases: key and token of each lease.
-        group: the process group of the program; None before the first question.
-    """
-
-    __slots__ = ("_remotes", "group", "leases")
-
-    def __init__(self, remotes: Remotes) -> None:
-        self._remotes = remotes
-        self.leases: set[tuple[str, str]] = set()
-        self.group: int | None = None
-
-    def answer(self, question: Sequence[bytes]) -> list[bytes]:
-        """Return the answer to a question; raises WireError."""
-        return self._remotes.answer(question, self)
-
-    def leave(self) -> None:
-        """Forget the program, which has disconnected, and release its leases."""
-        self._remotes.leave(self)
-
-
 class Remotes:
     """Answers questions from remotes, and keeps the leases of programs.
 
-    Threads: safe to share; each session belongs to one of them. Its own threads upload, and renew
-    the leases.
+    Threads: safe to share. Its own threads upload, and renew the leases.
 
     Args:
         remotes: in the order in which they are asked.
@@ -103,22 +81,19 @@ class Remotes:
         self._remotes = remotes
         self._uploads = [Uploads(remote, self._uploaded) for remote in remotes]
         self._lock = threading.Lock()
-        #: Process group -> how many connections it has, and the remotes that it was warned of.
-        self._members: Counter[int] = Counter()
+        #: Program -> its process group; and that -> the remotes that it was warned of.
+        self._groups: dict[Client, int] = {}
         self._told: dict[int, set[Remote]] = {}
-        #: Lease -> number of uploads that must end before it is released.
-        self._leases: dict[tuple[str, str], int] = {}
+        #: Lease (key and token) -> the program that has it, or the number of uploads that must end
+        #: before it is released.
+        self._leases: dict[tuple[str, str], Client | int] = {}
         self._leasing = next((remote for remote in remotes if remote.leases), None)
         self._closed = threading.Event()
         if self._leasing is not None:
             threading.Thread(target=self._renew, args=(self._leasing,), daemon=True).start()
 
-    def begin(self, _process: int) -> Session:
-        """Return the session of a program that has connected."""
-        return Session(self)
-
-    def answer(self, question: Sequence[bytes], session: Session) -> list[bytes]:
-        """Return the answer to a question.
+    def answer(self, question: Sequence[bytes], client: Client) -> list[bytes]:
+        """Return the answer to a program's question.
 
         Raises:
             WireError: it does not exist in this version.
@@ -126,41 +101,37 @@ class Remotes:
         if len(question) < 2:
             raise WireError("no question")
         kind, group, *arguments = question
-        if session.group is None:
-            session.group = number_in(group)
+        if client not in self._groups:
             with self._lock:
-                self._members[session.group] += 1
-        result = self._result(kind, arguments, session)
-        return [DONE, "\n".join(self._warnings(session.group)).encode(), *result]
+                self._groups[client] = number_in(group)
+        result = self._result(kind, arguments, client)
+        return [DONE, "\n".join(self._warnings(self._groups[client])).encode(), *result]
 
-    def _result(self, kind: bytes, arguments: Sequence[bytes], session: Session) -> list[bytes]:
+    def _result(self, kind: bytes, arguments: Sequence[bytes], client: Client) -> list[bytes]:
         match kind, len(arguments):
             case protocol.GET, count if 2 <= count <= 1 + protocol.MOST_KEYS:
                 return self._get(list(map(key_in, arguments[1:])), number_in(arguments[0])).pack()
             case protocol.PUT, _:
-                self._put(Upload.unpack(arguments), session)
+                self._put(Upload.unpack(arguments))
                 return []
             case protocol.LEASE, 1:
-                return self._lease(key_in(arguments[0]), session)
+                return self._lease(key_in(arguments[0]), client)
             case protocol.RELEASE, 2:
-                lease = key_in(arguments[0]), key_in(arguments[1])
-                session.leases.discard(lease)
-                self._give_back(lease)
+                self._give_back((key_in(arguments[0]), key_in(arguments[1])))
                 return []
             case protocol.FLUSH, 1:
                 return [b"%d" % self.flush(seconds_in(arguments[0]))]
             case _:
                 raise WireError(f"a question {kind[:20]!r}")
 
-    def leave(self, session: Session) -> None:
+    def leave(self, client: Client) -> None:
         """Forget a program that has disconnected, and release its leases."""
-        if session.group is not None:
-            with self._lock:
-                self._members[session.group] -= 1
-                if not self._members[session.group]:
-                    del self._members[session.group]
-                    self._told.pop(session.group, None)
-        for lease in session.leases:
+        with self._lock:
+            group = self._groups.pop(client, 0)
+            if group not in self._groups.values():
+                self._told.pop(group, None)
+            leases = [lease for lease, holder in self._leases.items() if holder is client]
+        for lease in leases:
             self._give_back(lease)
 
     @property
@@ -233,33 +204,31 @@ class Remotes:
                 if self._remotes[above].address.writable:
                     self._uploads[above].add(Upload(None, (key, value)))
 
-    def _put(self, upload: Upload, session: Session) -> None:
+    def _put(self, upload: Upload) -> None:
         """Queue an upload for every writable remote."""
         writable = [n for n, remote in enumerate(self._remotes) if remote.address.writable]
-        if upload.lease is not None:
-            session.leases.discard(upload.lease)
-            with self._lock:
-                if upload.lease in self._leases:
-                    self._leases[upload.lease] = len(writable)
-            if not writable:
-                self._give_back(upload.lease)
+        with self._lock:
+            if upload.lease is not None and upload.lease in self._leases:
+                self._leases[upload.lease] = 1 + len(writable)
         for index in writable:
             self._uploads[index].add(upload)
+        self._uploaded(upload)
 
     def _uploaded(self, upload: Upload) -> None:
         """Release a lease after the last upload under it."""
         if upload.lease is None:
             return
         with self._lock:
-            left = self._leases.get(upload.lease, 0) - 1
-            if left > 0:
+            left = self._leases.get(upload.lease)
+            left = left - 1 if isinstance(left, int) else 0
+            if left:
                 self._leases[upload.lease] = left
-        if left <= 0:
+        if not left:
             self._give_back(upload.lease)
 
     # -- leases ------------------------------------------------------------------------------------
 
-    def _lease(self, key: str, session: Session) -> list[bytes]:
+    def _lease(self, key: str, client: Client) -> list[bytes]:
         """Take a lease for a program; the answer has its token, or says `busy` or `none`."""
         remote = self._leasing
         if remote is None:
@@ -272,8 +241,7 @@ class Remotes:
         if not taken:
             return [b"busy"]
         with self._lock:
-            self._leases[key, token] = 0
-        session.leases.add((key, token))
+            self._leases[key, token] = client
         return [b"taken", token.encode()]
 
     def _give_back(self, lease: tuple[str, str]) -> None:

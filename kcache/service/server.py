@@ -25,7 +25,7 @@ from kcache.util import log
 from kcache.util.child_process import detach
 from kcache.util.wire import WireError, heading, receive
 
-__all__ = ["IDLE", "LINGER", "Handlers", "Server", "Session", "main"]
+__all__ = ["IDLE", "LINGER", "Client", "Handlers", "Server", "main"]
 
 #: Seconds from the disconnect of the last program to the end of the service. So the next command of
 #: a shell script need not start another one.
@@ -51,22 +51,6 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: `struct ucred` of unix(7)
 _SIGN_OF_LIFE = heading([WAIT]) + WAIT
 
 
-class Session(Protocol):
-    """One program that has connected. Threads: for one at a time."""
-
-    def answer(self, question: list[bytes]) -> Sequence[bytes]:
-        """Return the answer to a question.
-
-        Raises:
-            WireError: there is no such question. The connection is closed.
-        """
-        ...
-
-    def leave(self) -> None:
-        """Forget the program, which has disconnected."""
-        ...
-
-
 class Handlers(Protocol):
     """What a service answers, beside `STATUS` and `STOP`. Threads: safe to share.
 
@@ -81,8 +65,16 @@ class Handlers(Protocol):
         """How much is still to be done for programs that may have ended."""
         ...
 
-    def begin(self, process: int) -> Session:
-        """Return the session of a program that has connected."""
+    def answer(self, question: list[bytes], client: Client) -> Sequence[bytes]:
+        """Return the answer to a program's question. It asks one at a time.
+
+        Raises:
+            WireError: there is no such question. The connection is closed.
+        """
+        ...
+
+    def leave(self, client: Client) -> None:
+        """Forget a program, which has disconnected."""
         ...
 
     def status(self) -> dict[str, object]:
@@ -94,11 +86,16 @@ class Handlers(Protocol):
         ...
 
 
-class _Client(Channel):
-    """One program. Threads: one answers it; another may send signs of life."""
+class Client(Channel):
+    """One program that has connected. Threads: one answers it; another may send signs of life.
 
-    def __init__(self, connection: socket.socket) -> None:
+    Attributes:
+        process: its id.
+    """
+
+    def __init__(self, connection: socket.socket, process: int) -> None:
         super().__init__(connection, MESSAGE_TIMEOUT, _QUESTION)
+        self.process = process
         self._sending = threading.Lock()
         self.waits_since: float | None = None
         #: Set once everything that the program has said is answered or counted.
@@ -158,7 +155,7 @@ class Server:
         self._handlers = handlers
         self._watched = watched
         self._lock = threading.Lock()
-        self._clients: set[_Client] = set()
+        self._clients: set[Client] = set()
         self._told_to_end = False
         self._awake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._identity = socket_identity(path)
@@ -256,18 +253,17 @@ class Server:
         if user != os.geteuid() or len(self._clients) >= MAX_CONNECTIONS:
             connection.close()
             return
-        client = _Client(connection)
+        client = Client(connection, process)
         with self._lock:
             self._clients.add(client)
         try:
-            threading.Thread(target=self._attend, args=(client, process), daemon=True).start()
+            threading.Thread(target=self._attend, args=(client,), daemon=True).start()
         except RuntimeError as error:  # the machine has no more threads
             log.warning("a program has to do without kcache's service: %s", error)
             self._leave(client)
 
-    def _attend(self, client: _Client, process: int) -> None:
+    def _attend(self, client: Client) -> None:
         """Answer one program until it disconnects."""
-        session = self._handlers.begin(process)
         try:
             while True:
                 question = client.next()
@@ -278,13 +274,13 @@ class Server:
                     client.answer([DONE, json.dumps(self.status()).encode()])
                 else:
                     client.waits_since = time.monotonic() if self._handlers.patient else None
-                    client.answer(session.answer(question))
+                    client.answer(self._handlers.answer(question, client))
         except (WireError, OSError):
             pass  # it is gone, or sends nonsense
         except Exception as error:
-            log.warning("the request of process %d failed: %r", process, error)
+            log.warning("the request of process %d failed: %r", client.process, error)
         finally:
-            session.leave()
+            self._handlers.leave(client)
             self._leave(client)
 
     def status(self) -> dict[str, object]:
@@ -293,7 +289,7 @@ class Server:
         It waits `LOOK_EVERY` for what they said last; a compile that they have left takes longer.
         """
         until = time.monotonic() + LOOK_EVERY
-        for client in filter(_Client.has_ended, self._present()):
+        for client in filter(Client.has_ended, self._present()):
             client.left.wait(max(0.0, until - time.monotonic()))
         return {
             "version": __version__,
@@ -303,11 +299,11 @@ class Server:
             **self._handlers.status(),
         }
 
-    def _present(self) -> list[_Client]:
+    def _present(self) -> list[Client]:
         with self._lock:
             return list(self._clients)
 
-    def _leave(self, client: _Client) -> None:
+    def _leave(self, client: Client) -> None:
         with self._lock:
             self._clients.discard(client)
         client.close()

@@ -22,7 +22,7 @@ from kcache.remote.protocol import Setup
 from kcache.service import server as server_module
 from kcache.service import start
 from kcache.service.channel import Channel
-from kcache.service.server import Server
+from kcache.service.server import Client, Server
 from kcache.service.start import DONE, STATUS, STOP, WAIT, Service, ask, bound, connected
 from kcache.util.wire import WireError, heading
 
@@ -39,10 +39,7 @@ class Echo:
         self.go_on = threading.Event()
         self.go_on.set()
 
-    def begin(self, _process: int) -> Echo:
-        return self
-
-    def answer(self, question: list[bytes]) -> Sequence[bytes]:
+    def answer(self, question: list[bytes], client: Client) -> Sequence[bytes]:
         if question[0] == b"raise":
             raise ZeroDivisionError
         if question[0] == b"wire":
@@ -51,7 +48,7 @@ class Echo:
         self.answered += 1
         return [DONE, *question]
 
-    def leave(self) -> None:
+    def leave(self, client: Client) -> None:
         self.ended += 1
 
     def status(self) -> dict[str, object]:
