@@ -284,4 +284,8 @@ def _origin(url: str) -> tuple[str | None, str, int | None]:
         ValueError, HTTPError: it has none.
     """
     parts = urllib3.util.parse_url(url)
-    return parts.scheme, (parts.host or "").strip("[]"), parts.port or _PORTS.get(parts.scheme or "")
+    return (
+        parts.scheme,
+        (parts.host or "").strip("[]"),
+        parts.port or _PORTS.get(parts.scheme or ""),
+    )

@@ -41,8 +41,6 @@ MAX_CONNECTIONS = 4096
 #: Seconds for the rest of a message that has begun, and for a program to receive an answer. A
 #: program that was stopped (Ctrl-Z) may take long, and costs a thread meanwhile.
 MESSAGE_TIMEOUT = 60.0
-#: Nearly all questions fit into this many bytes. Each connection has a buffer of this size.
-_QUESTION = 4096
 #: Descriptors for connections, if the machine allows as many.
 _DESCRIPTORS = 1 << 16
 #: Seconds to pause if no connection can be accepted because there are no free descriptors.
@@ -94,7 +92,7 @@ class Client(Channel):
     """
 
     def __init__(self, connection: socket.socket, process: int) -> None:
-        super().__init__(connection, MESSAGE_TIMEOUT, _QUESTION)
+        super().__init__(connection, MESSAGE_TIMEOUT)
         self.process = process
         self._sending = threading.Lock()
         self.waits_since: float | None = None

@@ -18,7 +18,6 @@ __all__ = [
     "number_in",
     "receive",
     "send",
-    "sizes_in",
     "split_texts",
 ]
 
@@ -38,22 +37,6 @@ class WireError(Exception):
 def heading(fields: Sequence[bytes]) -> bytes:
     """Return the head of a message, before its fields."""
     return struct.pack(f"<4sI{len(fields)}Q", _MAGIC, len(fields), *map(len, fields))
-
-
-def sizes_in(data: memoryview) -> tuple[int, ...] | None:
-    """Return the sizes of the fields from the head of a message; None if more bytes are needed.
-
-    Raises:
-        WireError: it is no message.
-    """
-    if len(data) < _HEAD.size:
-        return None
-    magic, count = _HEAD.unpack_from(data)
-    if magic != _MAGIC or count > _MAX_FIELDS:
-        raise WireError("this is no message")
-    if len(data) < _HEAD.size + 8 * count:
-        return None
-    return struct.unpack_from(f"<{count}Q", data, _HEAD.size)
 
 
 def send(
