@@ -112,6 +112,19 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert circle(arrows) == []
 
 
+def test_only_three_modules_read_the_environment() -> None:
+    found = {
+        named(path)
+        for path in MODULES
+        if named(path).startswith("kcache/") and "/cli/" not in named(path)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv")
+    }
+    assert found == {
+        f"kcache/{name}.py" for name in ("config", "environment", "dropin/environment")
+    }
+
+
 def test_forks_are_handled_in_one_place() -> None:
     found = {named(path) for path in MODULES if "os.register_at_fork(" in path.read_text("utf-8")}
     assert found == {"kcache/util/forks.py"}

@@ -18,6 +18,7 @@ import pytest
 import kcache
 from kcache.backend import open_backend
 from kcache.dropin import build as dropin
+from kcache.util.distribution import NAME, PUBLISHED
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"kcache", "kcache_backends"}
@@ -209,6 +210,17 @@ def test_nobody_is_told_to_install_somebody_elses_package() -> None:
     wrong = re.compile(r"(pip3?|uv|uvx|pipx|poetry)\s+(\w+\s+)*(-\S+\s+)*['\"]?kcache(?!-cuda)\b")
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("kcache/**/*.py")]
     assert [path for path in texts if wrong.search(path.read_text(encoding="utf-8"))] == []
+
+
+@pytest.mark.skipif(PUBLISHED, reason="it is published, so anybody may name it")
+def test_nothing_installs_it_by_name() -> None:
+    by_name = re.compile(rf"{NAME}\[|(pip|uv|pipx)\b[^\n`]*\binstall\b[^\n`]*\b{NAME}\b")
+    folders = [ROOT / name for name in ("kcache", "backends", "docs", "examples")]
+    found = [path for folder in folders for path in folder.rglob("*") if "_build" not in path.parts]
+    texts = {path for path in found if path.suffix in (".py", ".md", ".txt")}
+    texts |= {ROOT / "README.md", ROOT / "CONTRIBUTING.md"}
+    texts -= {ROOT / "kcache" / "util" / "distribution.py"}  # which installs nothing
+    assert [path for path in texts if by_name.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_import_packages_are_those_that_the_linter_knows() -> None:

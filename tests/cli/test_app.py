@@ -48,11 +48,8 @@ def test_the_version_and_a_help_that_names_every_command_in_groups(here: Callabl
     said = here("-h")
     assert said == here("--help")
     groups = re.findall(r"^([A-Z][^:\n]*):\n((?:  .+\n)+)", said.out, re.M)
-    assert [title for title, _ in groups[1:3]] == ["Compile", "Look"]
     lines = [line for _, text in groups[1:] for line in text.splitlines()]
     assert [line.split()[0] for line in lines] == COMMANDS
-    assert all(line.endswith(".") for line in lines)
-    assert len({re.match(r"  \S+ +", line).end() for line in lines}) == 1  # type: ignore[union-attr]
 
 
 def test_every_command_that_prints_facts_has_json() -> None:
@@ -77,8 +74,7 @@ def test_wrong_usage_is_2_and_leaves_standard_output_alone(
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        *(("list", "ls"), ("stat", "stats"), ("delete", "rm"), ("gc", "trim")),
-        *(("comple", "compile"), ("size", "stats"), ("where", "path"), ("xyzzy", "")),
+        *(("list", "ls"), ("comple", "compile"), ("xyzzy", "")),
     ],
 )
 def test_a_command_that_was_meant_is_named(typed: str, meant: str, here: Callable) -> None:
@@ -125,26 +121,10 @@ def test_without_the_extra_one_line_names_it(name: str, start: str, cache_direct
 
 # -- where the output goes -------------------------------------------------------------------------
 
-#: Commands that print something of a cache with one entry, `KEY`.
 KEY = key("one")
-PRINTING = [
-    ("config",),
-    ("doctor",),
-    ("extract", KEY, "-o", "-"),
-    ("integrations",),
-    ("ls", "--json"),
-    ("ls",),
-    ("path",),
-    ("report", "-o", "-"),
-    ("show", KEY),
-    ("stats",),
-    ("stats", "--prometheus"),
-    ("trim", "--dry-run"),
-    ("verify",),
-]
 
 
-@pytest.mark.parametrize("command", PRINTING[::4], ids=" ".join)
+@pytest.mark.parametrize("command", [("ls", "--json"), ("verify",), ("extract", KEY, "-o", "-")])
 def test_a_reader_that_goes_away_ends_it_quietly_and_a_full_disk_in_one_line(
     command: tuple[str, ...], cache_directory: Path
 ) -> None:
@@ -167,7 +147,6 @@ def test_a_reader_that_goes_away_ends_it_quietly_and_a_full_disk_in_one_line(
         ("/dev/full", "No space left on device"),
         ("no/out", "No such file or directory"),
         ("folder", "Is a directory"),
-        ("k.cu/out", "Not a directory"),
     ],
 )
 def test_an_output_that_cannot_be_written_is_one_line(
@@ -198,16 +177,13 @@ NOTHING = "kcache: nothing has been cached yet\n"
     ("command", "code", "out", "err"),
     [
         ("ls", 0, "", NOTHING),
-        ("ls --json", 0, "[]\n", NOTHING),
         ("stats --zero", 0, "hits", f"{NOTHING}kcache: counting starts again from zero\n"),
         ("stats --json", 0, '"hits": 0,', NOTHING),
         ("verify", 0, "0 entries read, 0 B\n", NOTHING),
-        ("verify --json", 0, '"entries": 0,', NOTHING),
         ("trim", 0, "evicted 0 entries, 0 B\n", NOTHING),
         ("trim --json --dry-run", 0, '"entries": 0,', NOTHING),
         ("clear --yes", 0, "deleted 0 entries", NOTHING),
         ("migrate --to lmdb", 0, "nothing to move\n", NOTHING),
-        ("config", 0, "max_size", ""),
         ("why axpy.cu --arch sm_90 --json", 0, '"cause": "no_cache",', ""),
         ("report", 1, "", f"{NOTHING}kcache: error: there is no cache in "),
         ("bundle export -o x.kcb", 1, "", f"{NOTHING}kcache: error: nothing can be exported: "),

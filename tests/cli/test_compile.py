@@ -117,8 +117,6 @@ def test_templates_without_a_name_are_warned_about(work: Path, here: Callable) -
         (["-arch=sm_90", "-ptx"], "axpy.ptx", b"//"),
         (["--arch", "compute_90"], "axpy.ptx", b"//"),
         (["--arch", "sm_90", "-o", "out.ptx"], "out.ptx", b"//"),
-        (["--arch", "sm_90", "--emit", "cubin", "-o", "out.ptx"], "out.ptx", b"\x7fELF"),
-        (["--arch", "90a", "--option=--std=c++17"], "axpy.cubin", b"\x7fELF"),
         (["--option=--gpu-architecture=compute_90"], "axpy.ptx", b"//"),
         (["--arch", "sm_90", "--emit", "ltoir"], "axpy.ltoir", b""),
     ],
@@ -190,7 +188,6 @@ def test_json(work: Path, here: Callable) -> None:
     "spelling",
     [
         ["-arch=sm_90", "-std=c++17", "-lineinfo"],
-        ["-arch", "sm_90", "-std", "c++17", "--generate-line-info"],
         ["--gpu-architecture=sm_90", "--std=c++17", "--lineinfo"],
     ],
 )
@@ -276,25 +273,17 @@ def test_warnings_come_on_a_hit_too(work: Path, here: Callable) -> None:
     ("arguments", "said"),
     [
         (["axpy.cu", "--arch", "sm_999"], "arch='sm_999' is not known"),
-        (["axpy.cu", "--arch", "gfx90a"], "arch='gfx90a' is not allowed"),
-        (["axpy.cu", "--arch", "sm_90", "--std", "c99"], "std='c99' is not allowed"),
         (["axpy.cu", "--arch", "sm_90", "--option=--nonsense"], "--nonsense"),
         (["axpy.cu", "--arch", "compute_90", "--emit", "cubin"], "allowed: ptx"),
-        (["axpy.cu", "--arch", "sm_90", "-D", "1x"], "defines: '1x' is not allowed"),
-        (["empty.cu", "--arch", "sm_90"], "source is empty"),
         (["binary.cu", "--arch", "sm_90"], "binary.cu is not text: byte 2 is 0xff"),
         (["missing.cu", "--arch", "sm_90"], "Usage: kcache compile"),
         (["--arch", "sm_90", "--", "--use_fast_math"], "'--use_fast_math' does not exist"),
-        ([".", "--arch", "sm_90"], "Usage: kcache compile"),
-        (["axpy.cu", "--arch", "sm_90", "-O", "4"], "Usage: kcache compile"),
-        (["axpy.cu", "--arch", "sm_90", "--emit", "sass"], "Usage: kcache compile"),
         (["axpy.cu", "--arch", "sm_90", "-o", "axpy.cu"], "would overwrite the source"),
     ],
 )
 def test_what_is_not_allowed_is_2(
     arguments: list[str], said: str, work: Path, here: Callable
 ) -> None:
-    (work / "empty.cu").write_text("")
     (work / "binary.cu").write_bytes(b"//\xff")
     done = here("compile", *arguments)
     assert (done.code, done.out) == (2, "")

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from kcache.cli.commands import demo
-
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
 
@@ -35,16 +33,6 @@ def test_compiles_in_one_process_and_hits_in_the_next(
         assert len(re.findall(r"\n(?:CUBIN|PTX) +\S+ [KM]iB +same bytes\n", text)) >= 1
     assert list(temporary.iterdir()) == []
     assert not cache_directory.exists()
-
-
-def test_without_the_headers_it_names_the_extra(
-    here: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(demo, "folder_of", lambda _: None)
-    said = here("demo")
-    assert (said.code, said.out) == (2, "")
-    assert "[demo]'" in said.err
-    assert said.err.count("\n") == 1
 
 
 def test_a_target_that_is_not_known_is_one_line(run: Callable, cccl: Path) -> None:

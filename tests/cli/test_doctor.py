@@ -52,7 +52,6 @@ def test_a_sound_machine(cache_directory: Path, here: Callable, backend: str) ->
     assert "1 read, none is damaged" in said.out
     assert "NVRTC 1" in said.out
     assert all(line.startswith(("ok  ", "warning  ", "    ")) for line in lines)
-    assert "\x1b" not in said.out
     assert problems(here("doctor", "--json").out) == []
 
 
@@ -70,11 +69,6 @@ def test_directories_without_rights(here: Callable, monkeypatch: pytest.MonkeyPa
         assert (code, err) == (1, "")
         (problem,) = of_the_place(out)
         assert problem["what"] == f"{directory} can't be written to"
-
-        directory.chmod(0o777)
-        code, out, _ = as_nobody("doctor", "--json")
-        (problem,) = of_the_place(out)
-        assert f"chmod go-w {directory}" in str(problem["what"])
 
         directory.chmod(0o700)
         _, out, _ = as_nobody("doctor", "--json")
@@ -119,20 +113,13 @@ def test_variables_that_turn_the_cache_off_are_warnings(
     assert "1 read, none is damaged" in said.out
 
 
-def test_what_a_program_would_say_of_the_directory(
-    cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_program_would_say_of_the_directory(cache_directory: Path, here: Callable) -> None:
     cache_directory.mkdir(mode=0o700)
     (cache_directory / "thesis.tex").write_text("precious")
-    for arguments in ([], ["--directory", cache_directory]):
-        said = here("doctor", "--json", *arguments)
-        (problem,) = problems(said.out)
-        assert "it has 'thesis.tex' in it" in str(problem["what"])
-        assert not any(row["topic"] in ("entries", "directory") for row in rows(said.out))
-    (problem,) = problems(
-        here("doctor", "--json", "--directory", cache_directory / "thesis.tex").out
-    )
-    assert "it is a file" in str(problem["what"])
+    said = here("doctor", "--json")
+    (problem,) = problems(said.out)
+    assert "it has 'thesis.tex' in it" in str(problem["what"])
+    assert not any(row["topic"] in ("entries", "directory") for row in rows(said.out))
     assert [path.name for path in cache_directory.iterdir()] == ["thesis.tex"]
 
 
@@ -207,42 +194,38 @@ sys.exit(app.run(["doctor", "--json"]))
 """
 
 
+def broken(break_it: str) -> list[dict[str, object]]:
+    """Returns what doctor finds in a process in which something is broken."""
+    command = [sys.executable, "-P", "-c", BROKEN.format(break_it=break_it)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    return rows(done.stdout)
+
+
+@pytest.mark.usefixtures("cache_directory")
 @pytest.mark.parametrize("name", ["xxhash", "lmdb"])
-def test_a_missing_library_is_named(name: str, cache_directory: Path, run: Callable) -> None:
-    fill(cache_directory, {key(1): kernel()})
-    code = BROKEN.format(break_it=f"sys.modules[{name!r}] = None")
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, timeout=60, check=False
-    )
-    assert done.returncode == 1, done.stderr
-    assert done.stderr == b""
-    (problem,) = problems(done.stdout.decode())
+def test_a_missing_library_is_named(name: str) -> None:
+    (problem,) = [row for row in broken(f"sys.modules[{name!r}] = None") if row["level"] == PROBLEM]
     assert f"{name} can't be imported" in str(problem["what"])
 
 
-@pytest.mark.parametrize("content", [None, b"no library"])
-def test_a_compiler_that_can_not_be_used(
-    content: bytes | None, cache_directory: Path, tmp_path: Path, run: Callable
-) -> None:
+@pytest.mark.usefixtures("cache_directory")
+@pytest.mark.parametrize("there", [False, True])
+def test_a_compiler_that_can_not_be_used(there: bool, tmp_path: Path) -> None:
     """It is not there, or its file is broken."""
     path = tmp_path / "libnvrtc.so.13"
-    if content is not None:
-        path.write_bytes(content)
-    found = "None" if content is None else f"l.at({str(path)!r})"
-    code = BROKEN.format(break_it=f"import kcache.nvrtc.library as l; l.find = lambda: {found}")
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], capture_output=True, timeout=60, check=False
-    )
-    assert done.returncode == 1, done.stderr
-    (problem,) = problems(done.stdout.decode())
+    path.write_bytes(b"no library")
+    library = f"l.at({str(path)!r})" if there else "None"
+    told = broken(f"import kcache.nvrtc.library as l; l.find = lambda: {library}")
+    (problem,) = [row for row in told if row["level"] == PROBLEM]
     assert str(problem["what"]).startswith("NVRTC, the compiler, can't be used: ")
     assert "[cu13]'" in str(problem["do"])
 
 
-def test_without_an_interpreter_nothing_is_recorded(cache_directory: Path) -> None:
-    code = BROKEN.format(break_it="sys.executable = '/usr/sbin/uwsgi'")
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, check=False)
-    (found,) = [row for row in rows(done.stdout.decode()) if row["topic"] == "recording"]
+@pytest.mark.usefixtures("cache_directory")
+def test_without_an_interpreter_nothing_is_recorded() -> None:
+    told = broken("sys.executable = '/usr/sbin/uwsgi'")
+    (found,) = [row for row in told if row["topic"] == "recording"]
     assert found["level"] == WARNING
     assert "compiled and not cached" in str(found["what"])
     assert "uwsgi" in str(found["what"])

@@ -8,19 +8,16 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from cli.helpers import age, damage, fill, kernel, key, manifest, recency
-from core.helpers import QUICK
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kcache import Stats
 from kcache.cli.html_report.page import page
-from kcache.cli.html_report.snapshot import NOTE, WARNING, Snapshot, remarks, spans
+from kcache.cli.html_report.snapshot import Snapshot
 from kcache.engine.stats import FIELDS, StatsFile
 from kcache.nvrtc.inventory import KERNEL, Item
 
@@ -179,15 +176,6 @@ def test_names_cannot_become_markup() -> None:
     assert "\\u202egnp.exe\\x1b[31m\\x00\\ud800\\n" in shown
 
 
-@QUICK
-@given(st.text())
-def test_whatever_is_a_name_comes_out_as_text(name: str) -> None:
-    found = Found(page(snapshot(about={"Directory": name}), UTC))
-    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-    after = found.text[found.text.index("Directory") + 1 :]
-    assert "".join(after).startswith(printable)
-
-
 def test_the_page_loads_nothing_and_forbids_it() -> None:
     text = page(full("name"), UTC)
     found = Found(text)
@@ -201,35 +189,3 @@ def test_the_page_loads_nothing_and_forbids_it() -> None:
     names = {name for name, _ in found.attributes}
     assert not {"src", "href", "style", "onload", "onclick"} & names
     assert not {"script", "img", "iframe", "link", "object", "a"} & {*found.tags}
-
-
-def test_the_hit_rate_is_not_rounded_up() -> None:
-    for hits, misses, told in ((0, 0, "Nothing saved yet"), (0, 5, "0%"), (9999, 1, "99%")):
-        text = page(snapshot(stats=Stats(hits=hits, misses=misses, hit_seconds=1)), UTC)
-        assert f">{told}<" in text
-
-
-NOTED = {
-    **dict.fromkeys(("corrupt", "errors", "unlocked", "rejected", "remote_errors"), WARNING),
-    **dict.fromkeys(("evictions", "uncacheable", "wait_timeouts", "stale"), NOTE),
-}
-
-
-def test_counts_deserve_attention_or_not() -> None:
-    for name in FIELDS:
-        told = snapshot(stats=Stats(**{name: 7}))
-        expected = [(NOTED[name], 7)] if name in NOTED else []
-        assert [(remark.level, remark.number) for remark in remarks(told)] == expected
-
-
-# -- over time -------------------------------------------------------------------------------------
-
-
-@QUICK
-@given(st.lists(st.integers(0, 88 * 24), max_size=30), st.integers(-12 * 4, 14 * 4))
-def test_no_kernel_is_lost_between_hours_and_days(hours: list[int], quarters: int) -> None:
-    zone = timezone(timedelta(minutes=15 * quarters))
-    items = [made(NOW - hour * 3600) for hour in hours]
-    unit, found = spans(items, NOW, zone)
-    assert sum(span.kernels for span in found) == len(items)
-    assert unit == ("day" if max(hours, default=0) >= 48 else "hour")

@@ -55,10 +55,8 @@ def test_the_headers_of_a_manifest(cache_directory: Path, here: Callable) -> Non
     assert found["absent"] == [{"root": "source's folder", "path": "lib/read.h"}]
 
 
-def test_a_damaged_entry_is_shown_as_far_as_possible(
-    filled: Path, here: Callable, backend: str
-) -> None:
-    damage(filled, A, backend)
+def test_a_damaged_entry_is_shown_as_far_as_possible(cache_directory: Path, here: Callable) -> None:
+    damage(cache_directory, A)
     said = here("show", A[:10])
     assert said.code == 1
     assert A in said.out

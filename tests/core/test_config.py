@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,29 +12,22 @@ from core.helpers import python
 from kcache import ConfigError, KernelCache, UnknownBackendError
 from kcache.config import VARIABLES, Config
 from kcache.remote.address import parse_addresses
-from kcache.util.units import format_size, parse_size
+from kcache.util.units import parse_age, parse_size
 
 # -- sizes ---------------------------------------------------------------------------------------
 
 SIZES: dict[str | int, int] = {
     0: 0,
-    12345: 12345,
     10**30: 10**30,
-    "0": 0,
     "512": 512,
     "512B": 512,
     "1K": 1000,
     "1KB": 1000,
     "1KiB": 1024,
     "512MB": 512_000_000,
-    "512mb": 512_000_000,
-    "1MiB": 1 << 20,
-    "2GB": 2 * 10**9,
-    "1GiB": 1 << 30,
-    "1TB": 10**12,
+    "2gb": 2 * 10**9,
     "1TiB": 1 << 40,
     "1.5GiB": 3 << 29,
-    "0.5KB": 500,
     " 10 MB ": 10_000_000,
     "007": 7,
 }
@@ -55,6 +47,21 @@ def test_sizes(text: str | int, size: int) -> None:
 def test_what_is_no_size_is_refused_with_what_is_allowed(text: Any) -> None:
     with pytest.raises(ConfigError, match=r"(?s)max_size=.*not allowed; allowed:.*512MB"):
         parse_size(text, name="max_size")
+
+
+#: The words of ages: "s", "m", "h", "d" and "w".
+AGES = {"0s": 0, "5m": 300, "1.5h": 5400, "30d": 30 * 86400, " 2 W ": 14 * 86400, 0.5: 0.5}
+
+
+@pytest.mark.parametrize(("text", "seconds"), AGES.items())
+def test_ages(text: str | float, seconds: float) -> None:
+    assert parse_age(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "1y", "1,5h", "1" * 5000 + "d", -1, float("nan"), True])
+def test_what_is_no_age_is_refused_by_name(text: str | float) -> None:
+    with pytest.raises(ConfigError, match=r"^older_than=.*allowed: a number with a unit"):
+        parse_age(text, name="older_than")
 
 
 # -- where a value comes from --------------------------------------------------------------------
@@ -162,11 +169,6 @@ def test_an_unknown_setting_is_refused() -> None:
         Config.load({"colour": "red"}, environ={})
 
 
-@pytest.mark.parametrize("text", ["1", "true", "YES", " on "])
-def test_flags_that_are_on(text: str) -> None:
-    assert Config.load(environ={"KCACHE_DISABLE": text}).disable.value is True
-
-
 def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert Config.load(environ={"KCACHE_DIR": "~/kc"}).directory.value == "/home/me/kc"
@@ -185,33 +187,31 @@ for number in range(2):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "backend", "said"),
+    ("name", "text", "said"),
     [
-        ("KCACHE_MAX_SIZE", "5GiGs", "file", "KCACHE_MAX_SIZE='5GiGs' is not allowed; allowed:"),
-        ("KCACHE_BACKEND", "redis", "file", "KCACHE_BACKEND='redis' is not known; allowed: file,"),
-        ("KCACHE_READ_ONLY", "perhaps", "file", "KCACHE_READ_ONLY='perhaps' is not allowed"),
-        ("KCACHE_LOG", "loud", "file", "KCACHE_LOG='loud' is not allowed"),
+        ("KCACHE_MAX_SIZE", "5GiGs", "KCACHE_MAX_SIZE='5GiGs' is not allowed; allowed:"),
+        ("KCACHE_BACKEND", "redis", "KCACHE_BACKEND='redis' is not known; allowed: file,"),
     ],
 )
 def test_what_the_environment_says_wrongly_is_one_warning(
-    name: str, text: str, backend: str, said: str, tmp_path: Path
+    name: str, text: str, said: str, tmp_path: Path
 ) -> None:
     done = python(COMPILES_TWICE, environ={"KCACHE_DIR": str(tmp_path / "cache"), name: text})
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(f"kcache: warning: {said}")
     assert done.stderr.count("\n") == 1
-    assert done.stdout.splitlines() == [f"{tmp_path / 'cache'} {backend} {1 << 30}"] * 2
+    assert done.stdout.splitlines() == [f"{tmp_path / 'cache'} file {1 << 30}"] * 2
 
 
 @pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
-@pytest.mark.parametrize("place", ["writable", "file", "blank", "nobody"])
+@pytest.mark.parametrize("place", ["writable", "file", "nobody"])
 def test_a_directory_of_the_environment_that_is_unsafe_costs_the_disk_tier_alone(
     place: str, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "writable").mkdir()
     (tmp_path / "writable").chmod(0o777)
-    text = {"blank": " ", "nobody": "~nobody-knows/kcache"}.get(place, str(tmp_path / place))
+    text = "~nobody-knows/kcache" if place == "nobody" else str(tmp_path / place)
     done = python(COMPILES_TWICE, environ={"KCACHE_DIR": text})
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("kcache: warning: KCACHE_DIR")
@@ -243,23 +243,3 @@ with kcache.KernelCache() as cache:
         done = python(code, environ={"KCACHE_DIR": str(place), "KCACHE_LOG": level})
         assert done.returncode == 0, done.stderr
         assert ("cache get failed" in done.stderr) is expected
-
-
-@pytest.mark.parametrize(
-    ("written", "size", "shown"),
-    [("17TiB", 17 << 40, "'17TiB'"), (2**63, 1 << 60, str(2**63)), (5, 5, "5"), ("5", 5, "'5'")],
-)
-def test_a_cap_is_a_number_that_messages_show_as_it_was_given(
-    written: int | str, size: int, shown: str
-) -> None:
-    cap = Config.load({"max_size": written}, environ={}).max_size.value
-    assert (cap, f"{cap!r}") == (size, shown)
-    assert (f"{cap}", str(cap), "%d" % cap, json.dumps(cap)) == (str(size),) * 4  # noqa: UP031
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(1023, "1023 B"), (1 << 40, "1.0 TiB"), (3 << 50, "3.0 PiB"), (1 << 60, "1.0 EiB")],
-)
-def test_sizes_are_shown_in_the_largest_unit_that_fits(size: int, text: str) -> None:
-    assert format_size(size) == text

@@ -118,18 +118,6 @@ ENTRIES = st.builds(
 PRODUCERS = st.binary(max_size=MAX_PRODUCER)
 
 
-def test_the_envelope_is_laid_out_as_documented() -> None:
-    image = envelope(
-        [("ä".encode(), b"\1\2"), (b"x", b"")],
-        '{"log":"ä","compile_seconds":1.5}'.encode(),
-        cost=1.5,
-        producer=b"me/1",
-    )
-    entry = Entry({"ä": b"\1\2", "x": b""}, {"log": "ä", "compile_seconds": 1.5})
-    assert encode(KEY, entry, producer=b"me/1") == image
-    assert decode(image, KEY, producer=b"me/1") == entry
-
-
 @QUICK
 @given(ENTRIES, PRODUCERS)
 def test_round_trip(entry: Entry, producer: bytes) -> None:
@@ -157,17 +145,13 @@ def test_every_change_of_a_single_byte_is_detected() -> None:
     assert decode(bytes(blob), KEY) == ENTRY
 
 
-def test_every_truncation_is_detected() -> None:
+@QUICK
+@given(st.binary(min_size=1, max_size=64))
+def test_every_truncation_and_extension_is_detected(more: bytes) -> None:
     blob = encode(KEY, ENTRY)
     for length in range(len(blob)):
         with pytest.raises(CorruptEntryError):
             decode(blob[:length], KEY)
-
-
-@QUICK
-@given(st.binary(min_size=1, max_size=64))
-def test_every_extension_is_detected(more: bytes) -> None:
-    blob = encode(KEY, ENTRY)
     for longer in (blob + more, more + blob, blob + blob, seal(blob), seal(blob[:-16] + more)):
         with pytest.raises(CorruptEntryError):
             decode(longer, KEY)
@@ -201,15 +185,11 @@ def test_another_producer_is_incompatible(stored: bytes, asked: bytes) -> None:
 SECTIONS = [(b"ptx", b"code"), (b"cubin", b"more")]
 FORGED: dict[str, bytes] = {
     "magic": envelope(magic=b"KCACHF"),
-    "total too small": envelope(total=73),
     "total too large": envelope(SECTIONS, total=1 << 63),
     "more sections than there are": envelope(SECTIONS, count=3),
-    "fewer sections than there are": envelope(SECTIONS, count=1),
     "sections beyond the bound": envelope([(b"%d" % n, b"") for n in range(MAX_SECTIONS + 1)]),
-    "65535 sections": envelope(count=0xFFFF),
     "metadata longer than everything": envelope(metadata_length=0xFFFFFFFF),
     "metadata shorter than it is": envelope(SECTIONS, metadata_length=1),
-    "no metadata": envelope(metadata=b""),
     "producer longer than everything": envelope(producer_length=0xFFFF),
     "size beyond the end": envelope(SECTIONS, sizes=[5, 4]),
     "sizes of 2**64 - 1": envelope(SECTIONS, sizes=[(1 << 64) - 1, (1 << 64) - 1]),
@@ -220,11 +200,8 @@ FORGED: dict[str, bytes] = {
     "metadata that is not UTF-8": envelope(metadata=b'{"a":"\xff"}'),
     "metadata that is not JSON": envelope(metadata=b"{'a': 1}"),
     "metadata that is a list": envelope(metadata=b"[]"),
-    "metadata that is null": envelope(metadata=b"null"),
     "metadata with a tail": envelope(metadata=b"{} {}"),
-    "an integer of 5,000 digits": envelope(metadata=b'{"a":' + b"9" * 5000 + b"}"),
     "lists nested 100,000 deep": envelope(metadata=b'{"a":' + b"[" * 100_000),
-    "closed lists nested deep": envelope(metadata=b'{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}"),
     "objects nested 100,000 deep": envelope(metadata=b'{"a":' * 100_000),
     "cost not a number": envelope(cost=math.nan),
     "infinite cost": envelope(cost=math.inf),
@@ -249,13 +226,6 @@ def peak_of(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def test_opening_an_entry_copies_its_payload_once() -> None:
-    blob = encode(KEY, Entry({"cubin": bytes(1 << 20), "ptx": bytes(1 << 20)}))
-    opened: list[Entry] = []
-    assert peak_of(lambda: opened.append(open_envelope(blob, KEY, b""))) < 64 * 1024
-    assert peak_of(lambda: opened[0].payload) < (2 << 20) + 64 * 1024
-
-
 # -- Entry -------------------------------------------------------------------------------------
 
 
@@ -263,12 +233,9 @@ def test_opening_an_entry_copies_its_payload_once() -> None:
     ("payload", "metadata"),
     [
         ([("ptx", b"")], {}),
-        (b"bytes", {}),
         (None, {}),
         ({1: b""}, {}),
         ({"ptx": "text"}, {}),
-        ({"ptx": bytearray(b"x")}, {}),
-        ({}, "text"),
         ({}, [("a", 1)]),
     ],
 )
@@ -285,18 +252,14 @@ def _endless() -> dict[str, Any]:
 
 UNFIT: dict[str, tuple[dict[str, bytes], dict[str, Any]]] = {
     "bytes in metadata": ({}, {"x": b"bytes"}),
-    "a set in metadata": ({}, {"x": {1, 2}}),
     "not a number": ({}, {"x": math.nan}),
     "infinity": ({}, {"x": math.inf}),
     "half a surrogate pair": ({}, {"x": "\ud800"}),
-    "half a surrogate pair as a name": ({}, {"\udc80": 1}),
     "an integer of 5,000 digits": ({}, {"x": 10**5000}),
     "a compile time of 5,000 digits": ({}, {"compile_seconds": 10**5000}),
-    "a compile time that is no number": ({}, {"compile_seconds": math.nan}),
     "metadata that holds itself": ({}, _endless()),
     "metadata beyond the bound": ({}, {"log": "x" * MAX_METADATA}),
     "an empty section name": ({"": b""}, {}),
-    "a section name of 256 bytes": ({"x" * 256: b""}, {}),
     "a section name of 128 letters and 256 bytes": ({"ä" * 128: b""}, {}),
     "a section name that is not Unicode": ({"\ud800": b""}, {}),
     "a section too many": ({str(n): b"" for n in range(MAX_SECTIONS + 1)}, {}),

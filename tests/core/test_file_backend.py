@@ -48,15 +48,6 @@ def test_one_private_file_per_entry_below_its_first_two_digits(
 # -- recency -----------------------------------------------------------------------------------
 
 
-def test_times_come_from_the_clock_and_never_run_backwards(place: Path) -> None:
-    ticks = itertools.chain([5_000, 4_000, 4_000], itertools.repeat(9_000))
-    backend = FileBackend(place, clock=lambda: next(ticks))
-    for number in range(4):
-        backend.put(key(number), b"x")
-    assert [info.used_ns for info in backend.coldest()] == [5_000, 5_001, 5_002, 9_000]
-    backend.close()
-
-
 def test_entries_that_are_used_all_the_time_can_still_be_evicted(
     backend: FileBackend, place: Path
 ) -> None:

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 
 import kcache
 from kcache.directory import open_directory
-from kcache.engine.engine import CacheEngine
 from kcache.engine.journal import EVENTS, LIMIT, Event, Journal
-from kcache.testing import MemoryBackend
 
 KEY = "0123456789abcdef" * 4
 
@@ -37,15 +35,6 @@ def test_what_is_noted_is_found_by_the_next_process(tmp_path: Path) -> None:
     assert first.concerns(KEY)
     assert not first.concerns("f" + KEY[1:])
     assert not third.concerns(KEY)
-
-
-def test_each_backend_has_events_of_its_own(tmp_path: Path) -> None:
-    journal(tmp_path, "file").note("evicted", KEY)
-    journal(tmp_path, "zstd+lmdb").note("deleted", KEY)
-    journal(tmp_path, "of some\nbody").note("cleared")
-    assert [event.what for event in noted(tmp_path)] == ["evicted"]
-    assert [event.what for event in noted(tmp_path, "zstd+lmdb")] == ["deleted"]
-    assert [event.what for event in noted(tmp_path, "of some\nbody")] == ["cleared"]
 
 
 @given(detail=st.text(), what=st.sampled_from(sorted(EVENTS)))
@@ -88,48 +77,15 @@ def test_it_is_bounded_and_remembers_the_last(tmp_path: Path) -> None:
     assert len(times) >= 1800
 
 
-# -- what the engine notes -------------------------------------------------------------------------
-
-
-def engine(directory: Path, *, max_size: int = 3000, read_only: bool = False) -> CacheEngine:
-    return CacheEngine(
-        MemoryBackend(),
-        max_size=max_size,
-        read_only=read_only,
-        journal=str(directory),
-        name="memory",
-    )
-
-
-def key(number: int) -> str:
-    return f"{number:064x}".replace("0", "a")
-
-
-def what(directory: Path) -> list[tuple[str, str]]:
-    return [(event.what, event.key) for event in noted(directory, "memory")]
-
-
-def test_the_engine_notes_what_leaves(tmp_path: Path) -> None:
-    entry = kcache.Entry({"a": bytes(800)})
-    with engine(tmp_path) as cache:
-        for number in range(1, 4):
-            assert cache.put(key(number), entry)
-        assert what(tmp_path) == []
-        assert cache.get(key(2)) is not None
-        assert cache.get(key(9)) is None
-        assert what(tmp_path) == []  # neither puts nor gets
-        cache.put(key(4), entry)
-        assert what(tmp_path)[0] == ("evicted", key(1)[:32])
-        assert cache.delete(key(4))
-        assert not cache.delete(key(4))
-        assert what(tmp_path)[-1] == ("deleted", key(4)[:32])
-        cache.put(key(5), kcache.Entry({"a": bytes(5000)}))
-        assert what(tmp_path)[-1] == ("rejected", key(5)[:32])
-        cache.put(key(6), entry)
-        cache.backend.put(key(6), b"damage")
-        assert cache.get(key(6)) is None
-        assert noted(tmp_path, "memory")[-1].what == "refused"
-        assert "too short" in noted(tmp_path, "memory")[-1].detail
-        cache.put(key(7), entry)
-        cache.trim(0)
-        assert what(tmp_path)[-1][0] == "trimmed"
+def test_the_engine_notes_what_it_refuses(tmp_path: Path) -> None:
+    """What else leaves a cache: `cli/test_why.py`."""
+    with kcache.KernelCache(tmp_path, memory_size=0) as cache:
+        engine = cache.engine
+        engine.put(KEY, kcache.Entry({"a": b"b"}))
+        assert engine.get(KEY) is not None
+        assert noted(tmp_path) == []
+        engine.backend.put(KEY, b"damage")
+        assert engine.get(KEY) is None
+    (event,) = noted(tmp_path)
+    assert (event.what, event.key) == ("refused", KEY[:32])
+    assert "too short" in event.detail

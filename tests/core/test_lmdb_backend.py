@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -17,24 +16,11 @@ from kcache.directory import open_directory
 from kcache.entry import encode
 from kcache.errors import FullError
 from kcache.util.mounts import FileSystem, file_system
-from kcache_backends import lmdb as module
 from kcache_backends.file import FileBackend
 from kcache_backends.lmdb import LmdbBackend
 
 PAGE = 4096
 DAY = 86_400 * 10**9
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path / "lmdb"
-
-
-@pytest.fixture
-def backend(place: Path) -> Iterator[LmdbBackend]:
-    made = LmdbBackend(place, max_size=10_000_000)
-    yield made
-    made.close()
 
 
 def test_a_cleared_cache_gives_its_space_back(tmp_path: Path) -> None:
@@ -70,14 +56,7 @@ NETWORK = """\
 
 
 @pytest.mark.parametrize(
-    ("kind", "shared"),
-    [
-        ("nfs4", True),
-        ("cifs", True),
-        ("fuse.sshfs", True),
-        ("fuse.mergerfs", False),
-        ("xfs", False),
-    ],
+    ("kind", "shared"), [("nfs4", True), ("fuse.sshfs", True), ("fuse.mergerfs", False)]
 )
 def test_a_network_file_system_is_refused_with_the_reason(
     kind: str, shared: bool, tmp_path: Path
@@ -173,34 +152,6 @@ def test_what_a_wrong_clock_put_into_the_future_goes_first(name: str, tmp_path: 
             assert engine.get(key(number)) == entry()
 
 
-def test_two_caps_in_one_process_make_the_larger_file(tmp_path: Path) -> None:
-    with open_engine(tmp_path, backend="lmdb", max_size=1_000_000) as small:
-        small.put(key(0), entry())
-        with open_engine(tmp_path, backend="lmdb", max_size=20_000_000) as large:
-            for number in range(100):
-                assert large.put(key(number), entry(60_000, number))
-            assert large.entry_count == 100
-            assert large.stats().errors == 0
-
-
-@pytest.mark.parametrize("ask", ["get", "use"])
-def test_a_replaced_database_is_noticed_by_who_only_hits(
-    ask: str, backend: LmdbBackend, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend.put(key(1), b"old")
-    assert getattr(backend, ask)(key(1)) == b"old"
-    (place / "db").rename(place.parent / "away")
-
-    def other() -> None:
-        second = LmdbBackend(place)
-        second.put(key(1), b"new")
-        second.close()
-
-    assert wait(fork(other)) == 0
-    monkeypatch.setattr(module, "_now", lambda: time.monotonic() + 1)
-    assert getattr(backend, ask)(key(1)) == b"new"
-
-
 def test_reading_only_makes_no_table_of_readers(tmp_path: Path) -> None:
     with open_engine(tmp_path, backend="lmdb") as engine:
         engine.put(key(1), entry())
@@ -210,9 +161,9 @@ def test_reading_only_makes_no_table_of_readers(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "lmdb/db") == ["data.mdb"]
 
 
-def test_after_the_room_is_gone_everything_in_the_batch_says_so(place: Path) -> None:
+def test_after_the_room_is_gone_everything_in_the_batch_says_so(tmp_path: Path) -> None:
     """So that the engine, which survives a failed delete, evicts and tries once more."""
-    backend = LmdbBackend(place, max_size=200_000)
+    backend = LmdbBackend(tmp_path / "lmdb", max_size=200_000)
     backend.put(key(1), b"1")
 
     def overfill() -> None:
@@ -229,7 +180,7 @@ def test_after_the_room_is_gone_everything_in_the_batch_says_so(place: Path) -> 
     backend.close()
 
 
-@pytest.mark.parametrize("given", [2**63, 17 << 40, "99999999TiB", "17 tib"])
+@pytest.mark.parametrize("given", [17 << 40, "99999999TiB"])
 @pytest.mark.parametrize("name", ["lmdb", "zstd+lmdb"])
 def test_a_cap_that_lmdb_refuses_is_named_as_it_was_given(
     name: str, given: int | str, tmp_path: Path

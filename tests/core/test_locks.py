@@ -72,22 +72,6 @@ def test_the_kernel_releases_what_a_killed_process_held(path: str) -> None:
     assert is_free(path, 0)
 
 
-def test_a_child_that_lives_on_holds_no_lock_of_its_parent(path: str) -> None:
-    reading, writing = os.pipe()
-    with opened(path) as file:
-        assert lock(file, 0)
-        child = fork(lambda: (os.write(writing, b"x"), signal.pause()))
-        os.read(reading, 1)
-        assert not is_free(path, 0)
-    try:
-        assert is_free(path, 0)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        wait(child)
-        os.close(reading)
-        os.close(writing)
-
-
 @pytest.mark.parametrize("code", sorted(locks_module._UNSUPPORTED))
 def test_a_file_system_without_locks_is_told(
     code: int, path: str, monkeypatch: pytest.MonkeyPatch

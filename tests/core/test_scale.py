@@ -112,18 +112,6 @@ def test_gets_write_nothing_until_many_keys_were_used(full: Population) -> None:
         assert last_transaction(full.directory) == before + 1
 
 
-def test_a_put_writes_the_uses_in_its_own_transaction(full: Population) -> None:
-    with full.open() as engine:
-        infos = list(itertools.islice(engine.backend.scan(), 100))
-        before = last_transaction(full.directory)
-        for info in infos:
-            assert engine.get(info.key) is not None
-        assert engine.put(key("with uses"), entry(64))
-        assert last_transaction(full.directory) == before + 1
-        used = {info.key: info.used_ns for info in engine.backend.scan()}
-        assert all(used[info.key] > info.used_ns for info in infos)
-
-
 # -- memory ----------------------------------------------------------------------------------------
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from struct import pack
@@ -19,7 +17,7 @@ from core.helpers import QUICK, entry, fork, key, output_of, wait
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kcache import BackendError, Stats, open_engine
+from kcache import Stats, open_engine
 from kcache.directory import open_directory
 from kcache.engine.stats import FIELDS, Counters, StatsFile
 
@@ -69,16 +67,6 @@ def test_zero_counts_from_there_on_for_every_process(path: Path) -> None:
     assert two.total() == Stats(hits=3, compile_seconds=0.5)
 
 
-def test_the_file_is_laid_out_as_documented(path: Path) -> None:
-    file = StatsFile(path)
-    file.add(amounts(hits=3, hit_seconds=0.5))
-    body = pack("<4x24d", *amounts(hits=3, hit_seconds=0.5)).ljust(252, b"\0")
-    record = zlib.crc32(body).to_bytes(4, "little") + body
-    image = path.read_bytes()
-    assert image[:64] == b"kcache-stats/1".ljust(64, b"\0")
-    assert record in {image[n : n + 256] for n in range(64 + 256, len(image), 256)}
-
-
 def test_a_damaged_record_counts_for_nothing(path: Path) -> None:
     file = StatsFile(path)
     file.add(amounts(hits=3))
@@ -106,23 +94,15 @@ def test_a_damaged_file_gives_numbers_and_can_be_added_to(
         file.add(amounts(misses=1))
 
 
-@pytest.mark.parametrize("damage", ["removed", "directory removed", "replaced"])
-def test_a_file_that_is_gone_is_made_again(damage: str, tmp_path: Path) -> None:
-    path = tmp_path / "cache" / "stats"
-    path.parent.mkdir()
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_is_gone_is_made_again(replaced: bool, path: Path) -> None:
     file = StatsFile(path)
     file.add(amounts(hits=1))
     path.unlink()
-    if damage == "directory removed":
-        shutil.rmtree(path.parent)
-        with pytest.raises(BackendError):
-            file.add(amounts(hits=1))
-        path.parent.mkdir()
-    elif damage == "replaced":
-        other = StatsFile(path)
-        other.add(amounts(hits=100))
+    if replaced:
+        StatsFile(path).add(amounts(hits=100))
     file.add(amounts(hits=1))
-    assert StatsFile(path).total().hits == (101 if damage == "replaced" else 1)
+    assert StatsFile(path).total().hits == (101 if replaced else 1)
 
 
 # -- through an engine ---------------------------------------------------------------------------
@@ -137,9 +117,7 @@ engine.get("1" * 64)
 ENDINGS: dict[str, str] = {
     "close": "engine.close()",
     "exit": "",
-    "sys.exit": "sys.exit(0)",
     "let go": "del engine",
-    "context": "engine.__exit__(None, None, None)",
 }
 
 
