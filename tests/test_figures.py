@@ -126,14 +126,6 @@ def test_a_chart_is_drawn_from_the_results_of_its_page() -> None:
     assert drawn == shown, "no chart that no page shows"
 
 
-def test_marks_come_in_pairs() -> None:
-    for page in pages.pages():
-        text = page.read_text(encoding="utf-8")
-        parts = list(pages.parts_of(page))
-        for mark in ("<!-- figures: ", "<!-- end figures -->"):
-            assert len(re.findall(f"^{mark}", text, re.MULTILINE)) == len(parts), page.name
-
-
 # -- results files ---------------------------------------------------------------------------------
 
 
@@ -254,17 +246,10 @@ MEASURED = (
     "text",
     [
         "It takes 12 ms.",
-        "It takes 3.4 us there.",
-        "Of all hits, 90 % come from memory.",
         "Down to 90 % of the cap.\n\nOf all hits, 90 % come from memory.",
         "| 90 % of the cap |\n| 90 % of hits |",
-        "| a | 0.3 s |",
         "It is 11 times faster.",
         "a ratio of 1/247, no less",
-        "It saves 58 % of it.",
-        "It saves 58% of it.",
-        "some 12ms",
-        "30 to 40 minutes",
         "It is 8x as fast; `python bench/ratios.py` says so.",
         "Measured on 2026-11-23 by `python bench/ratios.py --quick`: 12.34 ms.",
         "Measured on 2026-11-23 by `python bench/ratios.py` (`bench/results/none.json`): 12.34 ms.",
@@ -282,7 +267,6 @@ def test_the_scanner_finds(text: str) -> None:
         "Python 3.11, sm_90, 4 KiB, 16 processes, 100,000 entries, `sleep 12 ms`.",
         "It evicts down to 90 % of the cap, and 10 % are free then.",
         "```text\n12 ms\n```",
-        "``````{doctest}\n>>> 1\n12 ms\n``````",
         "<!-- figures: targets -->\n12 ms\n<!-- end figures -->",
         f"{MEASURED}: 19.4 us, a ratio of 1.99 times.",
     ],

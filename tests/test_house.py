@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,17 +15,6 @@ MODULES = sorted(
 SOURCES = sorted((ROOT / "kcache" / "dropin" / "native").glob("*.[ch]"))
 #: Lines of a module, at most.
 LONGEST = 500
-#: Names of files in a cache's directory.
-FILES = {
-    "stats",
-    "journal",
-    "journal.1",
-    "flight",
-    "slots",
-    "CACHEDIR.TAG",
-}
-#: The only module that may join them to a path.
-OWNERS = {"kcache/directory.py"}
 
 
 def named(path: Path) -> str:
@@ -39,39 +25,6 @@ def named(path: Path) -> str:
 def test_no_module_is_too_long(path: Path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= LONGEST
-
-
-def joined(tree: ast.AST) -> Iterator[str]:
-    """Yields the constant texts of which paths are made: by a join, a slash or an f-string."""
-    for node in ast.walk(tree):
-        parts: list[ast.expr] = []
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("join", "Path")):
-            parts = node.args
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div | ast.Add):
-            parts = [node.left, node.right]
-        elif isinstance(node, ast.JoinedStr):
-            parts = node.values
-        for part in parts:
-            if isinstance(part, ast.Constant) and isinstance(part.value, str):
-                yield part.value
-
-
-@pytest.mark.parametrize(
-    "source", ["os.path.join(a, 'stats')", "Path(a) / 'flight'", "f'{a}/slots'"]
-)
-def test_a_joined_name_is_seen(source: str) -> None:
-    assert {name.strip("/") for name in joined(ast.parse(source))} & FILES
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for path in MODULES if named(path).startswith(("kcache/", "backends/"))],
-    ids=named,
-)
-def test_only_the_directory_joins_the_names_of_its_files(path: Path) -> None:
-    if named(path) not in OWNERS:
-        names = {name.strip("/") for name in joined(ast.parse(path.read_text(encoding="utf-8")))}
-        assert not names & {*FILES, "kcache.json"}
 
 
 def imported(path: Path) -> set[str]:
@@ -128,22 +81,3 @@ def test_only_three_modules_read_the_environment() -> None:
 def test_forks_are_handled_in_one_place() -> None:
     found = {named(path) for path in MODULES if "os.register_at_fork(" in path.read_text("utf-8")}
     assert found == {"kcache/util/forks.py"}
-
-
-def test_the_driver_is_opened_in_one_place() -> None:
-    found = {
-        named(path)
-        for path in MODULES
-        if re.search(r"CDLL\((LIBRARY|.*libcuda)", path.read_text(encoding="utf-8"))
-    }
-    assert found == {"kcache/util/cuda_driver.py"}
-
-
-def test_every_default_is_defined_once() -> None:
-    defined = Counter(
-        name
-        for path in MODULES
-        for name in re.findall(r"^(DEFAULT_\w+)\b.* = ", path.read_text("utf-8"), re.MULTILINE)
-    )
-    assert defined
-    assert [name for name, count in defined.items() if count > 1] == []

@@ -98,16 +98,9 @@ def test_every_cut_is_refused(sound: bytes) -> None:
         kcache.verify_bundle(io.BytesIO(sound + b"\0"))
 
 
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
-        (b"", "no bundle"),
-        (b"KCBUNDLE" + bytes(200), "no bundle"),
-        (b"SQLite format 3\0" + bytes(4080), "no bundle"),
-    ],
-)
-def test_other_files(data: bytes, match: str, tmp_path: Path) -> None:
-    refused(data, tmp_path, match)
+@pytest.mark.parametrize("data", [b"", b"SQLite format 3\0" + bytes(4080)])
+def test_other_files(data: bytes, tmp_path: Path) -> None:
+    refused(data, tmp_path, "no bundle")
 
 
 def test_another_version(sound: bytes, tmp_path: Path) -> None:
@@ -121,21 +114,16 @@ RENAMED = "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', {!r})"
     ("statement", "match"),
     [
         ("DROP TABLE entries", "other tables"),
-        ("CREATE VIEW v AS SELECT * FROM entries", "other tables"),
         ("CREATE TRIGGER t AFTER INSERT ON entries BEGIN DELETE FROM entries; END", "other tables"),
         ("CREATE VIRTUAL TABLE text USING fts5(x)", "other tables"),
-        ("ALTER TABLE entries ADD COLUMN more DEFAULT 1", "other tables"),
         (RENAMED.format("CHECK (load_extension('x'))"), "other tables"),
         (RENAMED.format("/*" + "x" * 5000 + "*/"), "damaged|malformed"),
         ("PRAGMA user_version = 7", "has 3 entries, and says 7"),
         ("DELETE FROM entries WHERE key LIKE '%'", "has 0 entries, and says 3"),
         (f"UPDATE entries SET key = '{key(9)}' WHERE key = '{key(1)}'", "another key"),
         ("UPDATE entries SET key = 'x' || key", "not in order at 'x"),
-        ("UPDATE entries SET key = CAST(key AS BLOB)", "not in order at b'"),
-        ("UPDATE entries SET value = 'text'", "no bytes"),
         ("UPDATE entries SET value = x''", "too short"),
         ("UPDATE entries SET value = value || x'00'", "no bytes|damaged|length"),
-        ("UPDATE sqlite_master SET rootpage = 3", "damaged|other|order"),
         ("UPDATE sqlite_master SET rootpage = 2147483647", "damaged"),
     ],
 )

@@ -164,12 +164,6 @@ def test_an_output_that_cannot_be_written_is_one_line(
 # -- what is wrong with the cache ------------------------------------------------------------------
 
 
-def test_unprintable_paths_are_printed_somehow(here: Callable, tmp_path: Path) -> None:
-    said = here("info", "--directory", tmp_path / os.fsdecode(b"\xff"))
-    assert said.code == 0
-    assert "\\udcff" in said.out
-
-
 NOTHING = "kcache: nothing has been cached yet\n"
 
 

@@ -10,7 +10,6 @@ import pytest
 from cli.helpers import fill, kernel, key, manifest
 
 import kcache
-from kcache.engine.stats import FIELDS, StatsFile
 
 KEYS = [f"{n:02x}" * 32 for n in range(3)]
 
@@ -46,19 +45,6 @@ def test_the_place_the_size_and_the_counts_of_all_processes(filled: Path, here: 
         assert " " in table[name], "a figure has its unit beside it"
 
 
-def test_the_sources_of_hits_add_up(cache_directory: Path, here: Callable) -> None:
-    fill(cache_directory, {})
-    table = lines(here("stats").out)
-    named = ("hit rate", "average compile time", "average cache time")
-    assert [table[name] for name in named] == ["-", "-", "-"]
-    counts = {"hits": 1234, "memory_hits": 1000, "layer_hits": 30, "remote_hits": 4}
-    StatsFile(cache_directory / "stats").add([counts.get(name, 0) for name in FIELDS])
-    told = "1,234 (1,000 from memory, 200 from the backend, 30 from layers, 4 from remotes)"
-    table = lines(here("stats").out)
-    assert table["hits"] == told
-    assert table["remotes"] == "4 hits, 0 misses, 0 without an answer; 0 puts"
-
-
 def test_kernels_and_manifests_are_counted_apart(
     cache_directory: Path, here: Callable, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,10 +71,3 @@ def test_json_is_one_object_with_every_field(filled: Path, here: Callable) -> No
     assert (figures["max_size_bytes"], figures["max_size_source"]) == (2 << 20, "KCACHE_MAX_SIZE")
     assert (figures["backend"], figures["remotes"]) == ("file", [])
     assert figures.keys() >= kcache.Stats().to_dict().keys()
-
-
-def test_zero_shows_the_counts_and_starts_again(filled: Path, here: Callable) -> None:
-    said = here("stats", "--json", "--zero")
-    assert json.loads(said.out)["hits"] == 1
-    assert "zero" in said.err
-    assert json.loads(here("stats", "--json").out)["hits"] == 0

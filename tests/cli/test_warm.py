@@ -198,7 +198,8 @@ def ask(cache):
     yield cache.get_or_compile(axpy, "axpy<float>", options)
     yield cache.get_or_compile(axpy, ["axpy<float>", "axpy<int>"], options.replace(std="17"))
     yield cache.get_or_compile(axpy, (), options.replace(defines={"T2": None, "N": 2}, lineinfo=True))
-    yield cache.get_or_compile(axpy, (), options, extra_key=b"\\0mine")
+    odd = axpy + "/* \\u00e4 \\u2028 \\r\\n\\t\\x07 */"
+    yield cache.get_or_compile(odd, (), options, extra_key=b"\\0mine")
     more = {"more.cuh": "#define MORE 9", "scale.cuh": "#include <more.cuh>\\n#define SCALE MORE"}
     yield cache.get_or_compile(scale, (), options, headers=more)
     beside = options.replace(include_paths=["include"])

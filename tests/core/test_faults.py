@@ -71,19 +71,6 @@ def test_whatever_a_backend_raises_no_operation_does(
         assert engine.get(key(5)) == entry()
 
 
-def test_a_failed_read_is_a_miss_and_a_failed_write_stores_nothing() -> None:
-    backend = FaultyBackend()
-    engine = CacheEngine(backend, memory_size=10**6)
-    engine.put(key(1), entry())
-    engine.memory.clear()
-    backend.faults["use"] = BackendError("no")
-    assert engine.get(key(1)) is None
-    backend.faults = {"put": BackendError("no")}
-    assert engine.put(key(2), entry()) is False
-    assert engine.get(key(2)) is None
-    assert (engine.stats().misses, engine.stats().errors, engine.stats().puts) == (2, 2, 1)
-
-
 def test_an_entry_whose_delete_fails_does_not_stop_the_eviction_of_others() -> None:
     class Stubborn(FaultyBackend):
         def delete(self, key_: str) -> int:

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,32 +101,6 @@ def together(count: int, work: Callable[[], object]) -> list[object]:
     return results
 
 
-class Leader:
-    """A thread that has begun to make the value, and ends when it is let."""
-
-    def __init__(self, flight: Flight, shelf: Shelf, make: Make | None = None) -> None:
-        self._flight = flight
-        self._make = make or shelf.make
-        self._go, begun = threading.Event(), threading.Event()
-
-        def slow() -> tuple[str, str | None]:
-            begun.set()
-            assert self._go.wait(LONG)
-            return self._make()
-
-        def lead() -> None:
-            with suppress(Exception, KeyboardInterrupt):
-                flight.run(KEY, lambda: None, slow, str)
-
-        self._thread = threading.Thread(target=lead)
-        self._thread.start()
-        assert begun.wait(LONG)
-
-    def end(self) -> None:
-        self._go.set()
-        self._thread.join(LONG)
-
-
 @pytest.mark.parametrize("between_processes", [False, True])
 class TestThreads:
     @pytest.fixture
@@ -137,15 +110,6 @@ class TestThreads:
     def test_one_makes_and_all_get_it(self, one: Flight, shelf: Shelf) -> None:
         assert together(16, lambda: shelf.ask(one)) == ["made"] * 16
         assert shelf.times == 1
-
-    def test_who_waits_too_long_takes_its_place(
-        self, shelf: Shelf, between_processes: bool
-    ) -> None:
-        one = shelf.flight("" if between_processes else None, wait=0.01)
-        leader = Leader(one, shelf)
-        assert shelf.ask(one) == "made"
-        assert (shelf.times, shelf.counts) == (1, (0, 1, 0))
-        leader.end()
 
     def test_asked_for_while_making_it(self, one: Flight, shelf: Shelf) -> None:
         assert shelf.ask(one, lambda: (shelf.ask(one), None)) == "made"
@@ -225,20 +189,6 @@ class TestProcesses:
         assert [wait(each) for each in (leader, *others)] == [0] * 9
         assert shelf.times == 1
 
-    def test_a_stopped_leader_is_not_waited_for_longer_than_said(
-        self, shelf: Shelf, gate: Gate
-    ) -> None:
-        leader = self.begin(shelf, gate)
-        os.kill(leader, signal.SIGSTOP)
-        patient = self.child(shelf)
-        assert shelf.ask(shelf.flight(wait=0.05)) == "made"
-        assert shelf.counts == (0, 1, 0)
-        assert wait(patient) == 0  # it saw the value long before its own wait of a minute ended
-        os.kill(leader, signal.SIGCONT)
-        gate.open()
-        assert wait(leader) == 0
-        assert shelf.times == 2
-
     def test_the_lock_does_not_outlive_its_process_in_a_child(
         self, shelf: Shelf, gate: Gate
     ) -> None:
@@ -261,21 +211,6 @@ class TestProcesses:
         assert shelf.counts == (0, 0, 0)
         os.close(end)
         os.close(life)
-
-    def test_a_forked_child_waits_for_its_parents_lock_and_not_for_its_threads(
-        self, shelf: Shelf
-    ) -> None:
-        one = shelf.flight(wait=0.05)
-        leader = Leader(one, shelf)
-
-        def work() -> None:
-            assert one.run(key("other"), lambda: None, lambda: ("other", None), str) == "other"
-            assert shelf.ask(one) == "made"
-            assert shelf.counts[1] == 1
-
-        assert wait(fork(work)) == 0
-        assert not lock_key(shelf.path, KEY)  # the child's end released nothing
-        leader.end()
 
 
 def test_without_locks_each_process_makes_it(

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -201,61 +200,6 @@ def request(source: str = KERNEL, options: CompileOptions | None = None, **more:
     """Returns a request as a cache makes it, in the working directory."""
     arguments = {"names": (), "headers": None, "extra_key": b"", "source_name": "kernel.cu", **more}
     return Request.make(source, options=options or CompileOptions(90), compiler="c", **arguments)
-
-
-def remade(wanted: ListedKernel) -> Request:
-    """Returns the request that a cache makes of what was recorded, in its working directory."""
-    asked = wanted.request
-    with contextlib.chdir(wanted.directory or os.curdir):
-        return Request.make(
-            asked.source,
-            asked.names,
-            options(wanted),
-            asked.headers,
-            asked.extra_key,
-            source_name=asked.source_name,
-            compiler="c",
-        )
-
-
-RICH = CompileOptions(
-    "sm_90a",
-    "17",
-    optimization=2,
-    max_registers=32,
-    defines={"A": None, "B": 2},
-    include_paths=["include", "/opt/\udcff", "./x/"],
-    extra_options=["-ftz=true", "-I", "more"],
-)
-
-
-def several() -> Iterator[Request]:
-    yield request()
-    yield request("__global__ void k(const char*, int) { /* \u00e4 \u2028 \r\n\t\x07 */ }\n")
-    yield request(names=("f<int>", "f<float>"))
-    yield request(INCLUDING, RICH)
-    yield request(INCLUDING, RICH.replace(lineinfo=True))
-    yield request(INCLUDING, headers={"scale.cuh": "#define S 1\n", "b.h": ""}, extra_key=b"\0\1")
-    yield request(INCLUDING, source_name="src/deep/x.cu")
-    yield request(options=CompileOptions(extra_options=["-arch", "sm_80"]))
-    yield request(options=CompileOptions("compute_90", lto=True, debug=True, fast_math=True))
-
-
-def test_what_is_read_is_what_was_recorded(folder: Path, tmp_path: Path) -> None:
-    recorder = RequestRecorder(tmp_path / "kernels.jsonl")
-    made = list(several())
-    for each in made:
-        recorder.note(each)
-    recorder.close()
-    os.chdir(tmp_path)
-    found = read_list("kernels.jsonl")
-    assert [each.directory for each in found] == [
-        None if each.anywhere else str(tmp_path / "elsewhere") for each in made
-    ]
-    again = [remade(each) for each in found]
-    assert [each.key for each in again] == [each.key for each in made]
-    assert [each.options for each in again] == [each.options for each in made]
-    assert [each.search.prefixes for each in again] == [each.search.prefixes for each in made]
 
 
 def test_each_request_is_written_once_but_once_for_each_place(folder: Path, tmp_path: Path) -> None:

@@ -63,16 +63,6 @@ def test_every_field_separates_keys(field: str) -> None:
     assert len(digests) == 1 + len(changed)
 
 
-def test_a_value_in_another_field_is_another_key() -> None:
-    texts = ("source_hash", "arch", "options_hash", "compiler")
-    plain = {"source_hash": "", "arch": "", "options_hash": "", "compiler": ""}
-    keys = [CacheKey(**{**plain, field: "x"}) for field in texts]
-    keys += [CacheKey(**plain, names=("x",)), CacheKey(**plain, outputs=("x",))]
-    keys += [CacheKey(**plain, extra_key=b"x"), CacheKey(**plain, headers={"x": ""})]
-    keys += [CacheKey(**plain, headers={"": "x"}), CacheKey(**plain, names=("x", ""))]
-    assert len({key.digest() for key in keys}) == len(keys)
-
-
 def test_the_digest_is_sha256_over_length_prefixed_fields() -> None:
     parts = ((b"label", b""), (b"name", b"value"), (b"", b"\0\xff"))
     image = b"".join(

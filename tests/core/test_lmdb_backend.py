@@ -14,7 +14,6 @@ from kcache import BackendError, ConfigError, KernelCache, open_engine
 from kcache.backend import NoBackend
 from kcache.directory import open_directory
 from kcache.entry import encode
-from kcache.errors import FullError
 from kcache.util.mounts import FileSystem, file_system
 from kcache_backends.file import FileBackend
 from kcache_backends.lmdb import LmdbBackend
@@ -150,34 +149,6 @@ def test_what_a_wrong_clock_put_into_the_future_goes_first(name: str, tmp_path: 
             assert engine.put(key(number), entry())
         for number in range(100, 108):
             assert engine.get(key(number)) == entry()
-
-
-def test_reading_only_makes_no_table_of_readers(tmp_path: Path) -> None:
-    with open_engine(tmp_path, backend="lmdb") as engine:
-        engine.put(key(1), entry())
-    (tmp_path / "lmdb/db/lock.mdb").unlink()
-    with open_engine(tmp_path, backend="lmdb", read_only=True) as engine:
-        assert engine.get(key(1)) == entry()
-    assert os.listdir(tmp_path / "lmdb/db") == ["data.mdb"]
-
-
-def test_after_the_room_is_gone_everything_in_the_batch_says_so(tmp_path: Path) -> None:
-    """So that the engine, which survives a failed delete, evicts and tries once more."""
-    backend = LmdbBackend(tmp_path / "lmdb", max_size=200_000)
-    backend.put(key(1), b"1")
-
-    def overfill() -> None:
-        with backend.batch():
-            with pytest.raises(FullError):
-                backend.put(key(2), bytes(2_000_000))
-            with pytest.raises(FullError, match="MDB_MAP_FULL"):
-                backend.delete(key(1))
-
-    with pytest.raises(FullError, match="MDB_MAP_FULL"):
-        overfill()
-    assert backend.get(key(1)) == b"1"
-    assert backend.put(key(2), b"2")
-    backend.close()
 
 
 @pytest.mark.parametrize("given", [17 << 40, "99999999TiB"])

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from core.helpers import fork, wait
 
-from kcache.util import locks as locks_module
 from kcache.util.locks import Patience, Turns, is_locked, lock, unlock
 from kcache.util.open_file import OwnFile, open_own
 
@@ -70,18 +69,6 @@ def test_the_kernel_releases_what_a_killed_process_held(path: str) -> None:
     os.kill(child, signal.SIGKILL)
     assert wait(child) == -signal.SIGKILL
     assert is_free(path, 0)
-
-
-@pytest.mark.parametrize("code", sorted(locks_module._UNSUPPORTED))
-def test_a_file_system_without_locks_is_told(
-    code: int, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> bool:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(locks_module, "_range_lock", refuse)
-    with opened(path) as file:
-        assert lock(file, 0, timeout=LONG) is False
 
 
 def test_waits_in_vain_do_not_add_up(path: str) -> None:

@@ -101,15 +101,6 @@ class HarmedFiles(CacheMachine):
         assert self.engine.stats().errors == 0
 
 
-MACHINES = [ExactFiles, HarmedFiles]
-
-
-@pytest.mark.parametrize("machine", MACHINES)
-def test_a_cache_behaves_as_its_model(machine: type[ExactFiles | HarmedFiles]) -> None:
-    run_state_machine_as_test(machine, settings=FEW)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("machine", MACHINES)
-def test_a_cache_behaves_as_its_model_for_long(machine: type[ExactFiles | HarmedFiles]) -> None:
-    run_state_machine_as_test(machine, settings=MANY)
+@pytest.mark.parametrize("machine", [ExactFiles, HarmedFiles])
+def test_a_cache_behaves_as_its_model(machine: type[ExactFiles | HarmedFiles], long: bool) -> None:
+    run_state_machine_as_test(machine, settings=MANY if long else FEW)

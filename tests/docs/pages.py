@@ -10,23 +10,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from markdown_it import MarkdownIt
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 #: Marks that say how a block is tested: the words after `test:`.
 HOW = ("exit", "gpu", "slow", "by", "dockerfile", "workflow", "none")
-#: The page that `docs/from_code.py` writes. Its blocks are signatures, which `test_reference.py`
-#: compares.
+#: What `docs/from_code.py` writes. Its blocks are signatures, which `test_reference.py` compares.
 _MADE = re.compile(r"^<!-- from the code: .*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
-#: Directives that hold text with blocks of its own; those that hold none; and doctests.
-_NESTING = {"admonition", "caution", "dropdown", "important", "note", "seealso", "tip", "warning"}
-_SILENT = {"contents", "figure", "image", "toctree"}
-_CODE = {"code", "code-block", "sourcecode"}
-
-_FENCE = re.compile(r"^( *)(`{3,}|~{3,}|:{3,})[ ]*([^`]*)$")
-_COMMENT = re.compile(r"^ *<!--\s*(.*?)\s*-->\s*$")
-_MARK = re.compile(r"(file|test):\s*(.*)")
-_DIRECTIVE = re.compile(r"\{([\w:-]+)\}\s*(.*)")
+_MARK = re.compile(r"<!--\s*(file|test):\s*(.*?)\s*-->")
+_DIRECTIVES = ("{doctest}", "{literalinclude}")
+#: A directive that holds no code.
+_SILENT = "{toctree}"
+_PARSER = MarkdownIt()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +54,12 @@ class Block:
         return f"{self.page}:{self.line}"
 
 
-class PageError(AssertionError):
-    """Something on a page that no test can make sense of, with its place."""
-
-
 def pages() -> list[Path]:
     """Returns every page that people read: at the root, in docs/ and beside the examples."""
     built = DOCS / "_build"
+    names = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
     found = [
-        *(
-            ROOT / name
-            for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
-        ),
+        *(ROOT / name for name in names),
         *sorted(path for path in DOCS.rglob("*.md") if built not in path.parents),
         *sorted(ROOT.glob("examples/*/README.md")),
     ]
@@ -82,120 +73,60 @@ def named(path: Path) -> str:
 
 def blocks(path: Path) -> list[Block]:
     """Returns the blocks of a page in order."""
-    name = named(path) if path.is_relative_to(ROOT) else path.name
+    page = named(path) if path.is_relative_to(ROOT) else path.name
     text = _MADE.sub(lambda made: "\n" * made[0].count("\n"), path.read_text(encoding="utf-8"))
-    return list(_blocks(name, text.splitlines(), 0))
-
-
-def _blocks(page: str, lines: list[str], before: int) -> Iterator[Block]:
+    found: list[Block] = []
     marks: list[tuple[str, str]] = []
     follows = False
-    at = 0
-    while at < len(lines):
-        line, number = lines[at], before + at + 1
-        at += 1
-        opening = _FENCE.match(line)
-        if opening is None:
-            comment = _COMMENT.match(line)
-            mark = _MARK.fullmatch(comment[1]) if comment else None
-            if mark:
-                marks.append((mark[1], mark[2]))
-            elif line.strip():
-                _refuse_strays(page, number, marks)
-                marks, follows = [], False
-            continue
-        start = at
-        closing = re.compile(rf"^ *{re.escape(opening[2])}{re.escape(opening[2][0])}*\s*$")
-        while at < len(lines) and not closing.match(lines[at]):
-            at += 1
-        if at == len(lines):
-            raise PageError(f"{page}:{number}: the block does not end")
-        inside = [text.removeprefix(opening[1]) for text in lines[start:at]]
-        at += 1
-        language, nested = _language(page, number, opening[3])
-        if nested:
-            yield from _blocks(page, inside, before + start)
-        if language is None:
-            _refuse_strays(page, number, marks)
-            marks, follows = [], False
-            continue
-        yield _made(page, number, language, "".join(f"{text}\n" for text in inside), marks, follows)
-        marks, follows = [], True
-    _refuse_strays(page, before + len(lines), marks)
+    for token in _PARSER.parse(text):
+        if token.type == "html_block" and (noted := _MARK.findall(token.content)):
+            marks += noted
+        elif token.map and (token.type == "fence" or token.content):
+            language = _language(token.info) if token.type == "fence" else None
+            where = (page, token.map[0] + 1)
+            if language is not None:
+                found.append(_made(where, language, token.content, marks, follows=follows))
+            else:
+                assert not marks, f"{where}: the mark before this line belongs to no block"
+            marks, follows = [], language is not None
+    assert not marks, f"{page}: the mark at its end belongs to no block"
+    return found
 
 
-def _language(page: str, line: int, info: str) -> tuple[str | None, bool]:
-    """Returns a block's language, None for what is no code, and whether it holds blocks."""
-    directive = _DIRECTIVE.match(info)
-    if directive is None:
-        words = info.split()
-        return (words[0].lower() if words else ""), False
-    name = directive[1]
-    if name in _CODE:
-        return directive[2].lower(), False
-    if name in ("doctest", "literalinclude"):
-        return name, False
-    if name in _NESTING or name in _SILENT:
-        return None, name in _NESTING
-    raise PageError(f"{page}:{line}: no test knows the directive {name}")
+def _language(info: str) -> str | None:
+    """Returns a block's language, or None for what is no code."""
+    word = (info.split() or [""])[0].lower()
+    assert not word.startswith("{") or word in (*_DIRECTIVES, _SILENT), f"no test knows {word}"
+    return None if word == _SILENT else word.strip("{}")
 
 
 def _made(
-    page: str, line: int, language: str, text: str, marks: list[tuple[str, str]], follows: bool
+    where: tuple[str, int], language: str, text: str, marks: list[tuple[str, str]], *, follows: bool
 ) -> Block:
     file = None
     how: dict[str, str] = {}
     for kind, rest in marks:
+        word, _, what = rest.partition(" ")
         if kind == "file":
             file = rest
-            continue
-        word, _, what = rest.partition(" ")
-        if word not in HOW:
-            raise PageError(f"{page}:{line}: {word!r} is no mark; there are: {', '.join(HOW)}")
-        how[word] = what.strip()
-    return Block(page, line, language, text, file, how, follows)
-
-
-def _refuse_strays(page: str, line: int, marks: list[tuple[str, str]]) -> None:
-    if marks:
-        raise PageError(f"{page}:{line}: the mark before this line belongs to no block")
-
-
-# -- what stands in the text ---------------------------------------------------------------------
+        else:
+            assert word in HOW, f"{where}: {word!r} is no mark; there are: {', '.join(HOW)}"
+            how[word] = what.strip()
+    return Block(*where, language, text, file, how, follows)
 
 
 def spans(text: str) -> Iterator[tuple[int, str]]:
     """Yields the line and the text of each piece of code in the prose, outside of blocks."""
-    for number, line in prose(text):
-        for _, span in re.findall(r"(`+)(.+?)\1(?!`)", line):
-            yield number, span.strip()
+    for token in _PARSER.parse(text):
+        for child in token.children or ():
+            if child.type == "code_inline" and token.map:
+                yield token.map[0] + 1, child.content.strip()
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
-    """Yields the lines outside of blocks, with their numbers. A span that wraps is joined."""
-    fence: str | None = None
-    pending, began = "", 0
-    for number, line in enumerate(text.splitlines(), 1):
-        found = _FENCE.match(line)
-        if fence is not None:
-            if found and found[2].startswith(fence) and not found[3].strip():
-                fence = None
-            continue
-        if found:
-            if pending:
-                yield began, pending
-                pending = ""
-            fence = found[2]
-            continue
-        if pending and not line.strip():
-            yield began, pending
-            pending = ""
-        joined = f"{pending} {line.strip()}" if pending else line
-        began = began if pending else number
-        if joined.count("`") % 2:
-            pending = joined
-        else:
-            pending = ""
-            yield began, joined
-    if pending:
-        yield began, pending
+    """Yields the lines outside of blocks, with their numbers."""
+    fences = [token.map for token in _PARSER.parse(text) if token.type == "fence"]
+    inside = {number for lines in fences if lines for number in range(*lines)}
+    for number, line in enumerate(text.splitlines()):
+        if number not in inside:
+            yield number + 1, line

@@ -8,7 +8,6 @@ recipe for an image or a workflow is followed, those commands, and what needs an
 
 from __future__ import annotations
 
-import configparser
 import doctest
 import json
 import os
@@ -209,7 +208,7 @@ def commands(block: Block) -> list[tuple[str, str]]:
 
 def parsed(block: Block) -> object:
     """Returns what a block of data says; raises AssertionError where it says nothing."""
-    if block.language not in ("json", "toml", "yaml", "yml", "ini"):
+    if block.language not in ("json", "toml", "yaml"):
         _fail(
             block,
             f"nothing runs a block of {block.language or 'no language'!r}: "
@@ -220,12 +219,8 @@ def parsed(block: Block) -> object:
             return json.loads(block.text)
         if block.language == "toml":
             return tomllib.loads(block.text)
-        if block.language == "ini":
-            parser = configparser.ConfigParser()
-            parser.read_string(block.text)
-            return parser
         return yaml.safe_load(block.text)
-    except (ValueError, configparser.Error, yaml.YAMLError) as error:
+    except (ValueError, yaml.YAMLError) as error:
         _fail(block, f"this is no {block.language}: {error}")
 
 

@@ -12,7 +12,7 @@ command that is tested.
 | `sh` | run by `bash -euo pipefail` |
 | `console` | commands behind `$ `, and below each what it says; `...` stands for anything |
 | `text` directly after one of these | what that block says: standard output and standard error |
-| `json`, `toml`, `yaml`, `ini` | parsed |
+| `json`, `toml`, `yaml` | parsed |
 | anything else | refused, unless a mark says what becomes of it |
 
 A mark is an HTML comment on a line before the block:

@@ -89,14 +89,9 @@ def test_it_installs(where: str, tmp_path: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", clone / ".venv"], check=True)
         environ["PATH"] = f"{clone / '.venv' / 'bin'}{os.pathsep}{environ.get('PATH', '')}"
     script = re.sub(r"^\$ ", "", block.text, flags=re.MULTILINE)
+    script = script.replace("python3 -m venv", f"{sys.executable} -m venv")
     done = subprocess.run(
-        [
-            "bash",
-            "-euo",
-            "pipefail",
-            "-c",
-            script.replace("python3 -m venv", f"{sys.executable} -m venv"),
-        ],
+        ["bash", "-euo", "pipefail", "-c", script],
         cwd=clone,
         env=environ,
         stdin=subprocess.DEVNULL,

@@ -84,9 +84,7 @@ def test_what_goes_wrong_raises_nothing(harm: str, tmp_path: Path, programs: Pro
         del programs[b"never stored"]
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [(1, b""), (None, b""), (b"k", "text"), (b"k", None), (b"k", 7)]
-)
+@pytest.mark.parametrize(("key", "value"), [(1, b""), (b"k", "text"), (b"k", None)])
 def test_wrong_arguments(key: object, value: object, programs: ProgramCache) -> None:
     with pytest.raises(TypeError, match="bytes"):
         programs[key] = value  # type: ignore[index]

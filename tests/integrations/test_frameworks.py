@@ -38,8 +38,3 @@ def test_what_a_line_names_is_there(framework: str) -> None:
     (line,) = [each.line for each in FRAMEWORKS if each.name.lower() == framework]
     assert f"kcache.integrations.{module}" in line
     assert name in line
-
-
-def test_each_framework_is_listed_once() -> None:
-    names = [name for each in FRAMEWORKS for name in each.distributions]
-    assert len(set(names)) == len(names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import enum
 import struct
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kcache.errors import ArgumentTypeError, ConfigError
+from kcache.errors import ConfigError
 from kcache.launch.arguments import address_of, pack
 
 
@@ -41,25 +40,17 @@ def test_a_float_arrives_in_both_sizes(single: float, double: float) -> None:
     assert one(8, double) == struct.pack("<d", double)
 
 
-def test_subclasses_of_numbers_are_numbers() -> None:
-    assert one(4, enum.IntEnum("Mode", "A B").B) == b"\2\0\0\0"  # type: ignore[attr-defined]
-    assert one(1, True) == b"\1"
-
-
 @pytest.mark.parametrize(
     ("size", "value", "reason"),
     [
         (1, 256, "does not fit into 1 bytes"),
-        (4, -(2**31) - 1, "does not fit into 4 bytes"),
         (8, 10**30, "does not fit into 8 bytes"),
         (4, 1e300, "does not fit into 4 bytes"),
         (2, 1.5, "takes 2 bytes there; pass a numpy or ctypes scalar"),
-        (12, 1, "takes 12 bytes there; pass a numpy or ctypes scalar"),
         (4, None, "it has 8 bytes, the kernel takes 4"),
         (4, ctypes.c_int64(1), "it has 8 bytes, the kernel takes 4"),
         (8, [1.0], "is a list; allowed: numbers"),
         (8, "text", "is a str; allowed: numbers"),
-        (8, 1j, "is a complex; allowed: numbers"),
     ],
 )
 def test_what_does_not_fit_is_refused(size: int, value: object, reason: str) -> None:
@@ -118,8 +109,3 @@ def test_a_producer_that_refuses_is_quoted() -> None:
     pytest.importorskip("cuda.core")
     for kind, number in ((2, 0), (3, 7), (13, 7)):  # device memory, pinned, managed
         refused(8, Array(kind, number), "the Array hides its memory: it needs a gradient")
-
-
-def test_the_errors_have_their_class() -> None:
-    with pytest.raises(ArgumentTypeError, match="argument 1 is a object"):
-        one(8, object())

@@ -52,14 +52,6 @@ def test_every_call_says_what_is_missing_and_none_hangs() -> None:
     assert loaded == "[]"
 
 
-def test_the_error_is_no_cache_error_and_keeps_its_cause() -> None:
-    without_driver()
-    kernel = kcache.CompiledKernel(None, b"code", None, {}, "", "0" * 64, False, 0.0)
-    with pytest.raises(kcache.KcacheError) as raised:
-        kernel.load()
-    assert isinstance(raised.value.__cause__, OSError)
-
-
 def test_arguments_are_checked_before_the_driver_is_looked_for() -> None:
     kernel = kcache.CompiledKernel(None, b"code", None, {}, "", "0" * 64, False, 0.0)
     for device in ("0", 1.0, True):

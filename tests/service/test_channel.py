@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import struct
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,7 +27,7 @@ def pair() -> Iterator[Pair]:
     there.close()
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, 4000, 4096, 4097, 1 << 16, 5 << 20])
+@pytest.mark.parametrize("size", [0, 1, 4096, 4097, 5 << 20])
 def test_messages_of_every_size_go_both_ways(size: int) -> None:
     ends = [Channel(each, 60) for each in socket.socketpair()]
     question = [b"get", bytes(range(256)) * (size // 256) + b"x" * (size % 256), b""]
@@ -41,41 +39,6 @@ def test_messages_of_every_size_go_both_ways(size: int) -> None:
             assert coming.result(60) == question[::-1]
     for each in ends:
         each.close()
-
-
-def test_a_message_may_come_in_pieces(pair: Pair) -> None:
-    channel, there = pair
-    fields = [b"one", b"x" * 9000, b""]
-    whole = heading(fields) + b"".join(fields)
-
-    def drip() -> None:
-        for at in range(0, len(whole), 7):
-            there.sendall(whole[at : at + 7])
-
-    thread = threading.Thread(target=drip)
-    thread.start()
-    assert channel.next() == fields
-    thread.join()
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        struct.pack("<4sI", b"KCW1", 1 << 24),  # more fields than any message has
-        struct.pack("<4sIQ", b"KCW1", 1, 1 << 40),
-        heading([b"xyz"]) + b"x",
-        heading([b"x" * 9000]) + b"x" * 5000,
-        b"KCW1",
-        b"",
-    ],
-)
-def test_nonsense_ends_the_connection(pair: Pair, said: bytes) -> None:
-    channel, there = pair
-    there.sendall(said)
-    there.shutdown(socket.SHUT_WR)
-    with pytest.raises(WireError):
-        channel.next()
 
 
 def test_an_answer_that_does_not_come_is_not_waited_for(pair: Pair) -> None:
