@@ -141,14 +141,13 @@ def run_without_linux(program: str, folder: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-c", _WITHOUT + program],
         env={**os.environ, "KCACHE_DIR": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
-    assert "Traceback" not in done.stdout
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
     return done.stdout
 
 
