@@ -129,13 +129,6 @@ class Environment:
             error = self._error = self._error or error
         return files.failed(operation, self.root, error)
 
-    @contextmanager
-    def _noted(self, operation: str, *kinds: type[lmdb.Error | OSError]) -> Generator[None]:
-        try:
-            yield
-        except kinds as error:
-            raise self._failed(operation, error) from error
-
     def _own_transaction(self) -> lmdb.Transaction[bytes] | None:
         return self.txn if _is_owned(self._busy) else None
 
@@ -215,26 +208,25 @@ class Environment:
                 neither finishes its own transaction nor dies.
         """
         own, begun = self._own_transaction(), False
-        with self._noted(operation, lmdb.Error):
+        try:
             if own is not None:
                 yield own
                 return
-            try:
-                with self._alone(PATIENCE if patience is None else patience):
-                    txn, begun = self._begin(), True
-                    with self._transaction(txn, uses):
-                        yield txn
-                    if files.is_nearly_full(self.root, 0):
-                        # The pages that this one has freed are usable after one more.
-                        with (
-                            suppress(lmdb.Error, OSError),
-                            self._transaction(txn := self._begin(), 0),
-                        ):
-                            records.add_to_sums(txn, 0, 0)
-            except OSError as error:
-                if begun:  # the caller's
-                    raise
-                raise self._failed(operation, error) from error
+            with self._alone(PATIENCE if patience is None else patience):
+                txn, begun = self._begin(), True
+                with self._transaction(txn, uses):
+                    yield txn
+                if files.is_nearly_full(self.root, 0):
+                    # The pages that this one has freed are usable after one more.
+                    with (
+                        suppress(lmdb.Error, OSError),
+                        self._transaction(txn := self._begin(), 0),
+                    ):
+                        records.add_to_sums(txn, 0, 0)
+        except (lmdb.Error, OSError) as error:
+            if isinstance(error, OSError) and (begun or own is not None):  # the caller's
+                raise
+            raise self._failed(operation, error) from error
 
     @contextmanager
     def _alone(self, patience: float) -> Generator[None]:

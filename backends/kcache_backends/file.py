@@ -42,6 +42,7 @@ from kcache_backends._shards import (
     ShardCount,
     ShardCounters,
     open_counters,
+    read_counts,
 )
 
 if TYPE_CHECKING:
@@ -281,7 +282,7 @@ class FileBackend(Backend):
 
         Open for reading only, it takes no locks: a shard that is being written may look wrong.
         """
-        from kcache_backends._file_check import check_shard, recorded_in
+        from kcache_backends._examine import check_shard
 
         with self._translated("check"):
             if not os.path.isdir(self._root):
@@ -289,7 +290,8 @@ class FileBackend(Backend):
             # A copy may be without counters, which the next writer will create.
             recorded: list[ShardCount | None] = [ShardCount(ANY_SIZE, ANY_SIZE, 1)] * SHARDS
             if self._read_only:
-                recorded = recorded_in(f"{self._root}/{_COUNTERS}") or recorded
+                with suppress(FileNotFoundError):
+                    recorded = read_counts(f"{self._root}/{_COUNTERS}")
         mend = repair and not self._read_only
         for shard, name in enumerate(_names):
             alone = partial(self._alone_with, shard, recorded[shard])

@@ -7,17 +7,16 @@ a reason, and the program asks the real NVRTC.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.config import COMPILER_VARIABLES
 from kcache.dropin.protocol import Answer, Program
 from kcache.nvrtc.parsed_options import parse_options, without_automatic_pch
 from kcache.nvrtc.search import are_own_files
 from kcache.util import log
-from kcache.util.open_file import open_own
+from kcache.util.open_file import open_own, replacing
 
 if TYPE_CHECKING:
     from kcache.engine.stats import Stats
@@ -87,7 +86,7 @@ _SUCCESS, _COMPILATION, _INVALID_OPTION = 0, 6, 5
 #: Version and architectures of an NVRTC build. A program asks for them before its first compile.
 #: Loading the library for the answer would take 100 ms, so small files keep them.
 Release = tuple[tuple[int, int], tuple[int, ...]]
-#: Most numbers in such a file, and most bytes of it.
+#: Most architectures in such a file, and most bytes of it.
 _MOST, _MOST_BYTES = 64, 4096
 
 
@@ -400,31 +399,25 @@ def recall(folder: str | None, identity: str) -> Release | None:
         return None
     try:
         file = open_own(_path(folder, identity), os.O_RDONLY)
-        found: object = json.loads(os.read(file.fd, _MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
+        major, minor, *archs = map(int, os.read(file.fd, _MOST_BYTES).split())
+    except (OSError, ValueError):
         return None
-    if not isinstance(found, list):
-        return None
-    numbers = cast("list[object]", found)
-    if not 3 <= len(numbers) <= _MOST or not all(type(each) is int for each in numbers):
-        return None
-    major, minor, *archs = cast("list[int]", numbers)
-    return (major, minor), tuple(archs)
+    return ((major, minor), tuple(archs)) if 0 < len(archs) <= _MOST else None
 
 
 def remember(folder: str | None, identity: str, about: Release) -> None:
     """Remember version and architectures of a build, if that is possible."""
     if folder is None:
         return
-    path = _path(folder, identity)
-    temporary = f"{path}.{os.getpid()}"
     with suppress(OSError):
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        with open(temporary, "x", encoding="ascii") as file:
-            json.dump([*about[0], *about[1]], file)
-        os.rename(temporary, path)
+        with (
+            replacing(_path(folder, identity)) as draft,
+            open(draft, "w", encoding="ascii") as file,
+        ):
+            print(*about[0], *about[1], file=file)
 
 
 def _path(folder: str, identity: str) -> str:
     digest = hashlib.sha256(identity.encode(), usedforsecurity=False).hexdigest()
-    return os.path.join(folder, f"nvrtc-{digest[:32]}.json")
+    return os.path.join(folder, f"nvrtc-{digest[:32]}.txt")

@@ -258,12 +258,8 @@ def _name_of(process: int) -> str:
 def since(before: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
     """Return what was counted after `before`; both are in the form of `Counts.as_dict`."""
     told = {name: counts[name] - before[name] for name in counts.keys() - {"reasons", "names"}}
-    return {**told, **{name: _more(before[name], counts[name]) for name in ("reasons", "names")}}
-
-
-def _more(before: dict[str, int], counts: dict[str, int]) -> dict[str, int]:
-    more = {name: number - before.get(name, 0) for name, number in counts.items()}
-    return {name: number for name, number in more.items() if number > 0}
+    more = {name: Counter(counts[name]) - Counter(before[name]) for name in ("reasons", "names")}
+    return {**told, **more}
 
 
 def summary(counts: dict[str, Any]) -> str:

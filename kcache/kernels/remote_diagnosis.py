@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from kcache.admin.doctor import OK, PROBLEM, WARNING, Finding
 from kcache.errors import ConfigError, KcacheError
 from kcache.kernels.tiers import open_layer, remotes_socket
-from kcache.remote.limits import TimeLimit
 from kcache.remote.protocol import Counts
-from kcache.remote.remote import Remote
+from kcache.remote.remote import Remote, TimeLimit
 from kcache.remote.remote_client import RemoteError
 from kcache.remote.signing import Sealer, make_sealer
 from kcache.util.units import format_time

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from kcache.errors import ConfigError
 from kcache.util.units import parse_size
 
-__all__ = ["COMMON", "KINDS", "OPTIONS", "Address", "is_secret", "parse_addresses"]
+__all__ = ["COMMON", "KINDS", "OPTIONS", "Address", "parse_addresses"]
 
 #: Scheme -> kind: a layer, or a protocol of remotes.
 KINDS: Mapping[str, str] = {
@@ -68,7 +68,6 @@ _FALSE = frozenset(("0", "false", "no", "off"))
 _BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)|\s+")
 #: A host, with or without a port.
 _HOST = re.compile(r"([^:\[\]]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
-_SECRET = re.compile(r"token|secret|password|passwd|signature|credential|(^|_)key$", re.IGNORECASE)
 _ALLOWED = (
     "file:///path, http(s)://host/path, redis(s)://host, redis+cluster://host, valkey://host, "
     "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix, with options such as ?ro"
@@ -133,11 +132,11 @@ class Address(NamedTuple):
         return _seconds(dict(self.options), "lease_seconds", LEASE_SECONDS, self.redacted())
 
     def redacted(self) -> str:
-        """Return the address without credentials, for messages."""
+        """Return the address without credentials, for messages; no option is one, only its file."""
         userinfo = "***@" if self.user or self.password else ""
         shown = [] if self.writable or self.kind == "layer" else ["ro"]
         for name, value in self.options:
-            shown.append(f"{name}={'***' if is_secret(name) else quote(value, safe='/:,')}")
+            shown.append(f"{name}={quote(value, safe='/:,')}")
         query = f"?{'&'.join(shown)}" if shown else ""
         return f"{self.scheme}://{userinfo}{self.location}{query}"
 
@@ -148,11 +147,6 @@ class Address(NamedTuple):
     def __str__(self) -> str:
         """Return the address without credentials."""
         return self.redacted()
-
-
-def is_secret(option: str) -> bool:
-    """Tell whether the value of an option must not be shown. The path of a file may be."""
-    return not option.endswith("_file") and _SECRET.search(option) is not None
 
 
 def parse_addresses(value: object, *, name: str) -> tuple[Address, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import os
 import stat
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kcache.environment import proxy_for, remote_token
 from kcache.errors import ConfigError
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from kcache.remote.address import Address
 
 __all__ = [
-    "Credentials",
     "authorization",
-    "from_netrc",
     "own_file",
     "read_secret",
     "require_unreadable",
@@ -33,17 +31,6 @@ _MOST_BYTES = 1 << 16
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-class Credentials(NamedTuple):
-    """A user and a password."""
-
-    user: str
-    password: str
-
-    def __repr__(self) -> str:
-        """Return the credentials without the password."""
-        return f"Credentials({self.user!r}, '***')"
-
-
 def authorization(address: Address, host: str) -> str | None:
     """Return the header `Authorization` for an address, or None.
 
@@ -51,7 +38,7 @@ def authorization(address: Address, host: str) -> str | None:
         ConfigError: a file can't be read, or is not safe.
     """
     if address.user is not None or address.password is not None:
-        return _basic(Credentials(address.user or "", address.password or ""))
+        return _basic(address.user or "", address.password or "")
     token_file = address.option("token_file")
     if token_file:
         return _bearer(read_secret(token_file))
@@ -62,13 +49,13 @@ def authorization(address: Address, host: str) -> str | None:
     token = remote_token()
     if token:
         return _bearer(token)
-    known = from_netrc(host)
-    return None if known is None else _basic(known)
+    known = _from_netrc(host)
+    return None if known is None else _basic(*known)
 
 
-def _basic(credentials: Credentials) -> str:
+def _basic(user: str, password: str) -> str:
     """Return the value of a header with a user and a password."""
-    pair = f"{credentials.user}:{credentials.password}".encode()
+    pair = f"{user}:{password}".encode()
     return f"Basic {base64.b64encode(pair).decode()}"
 
 
@@ -90,8 +77,8 @@ def read_secret(path: str) -> str:
     return lines[0].strip()
 
 
-def from_netrc(host: str) -> Credentials | None:
-    """Return the credentials of a host in `~/.netrc`; its `default` is not used.
+def _from_netrc(host: str) -> tuple[str, str] | None:
+    """Return user and password of a host in `~/.netrc`; its `default` is not used.
 
     Raises:
         ConfigError: others can read the file, or it can't be understood.
@@ -106,7 +93,7 @@ def from_netrc(host: str) -> Credentials | None:
         known = netrc.netrc(path).hosts.get(host)
     except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} can't be understood: {error}") from error
-    return None if known is None else Credentials(known[0] or "", known[2] or "")
+    return None if known is None else (known[0] or "", known[2] or "")
 
 
 def _private_text(path: str) -> str:

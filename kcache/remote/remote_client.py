@@ -57,7 +57,7 @@ class RemoteClient(Protocol):
     """Values under keys (64 hexadecimal digits) on a server.
 
     A client adds the prefix of its address to each key. It does not examine values. It limits each
-    wait for a server by the time-outs of the address; `kcache.remote.limits` limits their sum.
+    wait for a server by the time-outs of the address; `kcache.remote.remote` limits their sum.
 
     Threads: used by several threads at a time. Processes: only in the service, which was started by
     exec and never forks.

@@ -24,7 +24,7 @@ from kcache.util.wire import WireError, heading
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
 __all__ = [
@@ -348,12 +348,9 @@ def begin(
         told = heading(fields) + b"".join(fields)
         if len(told) > _MOST_TOLD:
             raise OSError("the settings of the service are too long")
-        if forks:
-            command = [sys.executable, *_FLAGS, _CODE, *_search_path()]
-            _fork(lambda: _become(command, told, passed, environment, speaks=speaks))
-        else:
-            command = [sys.executable, *_FLAGS, _LEAVE + _CODE, *_search_path()]
-            _run(command, told, passed, environment, speaks=speaks)
+        start, leave = (_fork, "") if forks else (_run, _LEAVE)
+        command = [sys.executable, *_FLAGS, leave + _CODE, *_search_path()]
+        start(command, told, passed, environment, speaks=speaks)
     except BaseException:
         with suppress(OSError):
             os.unlink(path)
@@ -404,20 +401,7 @@ def _run(
         raise OSError(f"no service can be started: {error}") from error
 
 
-def _fork(become: Callable[[], object]) -> None:
-    """Call a function in a process that is no child of the launcher's program; raise OSError."""
-    child = os.fork()
-    if child == 0:
-        try:
-            if os.fork() == 0:
-                become()
-        finally:  # a forked process never returns from here
-            os._exit(0)
-    with suppress(ChildProcessError):  # whoever started this one ignores SIGCHLD
-        os.waitpid(child, 0)
-
-
-def _become(
+def _fork(
     command: list[str],
     told: bytes,
     passed: Sequence[int],
@@ -425,18 +409,27 @@ def _become(
     *,
     speaks: bool,
 ) -> None:
-    """Become the service in a forked process."""
-    read, write = os.pipe()
-    os.write(write, told)
-    os.close(write)
-    os.dup2(read, 0)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1,) if speaks else (1, 2):
-        os.dup2(nowhere, stream)
-    for number in passed:
-        os.set_inheritable(number, True)
-    os.setsid()
-    os.execve(command[0], command, environment)
+    """Start the process of a service from a launcher, whose child it is not; raise OSError."""
+    child = os.fork()
+    if child:
+        with suppress(ChildProcessError):  # whoever started this one ignores SIGCHLD
+            os.waitpid(child, 0)
+        return
+    try:
+        if os.fork() == 0:
+            read, write = os.pipe()
+            os.write(write, told)
+            os.close(write)
+            os.dup2(read, 0)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            for stream in (1,) if speaks else (1, 2):
+                os.dup2(nowhere, stream)
+            for number in passed:
+                os.set_inheritable(number, True)
+            os.setsid()
+            os.execve(command[0], command, environment)
+    finally:  # a forked process never returns from here
+        os._exit(0)
 
 
 def _search_path() -> list[str]:

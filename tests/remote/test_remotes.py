@@ -19,9 +19,8 @@ from kcache.entry import Entry, decode, encode
 from kcache.errors import ConfigError
 from kcache.remote.address import Address
 from kcache.remote.client import Client, Lease
-from kcache.remote.limits import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, SOON, Breaker
 from kcache.remote.protocol import Counts, Found, Upload
-from kcache.remote.remote import Remote
+from kcache.remote.remote import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, SOON, Breaker, Remote
 from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong
 from kcache.remote.signing import make_keys, make_sealer, write_keys
 from kcache.service.start import STOP, ask

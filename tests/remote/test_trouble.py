@@ -18,7 +18,7 @@ from remote.machines import ARCH, Machines, of_client, of_remote, source
 from remote.proxy import Faults, Proxy
 
 import kcache
-from kcache.remote.limits import FAILURES
+from kcache.remote.remote import FAILURES
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 #: No miss on a loaded machine is a failure here.
