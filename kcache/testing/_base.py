@@ -76,47 +76,34 @@ def run_forked(work: Callable[[], object], meanwhile: Callable[[], object] | Non
     assert status == 0, f"the child ended with {status}:\n{text}"
 
 
-class Writers:
-    """Processes that write without end, to be killed.
+def kill_writers(
+    work: Callable[[int, Callable[[], object]], object], count: int, random: Random
+) -> None:
+    """Start processes that write without end; kill them after a random number of operations.
 
-    Args:
-        work: called in each child with a seed and a function to call after every operation.
-        seed: of the kills and of the children's seeds.
+    Each calls `work` with a seed, and a function to call after every operation.
     """
+    reading, writing = os.pipe()
 
-    def __init__(
-        self, work: Callable[[int, Callable[[], object]], object], *, count: int, seed: int
-    ) -> None:
-        self._work = work
-        self._count = count
-        self._random = Random(seed)
+    def run(seed: int) -> None:
+        os.close(reading)
+        work(seed, lambda: os.write(writing, b"."))
 
-    def kill_some(self) -> None:
-        """Start them, let them do a random number of operations, and kill them all."""
-        reading, writing = os.pipe()
-        children: list[int] = []
+    children: list[int] = []
+    with open(reading, "rb", buffering=0) as told:
         try:
-            for _ in range(self._count):
-                seed = self._random.getrandbits(32)
-                children.append(start(partial(self._run, seed, reading, writing), 2))
-            os.close(writing)
-            writing = -1
-            for _ in range(self._random.randrange(1, 60)):
-                assert os.read(reading, 1), "every writer has failed"
-            for _ in range(self._random.randrange(20_000)):
+            with open(writing, "wb"):
+                runs = (partial(run, random.getrandbits(32)) for _ in range(count))
+                children.extend(start(each, 2) for each in runs)
+            for _ in range(random.randrange(1, 60)):
+                assert told.read(1), "every writer has failed"
+            for _ in range(random.randrange(20_000)):
                 pass  # ... so that the signal comes anywhere within an operation
         finally:
             for child in children:
                 os.kill(child, signal.SIGKILL)
             ends = [wait(child) for child in children]
-            for end in (reading, writing):
-                if end >= 0:
-                    os.close(end)
-        assert ends == [-signal.SIGKILL] * self._count, f"a writer failed: {ends}"
-
-    def _run(self, seed: int, reading: int, writing: int) -> None:
-        os.close(reading)
-        self._work(seed, lambda: os.write(writing, b"."))
+    assert ends == [-signal.SIGKILL] * count, f"a writer failed: {ends}"
 
 
 #: The cap of a place, unless a test names another: more than any test puts.

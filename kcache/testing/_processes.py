@@ -13,10 +13,10 @@ from kcache.backend import Backend
 from kcache.errors import BackendError
 from kcache.testing._base import (
     ContractBase,
-    Writers,
     anything,
     as_threads,
     key,
+    kill_writers,
     run_forked,
     sealed,
 )
@@ -145,11 +145,11 @@ class ProcessTests(ContractBase):
                             anything(backend, random, NAMES, LARGEST)
                             report()
 
-        alone = Writers(partial(work, False), count=3, seed=1)
-        batched = Writers(partial(work, True), count=2, seed=2)
+        alone = partial(kill_writers, partial(work, False), 3, Random(1))
+        batched = partial(kill_writers, partial(work, True), 2, Random(2))
         with self.opened(place) as lasting:
-            for writers in (alone, batched) * self.kills:
-                writers.kill_some()
+            for kill in (alone, batched) * self.kills:
+                kill()
                 run_forked(lambda: self._check_after_kill(place))  # hangs if a lock is left
                 run_forked(lambda: self._check_handle(lasting, place))
                 self._check_handle(lasting, place)
@@ -186,7 +186,7 @@ class ProcessTests(ContractBase):
 
         with self.opened(place) as backend:
             names = self.fill(backend, 30)
-            Writers(work, count=1, seed=2).kill_some()
+            kill_writers(work, 1, Random(2))
             for name in names:
                 assert backend.delete(name) > 0
             self.agree(backend, place, {})
