@@ -144,15 +144,6 @@ def test_an_option_changed(
     assert why(*before.split()).hit
 
 
-def test_all_differences_to_the_nearest_are_told(compile_: Compile, why: Why, work: Path) -> None:
-    compile_("--std", "c++17", "-D", "A")
-    compile_("--std", "c++14", "--fast-math", "-D", "B", "-D", "C")
-    (work / "k.cu").write_text(PLAIN + "// more\n")
-    told = why("--std", "c++20", "-D", "A")
-    assert told.kinds == ["source", "option"]
-    assert "--std=c++17" in told.all["nearest"]["flags"]
-
-
 #: Runs the command with the library that its first argument names.
 ANOTHER_COMPILER = """
 import sys

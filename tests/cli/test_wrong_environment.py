@@ -50,16 +50,10 @@ CHANGES: dict[str, tuple[tuple[str, ...], ...]] = {
     "config": (("--set", "wait=3"), ("--unset", "wait")),
     "bundle import": (("kernels.kcb",),),
 }
-#: Commands to which the user's cache and its settings mean nothing.
-ALONE: dict[str, tuple[str, ...]] = {
-    "integrations": ("--json",),
-    "key new": ("made.pem",),
-    "key show": ("k.pem",),
-    "bundle list": ("kernels.kcb",),
-    "bundle verify": ("kernels.kcb",),
-}
 #: Tested elsewhere, with why.
 ELSEWHERE = {
+    **dict.fromkeys(("integrations", "key new", "key show"), "has nothing to do with a cache"),
+    **dict.fromkeys(("bundle list", "bundle verify"), "has nothing to do with a cache"),
     "demo": "has a cache of its own, and settings of its own",
     "doctor": "reports wrong variables as findings: test_doctor.py",
     "run": "starts a program: below",
@@ -77,7 +71,7 @@ class Wrong(NamedTuple):
 
 
 def test_the_tables_have_every_command() -> None:
-    named = LOOKS.keys() | CHANGES.keys() | ALONE.keys() | ELSEWHERE.keys()
+    named = LOOKS.keys() | CHANGES.keys() | ELSEWHERE.keys()
     assert {f"kcache {name}" for name in named} == {name for name, _ in leaves(app, "kcache")}
 
 
@@ -89,7 +83,6 @@ def cache(work: Path, cache_directory: Path) -> Path:
     fill(cache_directory, {KEY: kernel()})
     with KernelCache(cache_directory) as opened:
         export_bundle(opened, work / "kernels.kcb")
-    app.run(["key", "new", "k.pem"])
     return cache_directory
 
 
@@ -148,15 +141,6 @@ def test_who_changes_a_cache_refuses(
     assert said.err.startswith(f"kcache: error: {wrong.name}"), said.err
     assert said.err.count("\n") == 1
     assert [snapshot(place) for place in places] == before
-
-
-@pytest.mark.parametrize("command", ALONE)
-def test_to_others_it_means_nothing(
-    command: str, wrong: Wrong, cache: Path, here: Callable
-) -> None:
-    said = here(*command.split(), *ALONE[command], **{wrong.name: wrong.value})
-    assert said.code == 0, said.err
-    assert "error" not in said.err
 
 
 @pytest.mark.parametrize("command", [*LOOKS, *CHANGES])

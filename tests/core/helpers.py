@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -80,6 +81,26 @@ def look(directory: Path | str) -> Tree:
 def path_of(directory: Path | str, name: str) -> Path:
     """Returns the file in which a file backend keeps `name`."""
     return Path(directory) / name[:2] / name
+
+
+def together(count: int, work: Callable[[], object]) -> list[object]:
+    """Runs `work` in threads that start together; returns what each returned or raised."""
+    gate = threading.Barrier(count)
+    results: list[object] = []
+
+    def run() -> None:
+        gate.wait(60)
+        try:
+            results.append(work())
+        except Exception as error:
+            results.append(error)
+
+    workers = [threading.Thread(target=run) for _ in range(count)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+    return results
 
 
 # -- other processes ---------------------------------------------------------------------------

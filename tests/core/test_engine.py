@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from core.helpers import entry, key, look, stored_size
+from core.helpers import entry, key, look, stored_size, together
 
 from kcache import (
     Backend,
@@ -86,11 +86,8 @@ def test_two_threads_that_put_at_once_keep_the_cap() -> None:
     backend = Crossing()
     engine = CacheEngine(backend, max_size=2 * SIZE)
     backend.put(key(0), encode(key(0), entry()))
-    threads = [threading.Thread(target=engine.put, args=(key(n), entry())) for n in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    names = iter((key(1), key(2)))
+    assert together(2, lambda: engine.put(next(names), entry())) == [True, True]
     assert sum(map(len, backend.values.values())) <= 2 * SIZE
 
 
@@ -328,36 +325,28 @@ def test_an_engine_that_is_let_go_closes_its_backend() -> None:
 
 def test_many_threads_share_an_engine(tmp_path: Path) -> None:
     cap = 40 * SIZE
-    errors: list[BaseException] = []
+    seeds = iter(range(6))
     with open_engine(tmp_path, max_size=cap, memory_size=30_000) as engine:
 
-        def work(seed: int) -> None:
-            random = Random(seed)
-            try:
-                for _ in range(250):
-                    number = random.randrange(60)
-                    choice = random.randrange(20)
-                    if choice < 10:
-                        found = engine.get(key(number))
-                        assert found is None or set(found.payload["cubin"]) <= {number}
-                    elif choice < 17:
-                        engine.put(key(number), entry(random.randrange(5, 300), number))
-                    elif choice < 18:
-                        engine.delete(key(number))
-                    elif choice < 19:
-                        engine.get_or_create(key(number), lambda n=number: entry(50, n))
-                    else:
-                        engine.trim(random.randrange(cap))
-                    assert engine.size_bytes <= cap
-            except BaseException as error:
-                errors.append(error)
+        def work() -> None:
+            random = Random(next(seeds))
+            for _ in range(250):
+                number = random.randrange(60)
+                choice = random.randrange(20)
+                if choice < 10:
+                    found = engine.get(key(number))
+                    assert found is None or set(found.payload["cubin"]) <= {number}
+                elif choice < 17:
+                    engine.put(key(number), entry(random.randrange(5, 300), number))
+                elif choice < 18:
+                    engine.delete(key(number))
+                elif choice < 19:
+                    engine.get_or_create(key(number), lambda n=number: entry(50, n))
+                else:
+                    engine.trim(random.randrange(cap))
+                assert engine.size_bytes <= cap
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
+        assert together(6, work) == [None] * 6
         assert engine.stats().errors == engine.stats().corrupt == 0
         truth = look(tmp_path / "file")
         assert engine.backend.usage() == (truth.bytes, len(truth.entries))

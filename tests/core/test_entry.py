@@ -273,15 +273,6 @@ def test_what_the_format_cannot_hold_is_refused_when_it_is_encoded(what: str) ->
         encode(KEY, entry)
 
 
-@pytest.mark.parametrize("seconds", [-1, -0.5, "1", None, [1]])
-def test_a_compile_time_that_is_none_saves_nothing(seconds: Any) -> None:
-    entry = Entry({}, {"compile_seconds": seconds})
-    assert entry.cost == 0.0
-    found = decode(encode(KEY, entry), KEY)
-    assert found.cost == 0.0
-    assert found == entry
-
-
 @pytest.mark.parametrize("entry", [ENTRY, decode(encode(KEY, ENTRY), KEY)], ids=["made", "read"])
 def test_an_entry_cannot_be_changed(entry: Entry) -> None:
     with pytest.raises(TypeError):

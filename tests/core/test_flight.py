@@ -6,13 +6,12 @@ import errno
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from core.helpers import entry, fork, key, wait
+from core.helpers import entry, fork, key, together, wait
 
 from kcache import CompileError, open_engine
 from kcache.engine.single_flight import Flight, lock_key
@@ -79,26 +78,6 @@ class Shelf:
 @pytest.fixture
 def shelf(tmp_path: Path) -> Shelf:
     return Shelf(tmp_path)
-
-
-def together(count: int, work: Callable[[], object]) -> list[object]:
-    """Runs `work` in threads that start together; returns what each returned or raised."""
-    gate = threading.Barrier(count)
-    results: list[object] = []
-
-    def run() -> None:
-        gate.wait(LONG)
-        try:
-            results.append(work())
-        except Exception as error:
-            results.append(error)
-
-    workers = [threading.Thread(target=run) for _ in range(count)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(LONG)
-    return results
 
 
 @pytest.mark.parametrize("between_processes", [False, True])

@@ -7,13 +7,11 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from struct import pack
 
 import pytest
-from core.helpers import QUICK, entry, fork, key, output_of, wait
+from core.helpers import QUICK, entry, fork, key, output_of, together, wait
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -175,17 +173,13 @@ def test_counting_is_exact_over_threads() -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
 
-    def count(work: Callable[[], None]) -> list[threading.Thread]:
-        return [threading.Thread(target=lambda: [work() for _ in range(2000)]) for _ in range(3)]
+    def count() -> None:
+        for _ in range(2000):
+            counters.add("errors")
+            counters.add("compile_seconds", 0.5)
 
     try:
-        threads = count(lambda: counters.add("errors")) + count(
-            lambda: counters.add("compile_seconds", 0.5)
-        )
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        together(3, count)
     finally:
         sys.setswitchinterval(interval)
     assert counters.snapshot().errors == 6000

@@ -4,6 +4,15 @@ What the reader types runs for real, with two exceptions. `pip`, `tox`, `docker`
 refused, since a test must not change the machine: `installing.py` runs what installs. And where a
 recipe for an image or a workflow is followed, those commands, and what needs another user
 (`useradd`, `chown`, ...), do nothing but succeed, since what they would install is there.
+
+Of a Dockerfile or a workflow of a CI service, this is translated, and nothing else:
+
+- absolute paths of an image (`/opt/kcache`) lie below a folder beside the page's own; those of the
+  system (`/bin`, `/usr`, ...) stay as they are;
+- `FROM`, `USER` and `uses:` have no effect; `COPY` copies from the page's folder, but for a wheel:
+  what it brings is there;
+- `pip`, `useradd`, `chown` and the like succeed and do nothing;
+- the only expression of a workflow that a test knows is `github.workspace`.
 """
 
 from __future__ import annotations
@@ -11,6 +20,9 @@ from __future__ import annotations
 import doctest
 import json
 import os
+import re
+import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -259,3 +271,61 @@ def _refusal(*, lenient: bool) -> str:
     if lenient:
         return "exit 0"
     return f'echo "$(basename "$0"): a test does not change the machine" >&2; exit {REFUSED}'
+
+
+# -- recipes for machines that a test does not have --------------------------------------------------
+
+_IMAGE = re.compile(r"(?<![\w./}~-])/(?=(?:app|data|home|opt)\b)")
+
+
+def follow(reader: Reader, block: Block) -> None:
+    """Does what a reader does with a block, a recipe for an image or a workflow among them."""
+    if "dockerfile" in block.marks:
+        _dockerfile(reader, block)
+    elif "workflow" in block.marks:
+        _workflow(reader, block)
+    else:
+        reader.follow(block)
+
+
+def _dockerfile(reader: Reader, block: Block) -> None:
+    """Does what a Dockerfile says; raises AssertionError where a command fails."""
+    root = reader.folder.with_name("image")
+    root.mkdir(exist_ok=True)
+    environ, reader.cwd = dict(reader.environ), root
+    for line in filter(None, block.text.splitlines()):
+        instruction, _, text = _IMAGE.sub(f"{root}/", line).partition(" ")
+        match instruction:
+            case "ENV":
+                name, _, value = text.partition("=")
+                reader.environ[name] = value
+            case "WORKDIR":
+                reader.cwd = root / text
+                reader.cwd.mkdir(parents=True, exist_ok=True)
+            case "COPY":
+                *sources, target = text.split()
+                for source in sources:
+                    if not source.endswith(".whl"):
+                        shutil.copy2(reader.folder / source, reader.cwd / target)
+            case "RUN" | "CMD":
+                cwd = reader.cwd
+                reader.shell(block, shlex.join(json.loads(text)) if text[0] == "[" else text)
+                reader.cwd = cwd
+            case _:
+                assert instruction in ("FROM", "USER"), f"{block.where}: no test knows {line}"
+    reader.environ, reader.cwd = environ, reader.folder
+
+
+def _workflow(reader: Reader, block: Block) -> None:
+    """Runs the commands of a GitHub workflow, in order."""
+    found = parsed(block)
+    assert isinstance(found, dict), f"{block.where}: this is no workflow"
+    for name, value in found["env"].items():
+        reader.environ[name] = value.replace("${{ github.workspace }}", str(reader.folder))
+        assert "${{" not in reader.environ[name], f"{block.where}: no test knows {value}"
+    (job,) = found["jobs"].values()
+    for step in job["steps"]:
+        assert step.keys() & {"uses", "run"}, f"{block.where}: no test knows {step}"
+        if "run" in step:
+            reader.cwd = reader.folder
+            reader.shell(block, step["run"])

@@ -24,7 +24,7 @@ A mark is an HTML comment on a line before the block:
 | `<!-- test: gpu -->` | runs only where there is a GPU |
 | `<!-- test: slow -->` | runs only in the test that is marked `slow` |
 | `<!-- test: by tests/x.py::name -->` | that test runs it; its module names this page |
-| `<!-- test: dockerfile -->`, `<!-- test: workflow -->` | followed as `recipes.py` says |
+| `<!-- test: dockerfile -->`, `<!-- test: workflow -->` | followed as `reader.py` says |
 | `<!-- test: none REASON -->` | not run: only what stands in `NOT_RUN` |
 
 A block that calls pip runs in a copy of the checkout with an environment of its own: see
@@ -43,8 +43,7 @@ from pathlib import Path
 
 import pytest
 from docs.pages import Block, blocks, named, pages
-from docs.reader import Reader
-from docs.recipes import follow
+from docs.reader import Reader, follow
 
 pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="the pages are for a POSIX shell"),
@@ -165,3 +164,31 @@ def test_the_python_of_every_page_is_right_for_strict_mypy(tmp_path: Path) -> No
     )
     told = re.sub(r"^block_\d+\.py", lambda found: where[found[0]], done.stdout, flags=re.M)
     assert done.returncode == 0, told
+
+
+# -- what a page must not do -------------------------------------------------------------------------
+
+_SHELL = ("sh", "bash", "console")
+#: Commands that delete, move or forget contents of the reader's own cache.
+_DESTROYS = re.compile(
+    r"(?<!READ_ONLY=1 )kcache (clear|trim|rm|migrate|verify --repair|stats --zero)\b"
+    r"(?!.*(--dry-run|--directory))"
+)
+_OWN_CACHE = re.compile(r"^(\$ )?export KCACHE_DIR=", re.MULTILINE)
+#: Recipes for a machine that is made for them.
+_ELSEWHERE = {"dockerfile", "workflow", "by", "none"}
+
+
+def _destroys(block: Block) -> bool:
+    ours = block.language in _SHELL and not _ELSEWHERE & block.marks.keys()
+    return ours and _DESTROYS.search(block.text) is not None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_page_destroys_the_cache_of_its_reader(page: str) -> None:
+    own = False
+    for block in blocks(PAGES[page]):
+        own = own or (block.language in _SHELL and _OWN_CACHE.search(block.text) is not None)
+        assert own or not _destroys(block), (
+            f"{block.where}: a block before this one has to set KCACHE_DIR"
+        )

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 from docs.pages import blocks
-from docs.reader import Reader
-
-from docs import recipes
+from docs.reader import Reader, follow
 
 pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="the pages are for a POSIX shell"),
@@ -38,10 +36,10 @@ def test_what_is_wrong_is_told_with_its_place(text: str, told: str, tmp_path: Pa
     page = tmp_path / "page.md"
     page.write_text(text, encoding="utf-8")
     with pytest.raises(AssertionError, match=told):
-        follow(page, tmp_path / "reader")
+        read(page, tmp_path / "reader")
 
 
-def follow(page: Path, folder: Path) -> None:
+def read(page: Path, folder: Path) -> None:
     with closing(Reader(folder)) as reader:
         for block in blocks(page):
-            recipes.follow(reader, block)
+            follow(reader, block)

@@ -1,10 +1,18 @@
-"""Every command that is quoted, on a page or in a docstring, exists with its options."""
+"""What a page quotes is there: each command with its options, and each test that it names.
+
+`kcache trim --older-than AGE` is a command line that nothing runs. Still its command and its options
+have to exist, and what `tox -e` or `python bench/...` names, too.
+"""
 
 from __future__ import annotations
 
 import ast
+import configparser
+import itertools
 import re
+import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,8 +20,6 @@ from docs.pages import ROOT, blocks, named, pages, spans
 
 click = pytest.importorskip("click", reason="the extra cli is not installed")
 pytest.importorskip("rich", reason="the extra cli is not installed")
-
-from docs.lines import command_lines, complaint  # noqa: E402
 
 from kcache.cli.app import app  # noqa: E402
 
@@ -23,6 +29,94 @@ MODULES = {
     for folder in ("kcache", "backends", "bench", "examples")
     for path in sorted((ROOT / folder).rglob("*.py"))
 }
+
+
+_KCACHE = re.compile(
+    r"^(?:[A-Z_]+=\S+ )*(?:\$ )?(?:\.venv/bin/kcache|python3? -m kcache|kcache)(?: |$)"
+)
+_TOX = re.compile(r"^(?:\$ )?(?:\.venv/bin/)?tox(?: |$)")
+_PYTHON = re.compile(
+    r"^(?:\$ )?(?:\.venv/bin/)?(?:python3?|pytest)(?: -\S+)* ((?:bench|tests)/\S*)"
+)
+#: The rest of a line that a shell would interpret is no part of the command.
+_END = re.compile(r"\s(?:\||>|<|&&|\|\||;|#).*$")
+#: Notation: optional parts, repetition, alternatives.
+_NOTATION = re.compile(r"[\[\]{}]|\.\.\.|…")
+
+
+def complaint(line: str, app: click.Group) -> str | None:
+    """Returns what is wrong with a command line, or None; what is none of these is right."""
+    if _KCACHE.match(line):
+        return _kcache(_KCACHE.sub("", line), app)
+    if _TOX.match(line):
+        return _tox(_TOX.sub("", line))
+    named = _PYTHON.match(line)
+    if named and not (ROOT / named[1].partition("::")[0]).exists():
+        return f"there is no {named[1]}"
+    return None
+
+
+def _words(text: str) -> list[str]:
+    text = _NOTATION.sub(" ", _END.sub("", f" {text}").strip())
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _kcache(text: str, app: click.Group) -> str | None:
+    words = _words(text)
+    if not words:
+        return None
+    with click.Context(app, **app.context_settings) as context:  # click remembers the help option
+        command: click.Command | None = app
+        if not words[0].startswith("-"):
+            if words[0].isupper():  # COMMAND stands for any
+                return None
+            command = app.get_command(context, words.pop(0).lower())
+        if command is None:
+            return f"there is no command kcache {text.split(maxsplit=1)[0]}"
+        if isinstance(command, click.Group) and words and not words[0].startswith("-"):
+            part = words.pop(0)
+            command = command.get_command(context, part) or command
+            if isinstance(command, click.Group):
+                return f"there is no command kcache {command.name} {part}"
+        if command.name == "run":  # the words after a program's name belong to that program
+            words = list(itertools.takewhile(lambda w: w.startswith("-") and w != "--", words))
+        known = {opt for p in command.get_params(context) for opt in (*p.opts, *p.secondary_opts)}
+    for word in words:
+        option = word.partition("=")[0] if word.startswith("--") else word
+        if option.startswith("-") and len(option) > 1 and not _known(option, known):
+            return f"kcache {command.name} has no option {option}"
+    return None
+
+
+def _known(option: str, known: set[str]) -> bool:
+    if option in known or option in ("-h", "--help"):
+        return True
+    return not option.startswith("--") and option[:2] in known  # -DN=1, -j8
+
+
+def _tox(text: str) -> str | None:
+    words = _words(text.partition(" -- ")[0])
+    for flag, name in itertools.pairwise(words):
+        if flag == "-e":
+            for environment in name.split(","):
+                if not _is_environment(environment):
+                    return f"tox.ini has no environment {environment}"
+    return None
+
+
+def _is_environment(name: str) -> bool:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(ROOT / "tox.ini", encoding="utf-8")
+    return f"testenv:{name}" in parser or name in parser["tox"]["env_list"].split()
+
+
+def command_lines(script: str) -> Iterator[str]:
+    """Yields the lines of a block of shell commands, continued ones joined."""
+    for line in re.sub(r"\\\n\s*", "", script).splitlines():
+        yield line.strip()
 
 
 def quoted(path: Path) -> Iterator[tuple[int, str]]:
@@ -73,3 +167,43 @@ def test_docstrings_quote_commands_that_exist() -> None:
 )
 def test_what_does_not_exist_is_told(line: str, told: str) -> None:
     assert told in str(complaint(line, app))
+
+
+# -- tests and files -------------------------------------------------------------------------------
+
+#: `tests/x.py::name`, `tests/x.py::Class::name`; of a marked block, too.
+_CITED_TEST = re.compile(r"\b((?:tests|examples)/[\w/.-]+\.py)((?:::\w+)+)")
+_CITED_FILE = re.compile(r"`((?:tests|bench)/[\w/.-]*\w/?)`")
+#: A file that the page has its reader write.
+_OWN = re.compile(r"^<!-- file: (\S+) -->$", re.M)
+
+
+@cache
+def defined(file: Path) -> frozenset[str]:
+    """Returns `name` and `Class::name` of everything that is defined in a file."""
+    found: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            inside = (each for each in node.body if isinstance(each, ast.FunctionDef))
+            found.update(f"{node.name}::{each.name}" for each in inside)
+    return frozenset(found)
+
+
+def missing(text: str) -> list[str]:
+    """Returns what a text names of the repository and what is not there."""
+    own = _OWN.findall(text)
+    named_files = (path for path in _CITED_FILE.findall(text) if path not in own)
+    lacking = [path for path in named_files if not (ROOT / path).exists()]
+    for file, names in _CITED_TEST.findall(text):
+        name = names.removeprefix("::")
+        there = (ROOT / file).is_file() and name in defined(ROOT / file)
+        if not there or not name.rpartition("::")[2].startswith("test_"):
+            lacking.append(f"{file}::{name}")
+    return lacking
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_cites_is_there(page: str) -> None:
+    assert missing(PAGES[page].read_text(encoding="utf-8")) == []
