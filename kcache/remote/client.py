@@ -161,7 +161,7 @@ class Client:
         connection = self._connection()
         if connection is None:
             return False
-        answer = self._ask_on(connection, protocol.LEASE, key.encode(), keeps=False)
+        answer = self._ask_on(connection, protocol.LEASE, key.encode())
         if answer is not None and len(answer) == 2 and answer[0] == b"taken":
             return Lease(connection, key, answer[1].decode("ascii", "replace"))
         if answer is not None:
@@ -198,29 +198,21 @@ class Client:
         return None if connection is None else self._ask_on(connection, kind, *arguments, more=more)
 
     def _ask_on(
-        self,
-        connection: Channel,
-        kind: bytes,
-        *arguments: bytes,
-        more: float = 0.0,
-        keeps: bool = True,
+        self, connection: Channel, kind: bytes, *arguments: bytes, more: float = 0.0
     ) -> list[bytes] | None:
-        """Return the answer on a connection, which is kept for others if `keeps`."""
+        """Return the answer on a connection, as `_exchange`; None if there is none."""
         try:
-            return self._exchange(connection, kind, arguments, more, keeps)
+            return self._exchange(connection, kind, arguments, more)
         except (OSError, WireError) as error:
             self._failed(error)
             return None
 
     def _exchange(
-        self,
-        connection: Channel,
-        kind: bytes,
-        arguments: Sequence[bytes],
-        more: float,
-        keeps: bool = True,
+        self, connection: Channel, kind: bytes, arguments: Sequence[bytes], more: float
     ) -> list[bytes] | None:
         """Return the answer on a connection without the warnings, which are passed on.
+
+        The connection is kept for others, unless a lease may belong to it.
 
         Raises:
             OSError, WireError: the service has ended, or the connection failed; it is closed.
@@ -241,7 +233,7 @@ class Client:
         _, warnings, *result = answer
         for line in warnings.decode("utf-8", "replace").splitlines():
             self._warn(line)
-        if keeps:
+        if kind != protocol.LEASE:
             self._keep(connection)
         return result
 

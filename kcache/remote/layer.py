@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from kcache.errors import BackendError, CorruptEntryError
 
 if TYPE_CHECKING:
     from kcache.backend import Backend
+    from kcache.remote.bundle import Bundle
+    from kcache.remote.client import Client
 
 __all__ = ["DirectoryLayer", "Layer", "Layers", "Offer", "Source"]
 
 #: The exceptions that reading a layer may raise. kcache then treats the layer as empty.
 _SURVIVED = (BackendError, OSError, MemoryError)
+#: Envelopes of entries under keys, read-only. Nothing is checked: the caller checks each envelope,
+#: as for every entry. `keep` tells whether a kernel that is found is also stored in the user's own
+#: cache.
+Layer: TypeAlias = "DirectoryLayer | Bundle"
+#: What offers the entries of its members, in their order. Whoever asks goes on until an offer is of
+#: use.
+Source: TypeAlias = "Layers | Client"
 
 
 class Offer(NamedTuple):
@@ -33,58 +42,15 @@ class Offer(NamedTuple):
     problem: CorruptEntryError | None = None
 
 
-class Source(Protocol):
-    """Offers of the members of a source, in their order. Threads: safe to share."""
-
-    def offers(self, *keys: str) -> Iterator[Offer]:
-        """Yield the offer of each member: its value under the first of the keys that it has.
-
-        Whoever asks goes on until an offer is of use.
-
-        Raises:
-            Exception: at the end, if a member did not answer.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close what is open. Idempotent."""
-        ...
-
-
-class Layer(Protocol):
-    """Envelopes of entries under keys, read-only.
-
-    Threads: safe to share. Fork: a child may go on using it. A layer checks nothing: the caller
-    checks the envelope, as for every entry.
-    """
-
-    @property
-    def keep(self) -> bool:
-        """Whether a kernel that is found here is also stored in the user's own cache."""
-        ...
-
-    def get(self, key: str) -> bytes | None:
-        """Return the envelope stored under `key`, or None.
-
-        Raises:
-            BackendError, OSError: it can't be read.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close what is open. Idempotent."""
-        ...
-
-
 class DirectoryLayer:
     """The directory of a cache, with a backend of any kind, which is only read.
 
     Threads, fork: as the backends.
 
     Args:
-        path: path of the directory, for messages.
+        path: path of the directory.
         backends: the backends in it, opened for reading.
-        keep: see `Layer`.
+        keep: whether a kernel that is found here is also stored in the user's own cache.
     """
 
     def __init__(self, path: str, backends: Sequence[Backend], *, keep: bool = False) -> None:
@@ -104,10 +70,6 @@ class DirectoryLayer:
         """Close the backends."""
         for backend in self._backends:
             backend.close()
-
-    def __repr__(self) -> str:
-        """Return the layer with its path."""
-        return f"{type(self).__name__}({self.path!r})"
 
 
 class Layers:

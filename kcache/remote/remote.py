@@ -472,11 +472,6 @@ def _sets(entry: Entry) -> list[bytes]:
     return found
 
 
-def _manifest(sets: list[bytes]) -> Entry:
-    payload = {f"set{number}": raw for number, raw in enumerate(sets[:MAX_SETS])}
-    return Entry(payload, {"kind": "manifest"})
-
-
 def merged(old: Entry, new: Entry, most: int | None = None) -> Entry | None:
     """Return a manifest with the header sets of both, the new ones first; None if all are in `old`.
 
@@ -490,4 +485,5 @@ def merged(old: Entry, new: Entry, most: int | None = None) -> Entry | None:
     sets = missing + known
     while most is not None and len(sets) > 1 and sum(map(len, sets)) + _ROOM > most:
         sets.pop()
-    return _manifest(sets)
+    payload = {f"set{number}": raw for number, raw in enumerate(sets[:MAX_SETS])}
+    return Entry(payload, {"kind": "manifest"})
