@@ -6,11 +6,9 @@ installed.
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import shutil
-import struct
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -35,8 +33,8 @@ _PARTS = {
     ),
     "preload": ("preload.c", "linked.c", "search.c"),
 }
-_OURS = re.compile(r"(__)?nvrtc\w+$")
-_DYNAMIC_SYMBOLS, _FUNCTION = 11, 2
+#: A function of NVRTC in what nm(1) says: its address, its kind, its name.
+_OURS = re.compile(r"^\w+ [TWi] ((?:__)?nvrtc\w+)", re.MULTILINE)
 #: Seconds; a build takes 3.
 _TIMEOUT = 300
 
@@ -137,37 +135,21 @@ def _extra(functions: Iterable[str]) -> list[str]:
 def unknown_exports(path: str) -> set[str]:
     """Return the functions of the NVRTC at `path` that `native/table.h` does not have.
 
-    It reads the dynamic symbol table (ELF gABI, "Symbol Table"), and returns nothing if there is
-    none.
+    It returns nothing without `nm`, which comes with a C compiler, or if that can't read the file.
     """
     with open(os.path.join(SOURCES, "table.h"), encoding="ascii") as table:
         known = set(re.findall(r"X\((\w+)\)", table.read()))
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as image:
-        return {name for name in _functions(image) if _OURS.match(name)} - known
+    with suppress(BuildError):
+        return {*_OURS.findall(_run(["nm", "-D", "--defined-only", path]))} - known
+    return set()
 
 
-def _functions(image: mmap.mmap) -> Iterable[str]:
-    if image[:6] != b"\x7fELF\x02\x01":
-        return
-    (start,) = struct.unpack_from("<Q", image, 40)
-    size, count = struct.unpack_from("<HH", image, 58)
-    sections = [struct.unpack_from("<IIQQQQIIQQ", image, start + size * n) for n in range(count)]
-    for _, kind, _, _, offset, length, link, _, _, _ in sections:
-        if kind != _DYNAMIC_SYMBOLS:
-            continue
-        strings = sections[link][4]
-        for at in range(offset, offset + length, 24):
-            name, info, _, section = struct.unpack_from("<IBBH", image, at)
-            if section != 0 and info & 15 == _FUNCTION:
-                begin = strings + name
-                yield image[begin : image.find(b"\0", begin)].decode("ascii", "replace")
-
-
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str]) -> str:
+    """Return what a command says; raise BuildError if it can't run, or fails."""
     try:
-        subprocess.run(
+        return subprocess.run(
             command, cwd=SOURCES, check=True, capture_output=True, timeout=_TIMEOUT, text=True
-        )
+        ).stdout
     except subprocess.CalledProcessError as error:
         raise BuildError(f"{command[0]} failed: {error.stderr.strip()}") from error
     except (OSError, subprocess.TimeoutExpired) as error:

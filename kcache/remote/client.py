@@ -175,7 +175,7 @@ class Client:
 
     def flush(self, seconds: float) -> bool:
         """Wait until everything is uploaded; tell whether it is."""
-        return self._ask(protocol.FLUSH, b"%.3f" % seconds, more=seconds) == [b"1"]
+        return self._ask(protocol.FLUSH, b"%d" % (seconds * 1000), more=seconds) == [b"1"]
 
     def status(self) -> dict[str, object] | None:
         """Return the status of the service and its remotes, or None; start nothing."""

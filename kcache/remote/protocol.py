@@ -1,13 +1,12 @@
 """Protocol: the questions of a program about remotes, and their answers, as fields of messages.
 
 A question has its kind, the process group of the program, and its arguments. An answer begins with
-the warnings for the user, one in each line. Numbers are decimal text.
+the warnings for the user, one in each line. Numbers are decimal text, and times milliseconds.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,15 +30,12 @@ __all__ = [
     "Setup",
     "Upload",
     "key_in",
-    "seconds_in",
 ]
 
 #: A source without headers has two keys: one with its name, and one without.
 MOST_KEYS = 2
 
 GET, PUT, LEASE, RELEASE, FLUSH = b"get", b"put", b"lease", b"release", b"flush"
-#: No program waits longer than this for anything.
-_MOST_SECONDS = 1e6
 
 
 class Setup(NamedTuple):
@@ -106,8 +102,8 @@ class Found(NamedTuple):
 
     def pack(self) -> list[bytes]:
         """Return the fields."""
-        numbers = (self.remote, self.which, self.unanswered)
-        head = [b"%.3f" % self.wait, *(b"%d" % number for number in numbers)]
+        numbers = (self.wait * 1000, self.remote, self.which, self.unanswered)
+        head = [b"%d" % number for number in numbers]
         return head if self.value is None else [*head, self.value]
 
     @classmethod
@@ -116,8 +112,8 @@ class Found(NamedTuple):
         if len(fields) not in (4, 5):
             raise WireError(f"an answer of {len(fields)} fields")
         value = fields[4] if len(fields) == 5 else None
-        remote, which, unanswered = map(number_in, fields[1:4])
-        return cls(value, remote, seconds_in(fields[0]), which, unanswered)
+        wait, remote, which, unanswered = map(number_in, fields[:4])
+        return cls(value, remote, wait / 1000, which, unanswered)
 
 
 class Upload(NamedTuple):
@@ -198,14 +194,3 @@ def key_in(field: bytes) -> str:
     if not is_key(text):
         raise WireError("no key")
     return text
-
-
-def seconds_in(field: bytes) -> float:
-    """Return a field as seconds; raises WireError."""
-    try:
-        seconds = float(field)
-    except ValueError:
-        raise WireError("no seconds") from None
-    if not math.isfinite(seconds) or not 0 <= seconds <= _MOST_SECONDS:
-        raise WireError("no seconds")
-    return seconds

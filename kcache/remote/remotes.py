@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kcache.remote import protocol
-from kcache.remote.protocol import Counts, Found, Setup, Upload, key_in, seconds_in
+from kcache.remote.protocol import Counts, Found, Setup, Upload, key_in
 from kcache.remote.remote import Remote
 from kcache.remote.remote_client import RemoteError
 from kcache.remote.signing import Sealer, make_sealer
@@ -120,7 +120,7 @@ class Remotes:
                 self._give_back((key_in(arguments[0]), key_in(arguments[1])))
                 return []
             case protocol.FLUSH, 1:
-                return [b"%d" % self.flush(seconds_in(arguments[0]))]
+                return [b"%d" % self.flush(number_in(arguments[0]) / 1000)]
             case _:
                 raise WireError(f"a question {kind[:20]!r}")
 
