@@ -360,7 +360,7 @@ class FileBackend(Backend):
     ) -> None:
         """Write what a shard holds now; count it if its record can't have been right."""
         if count.bytes + size < 0 or count.entries + entries < 0:
-            self._recount(counters, shard)
+            self._examine(counters, shard)
         else:
             counters.finish(shard, count, size=size, entries=entries)
 
@@ -378,7 +378,7 @@ class FileBackend(Backend):
         """Lock a shard; return its exact or overestimated count. The caller has a turn."""
         count = self._lock(counters, shard)
         if count is None or (count.under_way and counters.locks_work):  # a writer was killed
-            count = self._recount(counters, shard)
+            count, _ = self._examine(counters, shard)
         return count
 
     def _lock(self, counters: ShardCounters, shard: int) -> ShardCount | None:
@@ -397,11 +397,7 @@ class FileBackend(Backend):
         """Lock a shard, count it, and write its record."""
         with self._turns.turn(), (counters := self._open_counters()).file, counters:
             self._lock(counters, shard)
-            return self._recount(counters, shard)
-
-    def _recount(self, counters: ShardCounters, shard: int) -> ShardCount:
-        """Count a shard, remove orphans, and write its record; the caller holds the lock."""
-        return self._examine(counters, shard)[0]
+            return self._examine(counters, shard)[0]
 
     def _examine(self, counters: ShardCounters, shard: int) -> tuple[ShardCount, list[Used]]:
         """List a locked shard: correct its record and return it with (mtime, key) of each entry."""

@@ -20,6 +20,7 @@ from kcache.util.open_file import open_own, replacing
 
 if TYPE_CHECKING:
     from kcache.engine.stats import Stats
+    from kcache.errors import CompileError
     from kcache.kernel_cache import KernelCache
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.nvrtc.request import Caller, CompileRequest
@@ -343,11 +344,9 @@ def _log(program: Program, raw_log: bytes) -> bytes:
     return raw_log
 
 
-def _failed(program: Program, error: object) -> Answer | Declined:
-    result: object = getattr(error, "result", None)
-    raw_log: object = getattr(error, "raw_log", None)
-    known = result in (_COMPILATION, _INVALID_OPTION) and isinstance(raw_log, bytes)
-    if not known or not isinstance(result, int) or not isinstance(raw_log, bytes) or not raw_log:
+def _failed(program: Program, error: CompileError) -> Answer | Declined:
+    result, raw_log = error.result, error.raw_log
+    if result not in (_COMPILATION, _INVALID_OPTION) or not raw_log:
         return Declined("the compile failed")
     if result == _COMPILATION and _FAILED_EARLY not in raw_log:
         return Declined("the compile failed late")

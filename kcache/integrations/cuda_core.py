@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.integrations.engine_entries import EngineEntries
@@ -18,9 +18,6 @@ except ImportError as error:
         f"cuda.core has no interface for a cache of programs ({error}); allowed: cuda-core 1.2 or "
         "later. Until then its own caches work as before, and `kcache run` caches its compiles"
     ) from error
-
-if TYPE_CHECKING:
-    from kcache.kernels.compiled_kernel import CompiledKernel
 
 __all__ = ["ProgramCache", "compile"]
 
@@ -145,11 +142,7 @@ def compile(
     kernel = compile_cached(source, texts, source_name=name, extra_options=tuple(flags))
     pairs = zip(name_expressions, texts, strict=True)
     mapping = {given: kernel.lowered_names[text].encode() for given, text in pairs}
-    return _MAKERS[target_type](_output(kernel, target_type), name=name, symbol_mapping=mapping)
-
-
-def _output(kernel: CompiledKernel, target_type: str) -> bytes:
     code: bytes | None = getattr(kernel, target_type)
     if code is None:
         raise ConfigError(f"target_type={target_type!r}: these options make none")
-    return code
+    return _MAKERS[target_type](code, name=name, symbol_mapping=mapping)

@@ -172,11 +172,9 @@ class EngineEntries:
 
     def all_keys(self) -> list[str]:
         """Return the keys of all entries of this framework."""
-        return self._surviving(self._marked, [])
-
-    def _marked(self) -> list[str]:
-        keys = (info.key for info in self.engine.backend.scan())
-        return [key for key in keys if key.endswith(self._mark)]
+        return self._surviving(
+            lambda: [at.key for at in self.engine.backend.scan() if at.key.endswith(self._mark)], []
+        )
 
     def close(self) -> None:
         """Close the cache. Idempotent."""

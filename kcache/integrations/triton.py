@@ -140,18 +140,15 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
     def get_group(self, filename: str) -> dict[str, str] | None:
         """Return name -> path of each file of a group, all of one compile, or None."""
         shared = self._shared
-        if shared is not None and not shared.entries.reads:
-            return None
+        found: dict[str, str] | None = None
         if shared is not None:
+            if not shared.entries.reads:
+                return None
             try:
                 found = self._stamped(shared, filename) or self._from_cache(shared, filename)
             except Exception as error:
                 _warn("get_group", error)
-                found = None
-            if found is not None:
-                return found
-        theirs: dict[str, str] | None = super().get_group(filename)
-        return theirs
+        return super().get_group(filename) if found is None else found
 
     def put_group(self, filename: str, group: dict[str, str]) -> object:
         """Store a group as one entry."""

@@ -32,8 +32,8 @@ KINDS: Mapping[str, str] = {
     "gs": "objects",
     "az": "objects",
 }
-#: Kind -> its options beyond the common ones. Files have absolute paths, so that no credentials
-#: come from the working directory.
+#: Kind -> its options beyond the common ones. None has a secret in it, because addresses are shown
+#: with them. Files have absolute paths, so that no credentials come from the working directory.
 OPTIONS: Mapping[str, frozenset[str]] = {
     "layer": frozenset(("backend",)),
     "http": frozenset(("token_file", "ca_file", "cert_file", "key_file", "layout")),
@@ -201,11 +201,10 @@ def _parse(text: object, name: str) -> Address:
     if _is_password(query):
         raise ConfigError(f"{refused}: there is an @ behind a ?; write %3F for a ? in a password")
     common, own = _options(kind, query, refused)
-    writable = not _flag(common["ro"], "ro", refused) if "ro" in common else kind != "layer"
-    if "rw" in common:
-        if _flag(common["rw"], "rw", refused) and (kind == "layer" or "ro" in common):
-            raise ConfigError(f"{refused}: it is read-only, and rw says otherwise")
-        writable = kind != "layer" and _flag(common["rw"], "rw", refused)
+    only_read = _flag(common.get("ro", "0"), "ro", refused) or kind == "layer"
+    writes = _flag(common.get("rw", "1"), "rw", refused)
+    if "rw" in common and writes and ("ro" in common or kind == "layer"):
+        raise ConfigError(f"{refused}: it is read-only, and rw says otherwise")
     _seconds(dict(own), "lease_seconds", LEASE_SECONDS, refused)
     return Address(
         kind,
@@ -213,7 +212,7 @@ def _parse(text: object, name: str) -> Address:
         location,
         unquote(user) or None,
         unquote(password) or None,
-        writable and kind != "layer",
+        writes and not only_read,
         _flag(common.get("keep", "0" if kind == "layer" else "1"), "keep", refused),
         _seconds(common, "connect_timeout", CONNECT_TIMEOUT, refused),
         _seconds(common, "timeout", TIMEOUT, refused),

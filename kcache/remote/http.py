@@ -53,7 +53,10 @@ _LAYOUTS = {"subdirs": "{0}/{1}", "flat": "{0}{1}", "bazel": "ac/{0}{1}"}
 
 
 class _Response(NamedTuple):
-    """A response with its body, which means nothing unless the status is 200."""
+    """A response with its body, which means nothing unless the status is 200.
+
+    The names of its headers are compared without their case, as urllib3 does.
+    """
 
     status: int
     headers: Mapping[str, str]
@@ -185,8 +188,7 @@ class HttpClient:
             response.close()
             if response.status == 200:
                 raise
-        names = {name.lower(): value for name, value in response.headers.items()}
-        return _Response(response.status, names, found)
+        return _Response(response.status, response.headers, found)
 
 
 @contextmanager

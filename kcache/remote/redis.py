@@ -51,17 +51,10 @@ else
 end
 return 1
 """
-_RENEW = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then
-    return redis.call('PEXPIRE', KEYS[1], ARGV[2])
-end
-return 0
-"""
-_RELEASE = """
-if redis.call('GET', KEYS[1]) == ARGV[1] then
-    return redis.call('DEL', KEYS[1])
-end
-return 0
+#: Does something to a lease if the token has it. ARGV: the token, the command, and its arguments.
+_IF_HELD = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+return redis.call(ARGV[2], KEYS[1], unpack(ARGV, 3))
 """
 
 
@@ -122,11 +115,11 @@ class RedisClient:
 
     def renew(self, key: str, token: str, seconds: float) -> bool:
         """Extend a lease; tell whether the token still had it."""
-        return self._eval(_RENEW, self._lease(key), token, _milliseconds(seconds))
+        return self._eval(_IF_HELD, self._lease(key), token, "PEXPIRE", _milliseconds(seconds))
 
     def release(self, key: str, token: str) -> bool:
         """Release a lease; tell whether the token still had it."""
-        return self._eval(_RELEASE, self._lease(key), token)
+        return self._eval(_IF_HELD, self._lease(key), token, "DEL")
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
