@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kcache.config import COMPILER_VARIABLES
 from kcache.dropin.protocol import Answer, Program
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.nvrtc.request import Caller, CompileRequest
 
-__all__ = ["Answering", "Declined", "Release", "recall", "remember", "standing"]
+__all__ = ["Answering", "DeclinedError", "Release", "recall", "remember", "standing"]
 
 #: NVRTC's major version -> the architecture that it compiles for if no option names one.
 _DEFAULT_ARCH = {12: "compute_52", 13: "compute_75"}
@@ -91,14 +91,8 @@ Release = tuple[tuple[int, int], tuple[int, ...]]
 _MOST, _MOST_BYTES = 64, 4096
 
 
-class Declined(NamedTuple):
-    """Why a program is left to the real NVRTC, in a few words."""
-
-    reason: str
-
-
-class _RefusedError(Exception):
-    """Raised to decline; its text is the reason."""
+class DeclinedError(Exception):
+    """A program is left to the real NVRTC; the message says why, in a few words."""
 
 
 def standing() -> bytes:
@@ -133,19 +127,24 @@ class Answering:
         self._about: dict[bytes, tuple[str, Release]] = {}
         self._standing = standing()
 
-    def answer(self, program: Program) -> Answer | Declined:
-        """Return NVRTC's answer, from the cache or else by a compile; raises nothing.
+    def answer(self, program: Program) -> Answer:
+        """Return NVRTC's answer, from the cache or else by a compile.
 
         If the settings allow no compile, the real NVRTC must not compile the program either.
-        """
-        answer = self._answer(program)
-        on_miss, source = self._cache.config.on_miss
-        if isinstance(answer, Declined) and on_miss == "error":
-            what = f"the cache can't answer this program, and {source}={on_miss} allows no compile"
-            return _not_compiled(f"{what}: {answer.reason}")
-        return answer
 
-    def _answer(self, program: Program) -> Answer | Declined:
+        Raises:
+            DeclinedError: there is none that is certainly the same.
+        """
+        try:
+            return self._answer(program)
+        except DeclinedError as error:
+            on_miss, source = self._cache.config.on_miss
+            if on_miss != "error":
+                raise
+            what = f"the cache can't answer this program, and {source}={on_miss} allows no compile"
+            return _not_compiled(f"{what}: {error}")
+
+    def _answer(self, program: Program) -> Answer:
         from kcache.errors import CompileError, MissError
 
         try:
@@ -153,31 +152,30 @@ class Answering:
             plain = self._without_pch(program)
             self._check(plain)
             return self._compile(program, plain)
-        except _RefusedError as refusal:
-            return Declined(str(refusal))
+        except DeclinedError:
+            raise
         except MissError as error:
             return _not_compiled(str(error))
         except CompileError as error:
             return _failed(program, error)
         except Exception as error:  # whatever it is, the program must get an answer
             log.debug("a request of the drop-in is declined: %r", error)
-            return Declined(f"{type(error).__name__}: {error}")
+            raise DeclinedError(f"{type(error).__name__}: {error}") from error
 
-    def about(self, path: bytes, standing: bytes) -> Release | Declined:
-        """Return version and architectures of the NVRTC at a client's `path`; raises nothing."""
-        try:
-            self._check_standing(standing)
-            return self._known(path)[1]
-        except _RefusedError as refusal:
-            return Declined(str(refusal))
-        except Exception as error:  # as above
-            return Declined(f"{type(error).__name__}: {error}")
+    def about(self, path: bytes, standing: bytes) -> Release:
+        """Return version and architectures of the NVRTC at a client's `path`.
+
+        Raises:
+            DeclinedError, KcacheError, OSError: they can't be told.
+        """
+        self._check_standing(standing)
+        return self._known(path)[1]
 
     def _known(self, path: bytes) -> tuple[str, Release]:
         """Return the identity of the NVRTC at `path`, and its version and architectures.
 
         Raises:
-            _RefusedError: it is no longer the one of the first use; OSError: there is none.
+            DeclinedError: it is no longer the one of the first use; OSError: there is none.
         """
         self._check_stamp(path)
         if path not in self._about:
@@ -213,10 +211,7 @@ class Answering:
 
     def _rehearse(self, path: bytes) -> None:
         """Answer a program that is in no cache, and stop before the compile."""
-        about = self.about(path, self._standing)
-        if isinstance(about, Declined):
-            return
-        (major, _), _ = about
+        (major, _), _ = self.about(path, self._standing)
         text = b"// no program has this source\n"
         self._cache._rehearse_for(
             *self._asked(Program(major, path, b"/", self._standing, {}, text, b"", [], [], []))
@@ -252,20 +247,20 @@ class Answering:
         for option in parse_options([*map(_decoded, program.options)]):
             told = str(option) if option.name in _PASSED_ON else option.name
             if any(part in told for part in _UNFOLLOWED):
-                raise _RefusedError(f"option {option.name}")
+                raise DeclinedError(f"option {option.name}")
         headers = (text for _, text in program.headers)
         texts = program.source, program.name, *program.options, *headers
         if any(map(are_own_files, texts)):
-            raise _RefusedError("a path in /proc or /dev")
+            raise DeclinedError("a path in /proc or /dev")
         if len(dict(program.headers)) != len(program.headers):
-            raise _RefusedError("two headers of one name")
+            raise DeclinedError("two headers of one name")
         if self._known(program.library)[1][0][0] != program.major:
-            raise _RefusedError("another NVRTC")
+            raise DeclinedError("another NVRTC")
 
     def _check_standing(self, standing: bytes) -> None:
         """Check that a path means the same file to the client, with the same rights."""
         if standing != self._standing:
-            raise _RefusedError("another user, root directory or mount namespace")
+            raise DeclinedError("another user, root directory or mount namespace")
 
     def _check_stamp(self, path: bytes) -> None:
         """Check that the library at `path` is still the one of the first use.
@@ -276,7 +271,7 @@ class Answering:
         status = os.stat(path)
         stamp = status.st_ino, status.st_size, status.st_mtime_ns
         if self._stamps.setdefault(path, stamp) != stamp:
-            raise _RefusedError("NVRTC was replaced")
+            raise DeclinedError("NVRTC was replaced")
 
     # -- asking the cache --------------------------------------------------------------------------
 
@@ -292,7 +287,7 @@ class Answering:
         if options.target is None:
             default = _DEFAULT_ARCH.get(program.major)
             if default is None or any("arch" in each.name for each in options.parsed):
-                raise _RefusedError("an architecture in an unknown form")
+                raise DeclinedError("an architecture in an unknown form")
             options = options.replace(arch=default)
         around = _caller(program, self._known(program.library)[0])
         call = CompileRequest(
@@ -320,7 +315,7 @@ def _caller(program: Program, compiler: str) -> Caller:
 
 def _answer(program: Program, kernel: CompiledKernel) -> Answer:
     if kernel.log and kernel.raw_log is None:
-        raise _RefusedError("the log was not kept as it was")
+        raise DeclinedError("the log was not kept as it was")
     keep = kernel.cached and _decides_itself(program)
     lowered = [(a.encode(), b.encode()) for a, b in kernel.lowered_names.items()]
     return Answer(
@@ -344,12 +339,12 @@ def _log(program: Program, raw_log: bytes) -> bytes:
     return raw_log
 
 
-def _failed(program: Program, error: CompileError) -> Answer | Declined:
+def _failed(program: Program, error: CompileError) -> Answer:
     result, raw_log = error.result, error.raw_log
     if result not in (_COMPILATION, _INVALID_OPTION) or not raw_log:
-        return Declined("the compile failed")
+        raise DeclinedError("the compile failed")
     if result == _COMPILATION and _FAILED_EARLY not in raw_log:
-        return Declined("the compile failed late")
+        raise DeclinedError("the compile failed late")
     return Answer(result, b"\0", b"", b"", _log(program, raw_log), [], hit=False, keep=False)
 
 
@@ -386,7 +381,7 @@ def _decoded(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise _RefusedError("not UTF-8") from None
+        raise DeclinedError("not UTF-8") from None
 
 
 # -- what is known of an NVRTC ---------------------------------------------------------------------

@@ -155,30 +155,24 @@ class Programs:
                 raise WireError("no such question")
 
     def _compile(self, program: Program) -> Sequence[bytes]:
-        from kcache.dropin.answering import Declined
+        from kcache.dropin.answering import DeclinedError
 
         try:
-            answering = self.answers()
+            answer = self.answers().answer(program)
+        except DeclinedError as error:
+            self.counts.handed(str(error)[:80])
+            return [NO, str(error).encode()]
         except Exception as error:  # a setting that is not allowed, a directory that is unsafe
             return [NO, f"no cache: {error}".encode()]
-        answer = answering.answer(program)
-        if isinstance(answer, Declined):
-            self.counts.handed(answer.reason[:80])
-            return [NO, answer.reason.encode()]
         saved = answer.seconds if answer.hit else 0.0
         self.counts.answered(hit=answer.hit, failed=answer.result != 0, saved=saved)
         return [DONE, *protocol.pack_answer(answer)]
 
     def _query(self, path: bytes, standing: bytes) -> Sequence[bytes]:
-        from kcache.dropin.answering import Declined
-
         try:
-            about = self.answers().about(path, standing)
-        except Exception as error:
-            return [NO, f"no cache: {error}".encode()]
-        if isinstance(about, Declined):
-            return [NO, about.reason.encode()]
-        version, archs = about
+            version, archs = self.answers().about(path, standing)
+        except Exception as error:  # the program asks the real one
+            return [NO, f"{type(error).__name__}: {error}".encode()]
         return [DONE, *(b"%d" % number for number in (*version, *archs))]
 
 
