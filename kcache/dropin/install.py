@@ -87,7 +87,8 @@ def _load(folder: str, library: Library) -> None:
         folder = start.folder_in(env.runtime_folders(variables))
         service = env.service(variables)
         speaks = bool(env.settings(variables))
-        socket = start.begin_for(os.getpid(), folder, service, variables, speaks=speaks)
+        socket = start.path_for_one(folder, service)
+        start.begin(socket, service, variables, watched=os.getpid(), speaks=speaks)
     except (OSError, ValueError) as error:
         raise DropinError(f"the drop-in can't be started: {error}") from error
     interface.kcache_dropin_set_server(os.fsencode(socket))

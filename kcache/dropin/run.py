@@ -128,9 +128,9 @@ def _prepare(
             if path != running[0] and env.names_remotes(variables):
                 _tell_of_remotes(folder, variables)
             return env.with_dropin(environment, preloaded, path), path, about
-    path = start.begin_for(
-        os.getpid(), folder, service, variables, forks=True, speaks=bool(env.settings(variables))
-    )
+    path = start.path_for_one(folder, service)
+    speaks = bool(env.settings(variables))
+    start.begin(path, service, variables, watched=os.getpid(), forks=True, speaks=speaks)
     return env.with_dropin(environment, preloaded, path), path, None
 
 
@@ -138,7 +138,8 @@ def _tell_of_remotes(folder: str, variables: Mapping[str, str]) -> None:
     """Start a process that says which remotes do not answer, as the server of others can't."""
     service = start.Service("trouble", "kcache.dropin.programs", b"")
     with suppress(OSError):  # the program works without
-        start.begin_for(os.getpid(), folder, service, variables, forks=True, speaks=True)
+        path = start.path_for_one(folder, service)
+        start.begin(path, service, variables, watched=os.getpid(), forks=True, speaks=True)
 
 
 def _say(message: str) -> None:

@@ -36,12 +36,12 @@ __all__ = [
     "Service",
     "ask",
     "begin",
-    "begin_for",
     "bound",
     "connected",
     "folder_in",
     "joined",
     "name_of",
+    "path_for_one",
     "remove_socket",
     "socket_identity",
     "status",
@@ -105,6 +105,11 @@ def name_of(service: Service) -> str:
     parts = (__version__, str(sys.executable), _ROOT, service.serves)
     told = "\0".join(parts).encode() + b"\0" + service.told
     return f"{service.kind}-{hashlib.sha256(told, usedforsecurity=False).hexdigest()[:16]}"
+
+
+def path_for_one(folder: str, service: Service) -> str:
+    """Return the path of a service for one program, which no other one finds."""
+    return os.path.join(folder, f"{name_of(service)}-{os.urandom(4).hex()}")
 
 
 def folder_in(folders: Iterable[str]) -> str:
@@ -358,21 +363,6 @@ def begin(
     finally:
         for number in passed:
             os.close(number)
-
-
-def begin_for(
-    process: int,
-    folder: str,
-    service: Service,
-    environment: Mapping[str, str],
-    *,
-    forks: bool = False,
-    speaks: bool = False,
-) -> str:
-    """Start a service that ends with a process; return its socket's path. Raises OSError."""
-    path = os.path.join(folder, f"{name_of(service)}-{os.urandom(4).hex()}")
-    begin(path, service, environment, watched=process, forks=forks, speaks=speaks)
-    return path
 
 
 def _run(
