@@ -21,10 +21,8 @@ __all__ = [
     "proxy_for",
     "remote_token",
     "remote_variables",
-    "runtime_folders",
     "unknown_variables",
     "variables",
-    "without_dropin",
     "worker_variables",
 ]
 
@@ -59,17 +57,6 @@ def unknown_variables() -> list[str]:
 def variables() -> dict[str, str]:
     """Return the environment variables of this process as they are now."""
     return dict(os.environ)
-
-
-def without_dropin(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for a process that compiles, which must have the real compiler.
-
-    In a program under `kcache run` NVRTC's interface is answered by kcache, workers included.
-    """
-    found = {n: value for n, value in environment.items() if not n.startswith("KCACHE_DROPIN_")}
-    preloaded = found.pop("LD_PRELOAD", "").replace(" ", ":").split(":")
-    others = [p for p in preloaded if p and not os.path.basename(p).startswith("libkcache_")]
-    return {**found, "LD_PRELOAD": ":".join(others)} if others else found
 
 
 def changed_variables(since: Mapping[str, str]) -> dict[str, str | None]:
@@ -118,9 +105,3 @@ def proxy_for(scheme: str, host: str) -> str | None:
     if bypassed(host, proxies):  # the type information lacks it
         return None
     return proxies.get(scheme) or proxies.get("all")
-
-
-def runtime_folders() -> list[str]:
-    """Return where sockets of this user may go, best first."""
-    named = (os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "TMPDIR"))
-    return [*(folder for folder in named if folder and os.path.isabs(folder)), "/tmp"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from kcache.service.start import Service
+from kcache.util.child_process import without_dropin
 from kcache.util.wire import join_texts
 
 TYPE_CHECKING = False
@@ -20,12 +21,10 @@ __all__ = [
     "SOCKET",
     "cache_home",
     "current",
-    "leave",
     "log_everything",
     "logs",
     "meaning",
     "names_remotes",
-    "runtime_folders",
     "service",
     "settings",
     "with_dropin",
@@ -55,27 +54,9 @@ def with_dropin(
 
     Libraries that the program preloads already come first.
     """
-    return {
-        **environment,
-        _PRELOAD: ":".join((*_others(environment), *preloaded)),
-        SOCKET: socket,
-    }
-
-
-def leave(environment: MutableMapping[str, str]) -> None:
-    """Take the drop-in out of an environment, because workers need the real compiler."""
-    environment.pop(SOCKET, None)
-    others = _others(environment)
-    if others:
-        environment[_PRELOAD] = ":".join(others)
-    else:
-        environment.pop(_PRELOAD, None)
-
-
-def _others(environment: Mapping[str, str]) -> list[str]:
-    """Return the libraries that a program preloads, without ours."""
-    named = environment.get(_PRELOAD, "").replace(" ", ":").split(":")
-    return [path for path in named if path and not os.path.basename(path).startswith("libkcache_")]
+    others = without_dropin(environment).get(_PRELOAD)
+    first = [others] if others else []
+    return {**environment, _PRELOAD: ":".join((*first, *preloaded)), SOCKET: socket}
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -145,12 +126,6 @@ def _digest(secret: str) -> str:
 
     digest = hashlib.sha256(secret.encode("utf-8", "replace"), usedforsecurity=False)
     return digest.hexdigest()[:8]
-
-
-def runtime_folders(environment: Mapping[str, str]) -> list[str]:
-    """Return the folders for sockets, best first; absolute, because programs change directory."""
-    named = (environment.get(name, "") for name in ("XDG_RUNTIME_DIR", "TMPDIR"))
-    return [*filter(os.path.isabs, named), "/tmp"]
 
 
 def cache_home(environment: Mapping[str, str]) -> str | None:

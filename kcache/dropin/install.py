@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kcache.dropin import environment as env
 from kcache.dropin import libraries
 from kcache.errors import CompilerNotFoundError, DropinError
+from kcache.util.child_process import without_dropin
 
 if TYPE_CHECKING:
     from kcache.nvrtc.library import Library
@@ -82,9 +83,8 @@ def _load(folder: str, library: Library) -> None:
         # First of all: the program's calls go to the interface library from now on, and it must
         # know the real one even if a later step fails.
         interface.kcache_dropin_set_real(os.fsencode(library.path))
-        variables = dict(env.current())
-        env.leave(variables)
-        folder = start.folder_in(env.runtime_folders(variables))
+        variables = without_dropin(env.current())
+        folder = start.folder_in(start.runtime_folders(variables))
         service = env.service(variables)
         speaks = bool(env.settings(variables))
         socket = start.path_for_one(folder, service)

@@ -17,6 +17,7 @@ from contextlib import suppress
 from kcache.dropin import environment as env
 from kcache.dropin import libraries
 from kcache.service import start
+from kcache.util.child_process import without_dropin
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
@@ -112,13 +113,12 @@ def _prepare(
     The status is None if the server was started here.
     """
     preloaded = libraries.preloaded(libraries.find(environment))
-    variables = dict(environment)
-    env.leave(variables)
+    variables = without_dropin(environment)
     if why:
         env.log_everything(variables)
     service = env.service(variables)
     name = start.name_of(service)
-    folder = start.folder_in(env.runtime_folders(environment))
+    folder = start.folder_in(start.runtime_folders(environment))
     running = [environment.get(env.SOCKET, ""), os.path.join(folder, name)]
     if env.logs(variables):
         running = []  # their logs go elsewhere

@@ -14,9 +14,10 @@ from kcache.directory import CacheDirectory, require_safe_layer
 from kcache.engine.opening import READ_SIZE, backends_in
 from kcache.errors import BackendError, ConfigError, KcacheError
 from kcache.util import log
+from kcache.util.child_process import without_dropin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
 
     from kcache.config import Config
     from kcache.kernels.find import Finder
@@ -128,8 +129,8 @@ def open_remotes(config: Config, warn: Callable[[str], object] = log.warning_onc
         return None
     from kcache.remote.client import Client
 
-    folders = environment.runtime_folders()
-    return Client(setup, lambda: _path(setup, folders), _service_environment(), warn=warn)
+    variables = _service_environment()
+    return Client(setup, lambda: _path(setup, variables), variables, warn=warn)
 
 
 def tell_of_remotes(config: Config, group: int, tell: Callable[[str], object]) -> Client | None:
@@ -149,11 +150,11 @@ def tell_of_remotes(config: Config, group: int, tell: Callable[[str], object]) -
     return client
 
 
-def _path(setup: Setup, folders: Sequence[str]) -> str:
+def _path(setup: Setup, variables: Mapping[str, str]) -> str:
     """Return the path of the socket of the service for remotes; raise OSError."""
-    from kcache.service.start import folder_in, name_of
+    from kcache.service.start import folder_in, name_of, runtime_folders
 
-    return os.path.join(folder_in(folders), name_of(setup.service()))
+    return os.path.join(folder_in(runtime_folders(variables)), name_of(setup.service()))
 
 
 def remotes_socket(config: Config) -> str | None:
@@ -163,7 +164,7 @@ def remotes_socket(config: Config) -> str | None:
         OSError: there is no folder for it.
     """
     setup = _setup(config)
-    return None if setup is None else _path(setup, environment.runtime_folders())
+    return None if setup is None else _path(setup, environment.variables())
 
 
 def remote_status(config: Config) -> list[dict[str, Any]]:
@@ -194,7 +195,7 @@ def _setup(config: Config) -> Setup | None:
 
 def _service_environment() -> dict[str, str]:
     """Return the variables for the service, which gets the addresses through a pipe."""
-    variables = environment.without_dropin(environment.variables())
+    variables = without_dropin(environment.variables())
     variables.pop("KCACHE_REMOTE", None)
     return variables
 

@@ -43,6 +43,7 @@ __all__ = [
     "name_of",
     "path_for_one",
     "remove_socket",
+    "runtime_folders",
     "socket_identity",
     "status",
     "sweep",
@@ -110,6 +111,12 @@ def name_of(service: Service) -> str:
 def path_for_one(folder: str, service: Service) -> str:
     """Return the path of a service for one program, which no other one finds."""
     return os.path.join(folder, f"{name_of(service)}-{os.urandom(4).hex()}")
+
+
+def runtime_folders(environment: Mapping[str, str]) -> list[str]:
+    """Return the folders for sockets, best first; absolute, because programs change directory."""
+    named = (environment.get(name, "") for name in ("XDG_RUNTIME_DIR", "TMPDIR"))
+    return [*filter(os.path.isabs, named), "/tmp"]
 
 
 def folder_in(folders: Iterable[str]) -> str:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import signal
 
-__all__ = ["children_are_elsewhere", "detach"]
+TYPE_CHECKING = False  # `typing` takes 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["children_are_elsewhere", "detach", "without_dropin"]
 
 #: Higher than any descriptor; close_range(2) closes them all at once.
 _MOST_DESCRIPTORS = 1 << 20
@@ -27,6 +31,17 @@ def children_are_elsewhere() -> bool:
         return True
     except OSError:
         return False
+
+
+def without_dropin(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables for a process that compiles, which must have the real compiler.
+
+    In a program under `kcache run` NVRTC's interface is answered by kcache, workers included.
+    """
+    found = {n: value for n, value in environment.items() if not n.startswith("KCACHE_DROPIN_")}
+    preloaded = found.pop("LD_PRELOAD", "").replace(" ", ":").split(":")
+    others = [p for p in preloaded if p and not os.path.basename(p).startswith("libkcache_")]
+    return {**found, "LD_PRELOAD": ":".join(others)} if others else found
 
 
 def detach(kept: list[int]) -> None:

@@ -16,6 +16,7 @@ from kcache.dropin import environment as env
 from kcache.errors import DropinError
 from kcache.kernels.tiers import remote_status, remotes_socket
 from kcache.service import start as services
+from kcache.util.child_process import without_dropin
 
 
 def _path() -> str:
@@ -24,7 +25,7 @@ def _path() -> str:
         raise DropinError("the drop-in needs Linux")
     variables = env.current()
     try:
-        folder = services.folder_in(env.runtime_folders(variables))
+        folder = services.folder_in(services.runtime_folders(variables))
     except OSError as error:
         raise DropinError(f"there can be no server: {error}") from error
     return os.path.join(folder, services.name_of(env.service(variables)))
@@ -47,8 +48,7 @@ def start() -> None:
     load_settings(None)  # this warns, which the server can't do
     if services.status(path) is not None:
         raise DropinError("a server is running")
-    variables = dict(env.current())
-    env.leave(variables)
+    variables = without_dropin(env.current())
     try:
         services.begin(
             path, env.service(variables), variables, lasting=True, speaks=env.logs(variables)

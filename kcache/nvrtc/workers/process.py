@@ -12,10 +12,9 @@ from itertools import chain, starmap
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from kcache.environment import without_dropin
 from kcache.errors import KcacheError
 from kcache.nvrtc.workers.messages import BEGUN, Ask, Hello, Reply
-from kcache.util.child_process import children_are_elsewhere
+from kcache.util.child_process import children_are_elsewhere, without_dropin
 from kcache.util.open_file import identity
 from kcache.util.wire import WireError, receive, send
 
