@@ -7,13 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from backends.suites import FileSuite, MemorySuite
 from hypothesis import Phase, settings
 
-from kcache.backend import EntryInfo, Usage
+from kcache.backend import EntryInfo
 from kcache.errors import BackendError
 from kcache.testing import MemoryBackend
 from kcache.testing.contract import BackendContract
@@ -33,24 +32,6 @@ class ShortKeys(MemoryBackend):
 
     def put(self, key: str, value: bytes) -> int:
         return super().put(key[:63].ljust(64, "0"), value)
-
-
-class FirstWins(MemoryBackend):
-    def put(self, key: str, value: bytes) -> int:
-        held = self.values.get(key)
-        return super().put(key, value if held is None else held)
-
-
-class Grudging(MemoryBackend):
-    def delete(self, key: str) -> int:
-        return super().delete(key) or 1
-
-
-class Strict(MemoryBackend):
-    def delete(self, key: str) -> int:
-        if key not in self.values:
-            raise KeyError(key)
-        return super().delete(key)
 
 
 class Undercounting(MemoryBackend):
@@ -73,41 +54,12 @@ class Eager(MemoryBackend):
         return iter(list(self.scan()))
 
 
-class Repeating(MemoryBackend):
-    """Goes round and round through what is there now."""
-
-    def coldest(self) -> Iterator[EntryInfo]:
-        for _ in range(2 * len(self.values)):
-            name = next(iter(self.values))
-            yield EntryInfo(name, len(self.values[name]), self._used[name])
-            if name == next(iter(self.values)):
-                break
-
-
-class OneCursor(MemoryBackend):
-    """All iterations go on where the last one stopped."""
-
-    _cursor: Iterator[EntryInfo] = iter(())
-
-    def coldest(self) -> Iterator[EntryInfo]:
-        yield from self._cursor
-        self._cursor = iter(list(self.scan()))
-        yield from self._cursor
-
-
 class ByTheClock(MemoryBackend):
     def _now(self) -> int:
         return self._clock()
 
     def coldest(self) -> Iterator[EntryInfo]:
         return iter(sorted(self.scan(), key=lambda info: info.used_ns))
-
-
-class Forgetful(MemoryBackend):
-    """Yields nothing of what has no bytes."""
-
-    def scan(self) -> Iterator[EntryInfo]:
-        return (info for info in super().scan() if info.size)
 
 
 class Halves(MemoryBackend):
@@ -144,48 +96,7 @@ class Stuck(MemoryBackend):
             return super().put(key, value)
 
 
-class ClosedOnce(MemoryBackend):
-    def close(self) -> None:
-        assert not self.closed, "closed already"
-        super().close()
-
-
 # -- over files ------------------------------------------------------------------------------------
-
-
-class Unbuffered(FileBackend):
-    """Writes into the file that others read, slowly enough that they see it."""
-
-    def put(self, key: str, value: bytes) -> int:
-        super().put(key, value)
-        with open(self._path(key), "wb", buffering=0) as file:
-            for start in range(0, len(value), 512):
-                time.sleep(0.001)
-                file.write(value[start : start + 512])
-        return len(value)
-
-
-class OwnCount(FileBackend):
-    """Counts what it wrote itself, beginning with what was there."""
-
-    _own: Usage | None = None
-
-    def usage(self) -> Usage:
-        self._own = self._own or super().usage()
-        return self._own
-
-    def put(self, key: str, value: bytes) -> int:
-        before = self.usage()
-        there = os.path.exists(self._path(key))
-        held = os.path.getsize(self._path(key)) if there else 0
-        self._own = Usage(before.bytes + len(value) - held, before.entries + (not there))
-        return super().put(key, value)
-
-    def delete(self, key: str) -> int:
-        before = self.usage()
-        freed = super().delete(key)
-        self._own = Usage(before.bytes - freed, before.entries - (freed > 0))
-        return freed
 
 
 class Foreign(FileBackend):
@@ -231,15 +142,6 @@ class LosingUses(FileBackend):
         super().close()
 
 
-class Reviving(FileBackend):
-    """Makes an entry of what it touches."""
-
-    def touch(self, key: str) -> None:
-        if self.get(key) is None:
-            self.put(key, b"")
-        super().touch(key)
-
-
 class Unasked(FileBackend):
     """Records uses even where it was opened for reading only."""
 
@@ -247,14 +149,6 @@ class Unasked(FileBackend):
         with suppress(FileNotFoundError):
             os.utime(self._path(key))
         return super().use(key)
-
-
-class Making(FileBackend):
-    """Makes its directory even where it was opened for reading only."""
-
-    def __init__(self, directory: Path, **options: Any) -> None:
-        os.makedirs(directory, exist_ok=True)
-        super().__init__(directory, **options)
 
 
 class Leaking(FileBackend):
@@ -279,54 +173,23 @@ class ForkUnsafe(FileBackend):
             return super().put(key, value)
 
 
-class Littering(FileBackend):
-    """Leaves its temporary files where they are."""
-
-    def put(self, key: str, value: bytes) -> int:
-        stored = super().put(key, value)
-        Path(self._path(key)).with_name(f".{key[:16]}-{os.getpid()}.tmp").touch()
-        return stored
-
-
-class Sealed(FileBackend):
-    """Holds on to a directory that is gone."""
-
-    def put(self, key: str, value: bytes) -> int:
-        if not os.path.isdir(self._root):
-            raise BackendError("gone")
-        return super().put(key, value)
-
-
 #: Which test detects which backend.
 CAUGHT: list[tuple[Callable[..., Any], str]] = [
     (Partial, "test_a_value_comes_back_as_it_was_put"),
     (ShortKeys, "test_an_engine_behaves_as_its_model"),
-    (FirstWins, "test_a_value_comes_back_as_it_was_put"),
-    (Grudging, "test_an_engine_behaves_as_its_model"),
-    (Strict, "test_an_engine_behaves_as_its_model"),
     (Undercounting, "test_an_engine_behaves_as_its_model"),
     (Hottest, "test_an_engine_behaves_as_its_model"),
     (Eager, "test_a_large_cache_costs_no_more_than_a_small_one"),
-    (Repeating, "test_coldest_yields_each_key_once_while_entries_change"),
-    (OneCursor, "test_two_iterations_at_once"),
     (ByTheClock, "test_a_clock_that_is_set_back"),
-    (Forgetful, "test_a_value_comes_back_as_it_was_put"),
     (Halves, "test_eight_threads_on_four_keys"),
     (Swallowing, "test_an_exception_in_a_batch_reaches_the_caller"),
     (Stuck, "test_a_batch_is_of_one_thread"),
-    (ClosedOnce, "test_a_closed_handle_raises_backend_errors_or_works"),
-    (Unbuffered, "test_killed_writers_leave_a_sound_place"),
-    (OwnCount, "test_processes_see_each_others_changes"),
     (Foreign, "test_a_place_that_is_something_else"),
     (LockFile, "test_killed_writers_leave_a_sound_place"),
     (LosingUses, "test_uses_of_another_process_count"),
-    (Reviving, "test_a_touch_brings_nothing_back"),
     (Unasked, "test_reading_only_changes_nothing"),
-    (Making, "test_reading_only_where_there_is_nothing"),
     (Leaking, "test_opening_many_times_leaks_nothing"),
     (ForkUnsafe, "test_a_fork_beside_busy_threads"),
-    (Littering, "test_opening_many_times_leaks_nothing"),
-    (Sealed, "test_a_place_that_is_removed_while_open"),
 ]
 
 

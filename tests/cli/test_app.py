@@ -93,14 +93,6 @@ def test_path_is_the_directory_of_the_cache(
     assert not cache_directory.exists()
 
 
-def test_the_script_and_the_module_are_the_same(run: Callable) -> None:
-    script = Path(sys.executable).with_name("kcache")
-    if not script.exists():
-        pytest.skip("kcache is not installed beside this interpreter")
-    done = subprocess.run([script, "config"], capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (0, run("config").stdout)
-
-
 @pytest.mark.parametrize(
     ("name", "start"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -14,8 +13,6 @@ import pytest
 from cli.conftest import Said
 
 import kcache
-from kcache.errors import ConfigError
-from kcache.util.cuda_driver import current_arch
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -58,32 +55,6 @@ def test_no_cache_recache_and_what_must_not_be_cached(
 
 
 # -- where headers are found -----------------------------------------------------------------------
-
-
-@pytest.fixture
-def sided(work: Path) -> Path:
-    """Two files of one name: one beside the source `sub/k.cu`, one in the working directory."""
-    (work / "sub").mkdir()
-    (work / "sub" / "side.cuh").write_text("#define SIDE 1111\n")
-    (work / "side.cuh").write_text("#define SIDE 2222\n")
-    return work
-
-
-@pytest.mark.parametrize(("include", "side"), [('"side.cuh"', "1111"), ("<side.cuh>", "2222")])
-def test_quotes_look_beside_the_source_first_and_angle_brackets_do_not(
-    include: str, side: str, sided: Path, here: Callable
-) -> None:
-    (sided / "sub" / "k.cu").write_text(
-        f"#include {include}\n__global__ void k(int* x) {{ *x = SIDE; }}"
-    )
-    line = ["compile", "sub/k.cu", "--arch", "compute_90", "-o", "k.ptx"]
-    assert here(*line, "-I", ".").code == 0
-    assert side in Path("k.ptx").read_text()
-    assert here(*line).code == (0 if '"' in include else 1)
-    if '"' in include:
-        (sided / "sub" / "side.cuh").unlink()
-        assert here(*line, "-I", ".").code == 0
-        assert "2222" in Path("k.ptx").read_text()
 
 
 def test_a_missing_cuda_header_is_one_option_away(work: Path, cccl: Path, here: Callable) -> None:
@@ -220,17 +191,6 @@ def test_several_files_for_several_architectures(work: Path, here: Callable) -> 
     (work / "a.cu").write_text(KERNEL)
     said = here("compile", "src/a.cu", "a.cu", "-arch=sm_90")
     assert (said.code, "src/a.cu and a.cu both make a.cubin" in said.err) == (2, True)
-
-
-def test_native_is_this_gpu(work: Path, here: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    with contextlib.suppress(ConfigError):
-        pytest.skip(f"there is a GPU: {current_arch()}")
-    said = here("compile", "axpy.cu")
-    assert (said.code, "--arch sm_90" in said.err) == (2, True)
-    monkeypatch.setattr("kcache.util.cuda_driver.current_arch", lambda: "sm_87")
-    said = here("compile", "axpy.cu", "--arch", "native")
-    assert said.code == 0, said.err
-    assert "for sm_87" in here("why", "axpy.cu", "--arch", "sm_87").out
 
 
 # -- what goes wrong -------------------------------------------------------------------------------

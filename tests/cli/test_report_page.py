@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from cli.helpers import age, damage, fill, kernel, key, manifest, recency
+from cli.helpers import fill, kernel, key, manifest, recency
 
 from kcache import Stats
 from kcache.cli.html_report.page import page
@@ -124,16 +124,6 @@ def test_the_page_tells_what_is_in_the_cache(
     assert re.findall(r" ([0-9a-f]{12}) ", single)[:10] == [key(n)[:12] for n in range(11, 1, -1)]
     assert recency(cache_directory, backend) == before
     assert (cache_directory / "stats").read_bytes() == stats
-
-
-def test_damaged_entries_are_told(here: Callable, cache_directory: Path) -> None:
-    fill(cache_directory, {key(1): kernel()})
-    damage(cache_directory, key(2))
-    age(cache_directory, key(2), 1000)
-    found = Found(here("report", "-o", "-").out)
-    assert "Damaged entries in the cache: 1" in found.words
-    assert "kcache verify --repair" in found.words
-    assert "and are evicted first Kernel, target and key Size Last use (damaged)" in found.words
 
 
 def test_the_file_is_replaced_whole_and_keeps_its_permissions(

@@ -92,21 +92,6 @@ def test_what_is_no_key_of_one_entry_changes_nothing(
 # -- extract ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("nvrtc")
-def test_the_machine_code_of_a_real_kernel(work: Path, here: Callable) -> None:
-    compiled = here("compile", "axpy.cu", "--arch", "sm_90", "--name", "axpy<float>")
-    assert compiled.code == 0, compiled.err
-    cubin = Path("axpy.cubin").read_bytes()
-    (name,) = held(work.parent / "cache")
-    said = here("extract", name[:4])
-    assert (said.code, said.out) == (0, "")
-    assert said.err.startswith(f"kcache: cubin of axpy.cu -> {name[:12]}.cubin (")
-    assert Path(f"{name[:12]}.cubin").read_bytes() == cubin
-    assert here("extract", name, "-o", "code.ptx").code == 0
-    assert b".entry _Z4axpyIfE" in Path("code.ptx").read_bytes()
-    assert "_Z4axpyIfE" in here("show", name).out
-
-
 def test_what_is_written(filled: Path, here: Callable, run: Callable, tmp_path: Path) -> None:
     assert here("extract", B, "-o", tmp_path / "out").code == 0
     assert (tmp_path / "out").read_bytes() == b"// PTX of b\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -15,14 +14,13 @@ from typing import Self
 
 import pytest
 from cli.helpers import fill, kernel, key
+from nvrtc.test_workers import slow
 
 import kcache
 
 KEY = key("one")
 
 pty = pytest.importorskip("pty", reason="there are no pseudo-terminals here")
-
-KERNEL = "#include <cub/block/block_reduce.cuh>\n__global__ void k() {}\n"
 
 
 class Terminal:
@@ -75,9 +73,10 @@ class Terminal:
 
 
 @pytest.fixture
-def line(work: Path, cccl: Path, nvrtc: object) -> list[str | Path]:
-    (work / "k.cu").write_text(KERNEL)
-    return ["compile", "k.cu", "--arch", "sm_90", "-I", cccl]
+def line(work: Path, nvrtc: object) -> list[str | Path]:
+    """A compile of some two seconds."""
+    (work / "k.cu").write_text(slow(40))
+    return ["compile", "k.cu", "--arch", "compute_90"]
 
 
 class AllTerminal(Terminal):
@@ -91,7 +90,7 @@ def test_a_spinner_with_the_time_while_a_compile_runs(line: list[str | Path]) ->
         code, output, seen = terminal.end()
     assert (code, output) == (0, b"")
     assert any(dot.encode() in seen for dot in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
-    assert b"compiling k.cu for sm_90" in seen
+    assert b"compiling k.cu for compute_90" in seen
     # The line is erased and the cursor comes back before the result is said.
     assert seen.index(b"\x1b[?25l") < seen.rindex(b"\x1b[2K") < seen.index(b"kcache: compiled in ")
     assert seen.index(b"\x1b[?25h") < seen.index(b"kcache: compiled in ")
@@ -115,7 +114,7 @@ def test_an_interrupt_ends_a_compile_at_once(line: list[str | Path]) -> None:
     assert (code, output) == (130, b"")
     assert b"Traceback" not in seen
     assert seen.index(b"\x1b[?25l") < seen.index(b"\x1b[?25h")
-    assert not Path("k.cubin").exists()
+    assert not Path("k.ptx").exists()
 
 
 @pytest.fixture
@@ -140,19 +139,6 @@ def test_clear_asks(answer: bytes, code: int, remaining: int, filled: Path) -> N
     assert b"Delete 1 entry" in seen
     assert output.startswith(b"deleted 1 entry" if code == 0 else b"")
     assert left(filled) == remaining
-
-
-def test_an_interrupt_at_the_question_deletes_nothing(filled: Path) -> None:
-    with Terminal("clear") as terminal:
-        terminal.read_until(b"[y/N]: ")
-        while terminal.process.poll() is None:  # one that comes before it reads may be lost
-            terminal.process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                terminal.process.wait(1)
-        code, output, seen = terminal.end()
-    assert (code, output) == (130, b"")
-    assert b"Traceback" not in seen
-    assert left(filled) == 1
 
 
 def test_an_interrupt_ends_warm_and_says_what_is_done(work: Path) -> None:

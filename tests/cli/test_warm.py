@@ -25,7 +25,7 @@ SCALE = '#include "scale.cuh"\n__global__ void scale(float* x) { *x *= SCALE; }\
 
 LIST = """
 [defaults]
-archs = ["sm_80", "sm_90a"]
+archs = ["compute_80", "compute_90a"]
 
 [[kernels]]
 source = "axpy.cu"
@@ -91,7 +91,7 @@ def test_a_check_fails_if_a_kernel_would_be_compiled(
     monkeypatch.setenv("KCACHE_ON_MISS", "error")  # what is listed is compiled all the same
     assert counts(here("warm", "kernels.toml", "--json")) == (6, 0, 0)
     assert here(*check).code == 0
-    assert here(*check, "--arch", "sm_100").code == 1
+    assert here(*check, "--arch", "compute_100").code == 1
 
     assert here("bundle", "export", "-o", "kernels.bundle").code == 0
     monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "fresh"))
@@ -107,7 +107,7 @@ def test_which_calls_hit_what_was_warmed(project: Path, here: Callable) -> None:
     (project / "kernels.toml").write_text(
         """
         [defaults]
-        arch = "sm_90"
+        arch = "compute_90"
         source_name = "kernel.cu"
 
         [[kernels]]
@@ -132,7 +132,7 @@ def test_which_calls_hit_what_was_warmed(project: Path, here: Callable) -> None:
     # The same kernel under two names, one of them absolute: it is compiled once.
     compiled, there, failed = counts(here("warm", "kernels.toml", "--json"))
     assert (compiled + there, failed) == (5, 0)
-    options = CompileOptions(90)
+    options = CompileOptions("compute_90")
     absolute = options.replace(include_paths=[project / "include"])
     scale = Path("src/one/scale.cu")
     with kcache.KernelCache() as cache:
@@ -157,24 +157,24 @@ def test_a_dry_run_says_what_is_missing_and_changes_nothing(
     project: Path, here: Callable, cache_directory: Path
 ) -> None:
     sources = ("axpy.cu: axpy<float>, axpy<double>", "src/one/scale.cu", "src/two/deep/scale.cu")
-    everything = [f"{arch} {what}" for what in sources for arch in ("sm_80", "sm_90a")]
+    everything = [f"{arch} {what}" for what in sources for arch in ("compute_80", "compute_90a")]
     dry = ["warm", "kernels.toml", "--dry-run"]
     done = here(*dry)
     assert missing(done) == everything
     assert done.out.splitlines()[-1] == "6 would be compiled, 0 cached already"
     assert not cache_directory.exists()
-    here("warm", "kernels.toml", "--arch", "sm_80")
+    here("warm", "kernels.toml", "--arch", "compute_80")
     before = here("stats", "--json").out
     assert missing(here(*dry)) == everything[1::2]
-    assert missing(here(*dry, "--arch", "sm_80")) == []
+    assert missing(here(*dry, "--arch", "compute_80")) == []
     (project / "include" / "more.cuh").write_text("#define MORE 6\n")
-    assert missing(here(*dry, "--arch", "sm_80")) == [everything[2], everything[4]]
+    assert missing(here(*dry, "--arch", "compute_80")) == [everything[2], everything[4]]
     found = json.loads(here(*dry, "--json").out)
     assert (found["cached"], found["missing"]) == (1, 5)
     assert found["kernels"][0] == {
         "source": "axpy.cu",
         "names": ["axpy<float>", "axpy<double>"],
-        "arch": "sm_80",
+        "arch": "compute_80",
         "cached": True,
     }
     assert here("stats", "--json").out == before
@@ -241,21 +241,21 @@ def test_a_recorded_run_compiles_nothing_once_it_is_warmed(
     project: Path, here: Callable, cache_directory: Path, tmp_path: Path
 ) -> None:
     variable = {"KCACHE_RECORD": str(project / "kernels.jsonl")}
-    assert program(project, "sm_90", **variable) == ASKED
-    assert program(project, "sm_90", **variable) == 0  # hits are recorded, too
+    assert program(project, "compute_90", **variable) == ASKED
+    assert program(project, "compute_90", **variable) == 0  # hits are recorded, too
     shutil.rmtree(cache_directory)
     with contextlib.chdir("/"):
         warmed = here("warm", project / "kernels.jsonl", "--json")
     assert (counts(warmed), warmed.err) == ((ASKED, 0, 0), "")
-    assert program(project, "sm_90") == 0
+    assert program(project, "compute_90") == 0
     # For another target, and with nothing that names the folder in which it was recorded.
     shutil.rmtree(cache_directory)
     moved = tmp_path / "moved"
     shutil.move(project, moved)
     os.chdir(moved)
-    warmed = here("warm", "kernels.jsonl", "--arch", "sm_80", "--json")
+    warmed = here("warm", "kernels.jsonl", "--arch", "compute_80", "--json")
     assert (counts(warmed), warmed.err) == ((ASKED, 0, 0), "")
-    assert program(moved, "sm_80") == 0
+    assert program(moved, "compute_80") == 0
 
 
 # -- what goes wrong -------------------------------------------------------------------------------
@@ -268,14 +268,18 @@ def test_what_does_not_compile_is_told_and_the_rest_is_compiled(
     done = here("warm", "kernels.toml")
     assert done.code == 1
     assert done.err == (
-        "kcache: error: src/bad.cu (sm_80, sm_90a): "
+        "kcache: error: src/bad.cu (compute_80, compute_90a): "
         'bad.cu(2): error: identifier "nonsense" is undefined\n'
     )
     assert "\nfailed    2\n" in done.out
     again = here("warm", "kernels.toml", "--json")
     assert (counts(again), again.code) == ((0, 6, 2), 1)
     failure = json.loads(again.out)["failures"][0]
-    assert (failure["source"], failure["names"], failure["arch"]) == ("src/bad.cu", [], "sm_80")
+    assert (failure["source"], failure["names"], failure["arch"]) == (
+        "src/bad.cu",
+        [],
+        "compute_80",
+    )
     assert "1 error detected" in failure["log"]
 
 
@@ -284,7 +288,7 @@ def test_what_is_not_kept_is_told(
 ) -> None:
     (project / "when.cu").write_text("__device__ const char* t = __TIME__;\n")
     kernels = "".join(f'[[kernels]]\nsource = "{name}.cu"\n' for name in ("when", "axpy"))
-    (project / "kernels.toml").write_text(f'defaults.arch = "sm_80"\n{kernels}')
+    (project / "kernels.toml").write_text(f'defaults.arch = "compute_80"\n{kernels}')
     done = here("warm", "kernels.toml")
     assert done.code == 0
     assert "warning: 1 can't be cached (KCACHE_LOG=debug says why)" in done.err

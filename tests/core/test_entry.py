@@ -204,7 +204,6 @@ FORGED: dict[str, bytes] = {
     "lists nested 100,000 deep": envelope(metadata=b'{"a":' + b"[" * 100_000),
     "objects nested 100,000 deep": envelope(metadata=b'{"a":' * 100_000),
     "cost not a number": envelope(cost=math.nan),
-    "infinite cost": envelope(cost=math.inf),
     "negative cost": envelope(cost=-1.0),
 }
 
@@ -253,7 +252,6 @@ def _endless() -> dict[str, Any]:
 UNFIT: dict[str, tuple[dict[str, bytes], dict[str, Any]]] = {
     "bytes in metadata": ({}, {"x": b"bytes"}),
     "not a number": ({}, {"x": math.nan}),
-    "infinity": ({}, {"x": math.inf}),
     "half a surrogate pair": ({}, {"x": "\ud800"}),
     "an integer of 5,000 digits": ({}, {"x": 10**5000}),
     "a compile time of 5,000 digits": ({}, {"compile_seconds": 10**5000}),

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,11 @@ class Shelf:
         temporary.write_text("made")
         temporary.rename(self.value)
         return "made", "made"
+
+    def make_slowly(self) -> tuple[str, str]:
+        """Takes long enough that others could begin meanwhile."""
+        threading.Event().wait(0.1)
+        return self.make()
 
     def count(self) -> None:
         with self.made.open("ab", buffering=0) as file:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kcache
@@ -50,6 +50,7 @@ def test_no_detail_breaks_the_file(
     assert second.what == "evicted"
 
 
+@settings(max_examples=15)
 @given(content=st.binary(max_size=300))
 def test_no_file_breaks_the_reader(
     content: bytes, tmp_path_factory: pytest.TempPathFactory

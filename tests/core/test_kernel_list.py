@@ -151,7 +151,6 @@ def test_a_source_can_be_compiled_as_a_program_does_it(folder: Path) -> None:
             "defaults = { sdt = 'c++17' }\nkernels = [{}]",
             ", defaults: no key 'sdt' (did you mean 'std'?); allowed: archs, ",
         ),
-        ("defaults = { std = 'c99' }\nkernels = [{}]", ", defaults: std='c99' is not allowed"),
         ("kernels = [{}]", ", kernel 1: it has neither or both of source and text"),
         ("kernels = [{ source = 'a.cu' }, { nmaes = 1 }]", ", kernel 2: no key 'nmaes' (did you"),
         ("kernels = [{ source = 'missing.cu' }]", ", kernel 1: source='missing.cu': no such file"),

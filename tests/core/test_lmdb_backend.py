@@ -11,7 +11,6 @@ import pytest
 from core.helpers import entry, fork, key, stored_size, wait
 
 from kcache import BackendError, ConfigError, KernelCache, open_engine
-from kcache.backend import NoBackend
 from kcache.directory import open_directory
 from kcache.entry import encode
 from kcache.util.mounts import FileSystem, file_system
@@ -73,26 +72,6 @@ def test_a_network_file_system_is_refused_with_the_reason(
         assert not (tmp_path / "cache").exists()
     else:
         LmdbBackend(tmp_path / "cache", file_system=found).close()
-
-
-def test_a_cache_whose_backend_is_refused_still_compiles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nvrtc: object
-) -> None:
-    from kcache import CompileOptions
-
-    monkeypatch.setattr(
-        LmdbBackend.__init__,
-        "__kwdefaults__",
-        {**LmdbBackend.__init__.__kwdefaults__, "file_system": lambda _: FileSystem("nfs4", "/x")},
-    )
-    with KernelCache(tmp_path, backend="lmdb") as cache:
-        for _ in range(2):
-            kernel = cache.get_or_compile(
-                'extern "C" __global__ void a() {}', (), CompileOptions(arch="sm_90")
-            )
-            assert kernel.cubin
-        assert isinstance(cache.engine.backend, NoBackend)
-        assert "network file system" in cache.engine.backend.reason
 
 
 def test_files_that_others_put_beside_ours_are_never_removed(tmp_path: Path) -> None:

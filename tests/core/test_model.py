@@ -17,7 +17,7 @@ from kcache import Backend, CacheEngine, open_engine
 from kcache.testing import CacheMachine
 from kcache_backends.file import FileBackend
 
-FEW = settings(QUICK, max_examples=15, stateful_step_count=40)
+FEW = settings(QUICK, max_examples=10, stateful_step_count=40)
 MANY = settings(LONG, max_examples=150, stateful_step_count=60)
 
 

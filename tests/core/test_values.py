@@ -63,7 +63,3 @@ def test_a_cache_shows_where_it_is_and_how_full_it_is(tmp_path: Path, backend: s
         )
         assert cache.stats() == before._replace(puts=1)
     assert repr(cache).startswith(where)
-
-
-def test_dir_lists_public_names_only() -> None:
-    assert dir(kcache) == sorted(kcache.__all__)

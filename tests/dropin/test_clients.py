@@ -60,31 +60,6 @@ def test_python(
     _twice_and_edited(dropin, include, command, compiles=compiles)
 
 
-@pytest.mark.parametrize(("client", "module"), [("core", "cuda.core"), ("cupy_compiler", "cupy")])
-def test_side_by_side_with_a_cache_of_its_own(
-    client: str, module: str, nvrtc: tuple[int, int], dropin: Dropin, include: Path
-) -> None:
-    """Its own cache serves the old kernel once a header was edited; the drop-in serves the new."""
-    needs(module)
-    own = (sys.executable, CLIENTS / f"{client}.py", include, dropin.folder / "own")
-    new = (*own[:3], dropin.folder / "new")
-    first = dropin.bare(*own)
-    assert first.code == 0, first.errors
-    (include / "scale.h").write_text("#define SCALE 3\n")
-    assert dropin.bare(*own).output == first.output  # the old kernel
-    # The first kernel of an empty cache of its own comes from the drop-in.
-    fresh = dropin.bare(*new)
-    under = dropin.run(*own[:3], dropin.folder / "another")
-    assert fresh.output == under.output != first.output
-    assert under.misses > 0
-    assert "left to NVRTC 0" in under.line
-
-
-@pytest.mark.long
-def test_ctypes_by_path(real: Path, dropin: Dropin, include: Path) -> None:
-    _twice_and_edited(dropin, include, (sys.executable, CLIENTS / "loaded.py", include, real))
-
-
 def test_ctypes_by_name(real: Path, dropin: Dropin, include: Path) -> None:
     dropin.environment["LD_LIBRARY_PATH"] = str(real.parent)
     _twice_and_edited(dropin, include, (sys.executable, CLIENTS / "loaded.py", include, real.name))

@@ -107,20 +107,3 @@ def test_each_compile_is_explained(nvrtc: tuple[int, int], dropin: Dropin, inclu
     output = dropin.bare(*command).output
     text = f"miss: scale<float> is compiled: the header {header} changed"
     assert line(KCACHE_LOG="debug") == (text, output)
-
-
-def test_another_kernel_is_no_reason(nvrtc: tuple[int, int], dropin: Dropin) -> None:
-    """Programs without a name are told apart by their kernels."""
-    needs("cuda.core")
-    code = (
-        "from cuda.core import Program, ProgramOptions\n"
-        "for name, value in ('one', 1), ('two', 2), ('one', 3):\n"
-        "    text = f'extern \"C\" __global__ void {name}(int* x) {{ *x = {value}; }}'\n"
-        "    Program(text, 'c++', ProgramOptions(arch='sm_90')).compile('cubin')\n"
-    )
-    told = dropin.bare(*KCACHE, "run", "--why", sys.executable, "-c", code)
-    assert re.findall(r"miss: (.*)", told.errors) == [
-        "one is compiled: this cache remembers no such kernel",
-        "two is compiled: this cache remembers no such kernel",
-        "one is compiled: the source's text changed",
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import pty
@@ -19,7 +18,6 @@ import pytest
 from dropin.conftest import CLIENTS, KCACHE, Dropin
 
 import kcache.dropin
-from kcache.dropin import run
 from kcache.service.start import status
 
 
@@ -193,13 +191,6 @@ def test_libraries_where_the_loader_can_not_preload_from(folder: str, dropin: Dr
     assert re.fullmatch(r"kcache: warning: .* no program can preload from .*\n", told.errors)
 
 
-def test_libraries_by_a_relative_path(dropin: Dropin) -> None:
-    named = os.path.relpath(dropin.libraries, dropin.folder)
-    command = ("/bin/sh", "-c", "cd /; /bin/echo hello")
-    told = dropin.run(*command, stats=False, KCACHE_DROPIN_LIBRARIES=named)
-    assert (told.code, told.output, told.errors) == (0, "hello\n", "")
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
 def test_libraries_where_nothing_is_executed(dropin: Dropin) -> None:
     place = dropin.folder / "place"
@@ -216,18 +207,6 @@ def test_libraries_where_nothing_is_executed(dropin: Dropin) -> None:
         pytest.skip("no mount namespace can be made here")
     assert (told.code, told.output) == (0, "hello\n")
     assert re.fullmatch(r"kcache: warning: .* it is mounted noexec\n", told.errors)
-
-
-def test_without_a_server_nothing_is_left_behind(
-    dropin: Dropin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(process: int) -> int:
-        raise OSError(errno.ENOSYS, "no such call")
-
-    monkeypatch.setattr(os, "pidfd_open", refuse)
-    with pytest.raises(OSError, match="no such call"):
-        run._prepare(dropin.environment)
-    assert list(dropin.runtime.rglob("*-*/*")) == []
 
 
 #: Runs a command as the first process of a PID namespace, as a container does.
@@ -281,18 +260,6 @@ def test_signals_for_the_first_process_of_a_container(
         children = Path(f"/proc/{namespace.pid}/task/{namespace.pid}/children").read_text()
         os.kill(int(children), number)
         assert namespace.wait(60) == 9
-
-
-def test_pytest(dropin: Dropin) -> None:
-    (dropin.folder / "test_some.py").write_text(
-        "import os\n"
-        "def test_one(capfd):\n    os.system('echo hello'); assert 'hello' in capfd.readouterr().out\n"
-        "def test_two(): assert False\n"
-    )
-    command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_some.py")
-    bare, told = dropin.bare(*command), dropin.run(*command, stats=False)
-    assert told.code == bare.code == 1
-    assert told.output.rpartition(" in ")[0] == bare.output.rpartition(" in ")[0]
 
 
 def test_make(dropin: Dropin, real: Path) -> None:
@@ -416,11 +383,6 @@ def test_ctrl_z_and_back(typed: str, terminal: Terminal, dropin: Dropin) -> None
     terminal.expect("$ ")
     terminal.type("echo st''atus $?\n")
     terminal.expect("status 4")
-
-
-def test_in_the_background(typed: str, terminal: Terminal) -> None:
-    terminal.type(f"{typed} sh -c 'exit 6' & wait $!; echo st''atus $?\n")
-    terminal.expect("status 6")
 
 
 def test_who_continues_the_launcher_alone_continues_the_program(dropin: Dropin) -> None:

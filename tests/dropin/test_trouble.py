@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import select
 import signal
 import socket
@@ -13,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from queue import SimpleQueue
 from typing import IO, Any
 
 import pytest
@@ -210,13 +208,9 @@ NONSENSE = {
     "silence": lambda connection: None,
     "garbage": lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
     "no fields": _says(),
-    "a huge answer": lambda connection: connection.sendall(b"KCW1\1\0\0\0" + b"\xff" * 8),
     "half an answer": lambda connection: connection.sendall(_message(DONE, bytes(99))[:50]),
     "an answer that lies": _says(DONE, *[b"\xff"] * 9),
-    "another answer": _says(DONE),
-    "an unknown answer": _says(b"perhaps"),
     "a hang-up": lambda connection: connection.shutdown(socket.SHUT_RDWR),
-    "half a head": lambda connection: (connection.sendall(b"KCW1\2"), connection.close()),
 }
 
 
@@ -235,7 +229,7 @@ def test_a_server_that_answers_nonsense(
             assert [other.ask(body) for body in BODIES] == wanted
     finally:
         fake.close()
-    if kind in ("silence", "garbage", "no fields", "a huge answer", "half an answer"):
+    if kind in ("silence", "garbage", "no fields", "half an answer"):
         assert fake.connections == 1  # and was not waited for again
 
 
@@ -279,7 +273,7 @@ def test_an_answer_without_a_name_that_was_asked_for_is_none(
     assert (told.code, told.output) == (0, dropin.bare(*command).output)
 
 
-@pytest.mark.parametrize("says", [b"nonsense", b"[]", b"{}", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("says", [b"{}", b"\xff", b"[" * 100_000])
 def test_a_server_that_tells_nonsense_of_itself(
     says: bytes, dropin: Dropin, tmp_path: Path
 ) -> None:
@@ -293,32 +287,6 @@ def test_a_server_that_tells_nonsense_of_itself(
     assert fake.connections == 1
     assert (told.code, told.output) == (0, "hello\n")
     assert told.line.startswith("kcache: hits 0"), told.errors
-
-
-@pytest.mark.long
-def test_a_program_that_was_stopped_for_long_goes_on_asking(
-    start: Callable[..., Program], tmp_path: Path, wanted: list[str]
-) -> None:
-    """It is stopped (Ctrl-Z) when it begins to wait, and goes on after the time for that is over."""
-    started = SimpleQueue[int]()
-
-    def stop_and_answer(connection: socket.socket) -> None:
-        process = started.get(timeout=60)
-        os.kill(process, signal.SIGSTOP)
-        time.sleep(6)  # longer than a program waits for a sign of life
-        connection.sendall(_message(WAIT))
-        os.kill(process, signal.SIGCONT)
-        connection.sendall(_message(NO, b"no"))
-
-    fake = Fake(tmp_path, stop_and_answer)
-    try:
-        program = start(fake.path)
-        started.put(program.process.pid)
-        assert program.ask(BODIES[0]) == wanted[0]
-        assert program.close() == 0
-    finally:
-        fake.close()
-    assert os.path.exists(fake.path)
 
 
 @pytest.mark.parametrize("path", ["/nonexistent/socket", "", "x" * 300, "/dev/null"])
@@ -354,11 +322,6 @@ def test_the_program_has_one_descriptor_left(
     _kill_server(dropin)
     assert [program.ask(body) for body in BODIES] == wanted  # the real one is loaded only now
     assert program.close() == 0
-
-
-def test_a_forked_child_asks_by_itself(program: Program, wanted: list[str]) -> None:
-    assert program.ask("fork") == wanted[0]
-    assert [program.ask(body) for body in BODIES] == wanted
 
 
 # -- the server and its clients ---------------------------------------------------------------------
@@ -494,30 +457,6 @@ def test_clients_that_misbehave(program: Program, dropin: Dropin, wanted: list[s
         each.close()
     counts = _status(path)["counts"]
     assert counts["misses"] == len(BODIES)
-
-
-def test_a_thousand_clients(
-    start: Callable[..., Program], dropin: Dropin, wanted: list[str]
-) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < 1200:
-        pytest.skip("1,000 connections need more descriptors")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
-    clients: list[socket.socket] = []
-    try:
-        program = start()
-        assert program.ask(BODIES[0]) == wanted[0]
-        for _ in range(1000):
-            clients.append(socket.socket(socket.AF_UNIX))
-            clients[-1].connect(_socket(dropin))
-        assert [program.ask(body) for body in BODIES] == wanted
-        for client in clients:
-            assert Channel(client, 60).ask([STATUS], 60)[0] == DONE
-        assert program.close() == 0
-    finally:
-        for client in clients:
-            client.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_many_programs_at_once(dropin: Dropin, real: Path, wanted: list[str]) -> None:

@@ -6,16 +6,14 @@ import gc
 import shutil
 import threading
 import weakref
-from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 from core.helpers import key
 from faults.places import sealed
 
-from kcache import BackendError, CacheEngine, open_engine
+from kcache import CacheEngine, open_engine
 from kcache_backends._lmdb_environment import Environment
-from kcache_backends.lmdb import LmdbBackend
 
 CAP = 1_000_000
 
@@ -86,19 +84,3 @@ def test_a_dropped_cache_collected_in_the_middle_of_anything_ends(
         gc.unfreeze()
         gc.enable()
         gc.collect()
-
-
-def test_the_uses_of_a_dropped_cache_are_written_by_who_goes_on(tmp_path: Path) -> None:
-    now = iter(range(10**18, 10**18 + 10**6))
-    with closing(LmdbBackend(tmp_path, clock=lambda: next(now))) as kept:
-        for number in range(5):
-            kept.put(key(number), b"x")
-        other = LmdbBackend(tmp_path, clock=lambda: next(now))
-        assert other.use(key(0)) == b"x"
-        with kept.batch():
-            other.close()  # as the garbage collector would, in the middle of a transaction
-            kept.delete(key(4))
-        kept.put(key(5), b"x")
-        assert [info.key for info in kept.coldest()] == [key(n) for n in (1, 2, 3, 0, 5)]
-        with suppress(BackendError):
-            other.get(key(0))

@@ -182,7 +182,7 @@ def test_nothing_in_a_files_place_hangs_or_takes_memory(
     other.write_bytes(b"somebody's" * 1000)
     os.utime(other, (1, 1))
     place = tmp_path / "cache"
-    for seed in range(2000 if long else 8):
+    for seed in range(2000 if long else 30):
         random = Random(f"{name} {seed}")
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(bases[name], place)

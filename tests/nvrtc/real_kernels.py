@@ -84,10 +84,6 @@ def _bench(name: str) -> str:
 def _made() -> Iterator[tuple[str, Kernel]]:
     yield "cub reduce", Kernel(_bench("cub_reduce"), ("cccl",), ("block_sum<float, 256, 4>",))
     yield (
-        "attention",
-        Kernel(_bench("attention"), ("cccl", "cuda", "crt"), ("attention<64, 64, 64, true>",)),
-    )
-    yield (
         "cutlass gemm",
         Kernel(
             _bench("cutlass_gemm"),
@@ -114,15 +110,6 @@ def _made() -> Iterator[tuple[str, Kernel]]:
             'extern "C" __global__ void k(int* o) { auto b = cg::this_thread_block(); '
             "auto w = cg::tiled_partition<32>(b); o[0] = cg::reduce(w, o[1], cg::plus<int>()); }\n",
             ("groups", "cccl", "cuda", "crt"),
-        ),
-    )
-    yield (
-        "half",
-        Kernel(
-            "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n#include <cuda_fp8.h>\n"
-            'extern "C" __global__ void k(__half* o, __nv_bfloat16* b) { '
-            "o[0] = __hadd(o[1], o[2]); b[0] = __hmul(b[1], b[2]); }\n",
-            ("cuda", "crt"),
         ),
     )
     yield (

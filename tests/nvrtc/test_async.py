@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core.helpers import fork, wait
 from nvrtc.reference import ARCH, KERNEL, compile_fresh, write
 
 import kcache
@@ -121,18 +120,6 @@ def test_closing_while_tasks_wait(tmp_path: Path, held: Held) -> None:
 
     asyncio.run(main())
     cache.close()
-
-
-def test_in_a_forked_child(cache: kcache.KernelCache) -> None:
-    async def main() -> kcache.CompiledKernel:
-        return await cache.aget_or_compile(SEVEN, (), ARCH)
-
-    asyncio.run(main())
-
-    def work() -> None:
-        assert asyncio.run(main()).cached
-
-    assert wait(fork(work)) == 0
 
 
 def test_arguments_may_be_changed_after_the_call(cache: kcache.KernelCache) -> None:

@@ -15,7 +15,6 @@ from nvrtc.reference import ARCH, KERNEL, REL, compile_clean, python
 from nvrtc.talk import ARCH_FLAGS, ask, fresh_of, worker
 
 import kcache
-from kcache import config
 from kcache.nvrtc import compiler
 from kcache.nvrtc.parsed_options import EXAMPLES, are_harmless, parse_options
 from kcache.nvrtc.workers.messages import Status
@@ -266,19 +265,3 @@ def test_foreign_code_in_the_process_taints_nothing(tmp_path: Path, taint: str) 
         kernel = cache.get_or_compile(source, (), ARCH)
     assert kernel.cached
     assert kernel.cubin == compile_clean(source, ARCH.flags()).cubin
-
-
-def test_variables_are_told_to_each_worker_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler remembers some variables: one that was told others is not asked again."""
-    pool = WorkerPool(1)
-    library = compiler.find().path
-    try:
-        _, reply = pool.compile(library, ask(REL))
-        assert reply.trace is not None
-        (first,) = pool.pids()
-        name = next(iter(reply.trace.variables))
-        monkeypatch.setenv(name, "another" if config.variable(name) != "another" else "other")
-        pool.compile(library, ask(REL))
-        assert pool.pids() != [first]
-    finally:
-        pool.close()

@@ -130,18 +130,6 @@ def test_progress_is_told_in_the_callers_thread(cache: kcache.KernelCache) -> No
     assert told == [(n, 5) for n in range(1, 6)]
 
 
-def test_an_error_of_progress_ends_it(cache: kcache.KernelCache) -> None:
-    class Enough(Exception):  # noqa: N818
-        pass
-
-    def progress(done: int, total: int) -> None:
-        raise Enough
-
-    with pytest.raises(Enough):
-        cache.compile_many([(source(n), (), ARCH) for n in range(40)], jobs=1, progress=progress)
-    assert cache.stats().compiles < 40
-
-
 class Together:
     """Compiles of some sources that end only when so many are under way at the same time.
 
@@ -167,19 +155,6 @@ def test_as_many_at_a_time_as_asked_for(
     monkeypatch.setattr(compiler, "compile_request", together)
     kernels = cache.compile_many([(source(n), (), ARCH) for n in numbers], jobs=5)
     assert [k.cubin for k in kernels] == cubins(numbers)  # type: ignore[union-attr]
-
-
-def test_statistics_count_every_request(tmp_path: Path) -> None:
-    def stats(text: str, **settings: Any) -> tuple[int, int]:
-        with kcache.KernelCache(tmp_path / f"c{hash(text)}{settings}", **settings) as cache:
-            cache.compile_many([(text, (), ARCH)] * 10)
-            return cache.stats().hits, cache.stats().misses
-
-    assert stats(source(1)) == (9, 1)
-    assert stats("int x = ;") == (0, 10)
-    assert stats(source(1), disable=True) == (0, 0)
-    assert stats(source(1), recache=True) == (0, 10)
-    assert stats(KERNEL.replace("V", "sizeof(__TIME__)")) == (0, 10)
 
 
 AT_THE_END = """
@@ -211,8 +186,3 @@ def test_a_thread_that_goes_on_after_the_main_one(tmp_path: Path) -> None:
 def test_one_request_in_place_of_a_list(cache, one):
     with pytest.raises(ArgumentTypeError, match=rf"^requests is {type(one).__name__}; allowed: a"):
         cache.compile_many(one)
-
-
-def test_a_recording_in_a_path_that_is_none(cache):
-    with pytest.raises(ArgumentTypeError, match="^path is NoneType; allowed: the path of a file"):
-        cache.record(None)

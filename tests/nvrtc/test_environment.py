@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, REL, agreed, compile_clean, write
+from nvrtc.reference import ARCH, KERNEL, REL, compile_clean, write
 from nvrtc.talk import ask, worker
 
 import kcache
 from kcache import KernelCache
-from kcache.nvrtc.workers.process import CrashedError
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -155,19 +153,3 @@ def test_how_the_user_spells_the_working_directory(
 
 
 # -- releases --------------------------------------------------------------------------------------
-
-
-def test_a_worker_without_its_group(tree: Path) -> None:
-    """Whoever ends it, a new one takes its place."""
-    with worker() as process:
-        os.killpg(process.pid, signal.SIGKILL)
-        with pytest.raises(CrashedError, match="SIGKILL"):
-            process.ask(ask(KERNEL, ("-arch=sm_80", "-DV=1")), None)
-    with KernelCache(tree / "cache") as cache:
-        agreed(cache, KERNEL.replace("V", "1"))
-        from kcache.nvrtc.workers.pool import shared
-
-        for pid in shared().pids():
-            os.killpg(pid, signal.SIGKILL)
-        agreed(cache, KERNEL.replace("V", "2"))
-        assert cache.stats().uncacheable == 0

@@ -54,27 +54,6 @@ def test_arguments_in_the_wrong_place(
         ask()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("max_sise", r"'max_sise' \(did you mean 'max_size'\?\)"),
-        ("dir", "'dir'; allowed: backend, .*directory, "),
-        ("path", "'path'; allowed: backend, .*directory, "),
-    ],
-)
-def test_an_argument_of_the_cache_that_does_not_exist(name: str, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        kcache.KernelCache(**{name: "x"})  # type: ignore[arg-type]
-
-
-def test_help_shows_the_signature() -> None:
-    import inspect
-
-    shown = str(inspect.signature(kcache.KernelCache))
-    assert "directory" in shown
-    assert "compile_timeout" in shown
-
-
 def test_pickling_says_what_to_do_instead(tmp_path: Path) -> None:
     cache = kcache.KernelCache(tmp_path / "cache")
     with cache, pytest.raises(TypeError, match="open the same directory in the other process"):

@@ -46,26 +46,6 @@ def test_each_answer_is_that_of_the_next_request(tmp_path: Path, header: Path) -
         assert cache.why(SOURCE, options=OPTIONS.replace(arch="sm_80")).causes[0].kind == "arch"
 
 
-def test_it_says_that_the_cache_is_not_looked_into(tmp_path: Path) -> None:
-    source = "__global__ void k() {}"
-    with kcache.KernelCache(tmp_path, recache=True) as cache:
-        cache.get_or_compile(source, options=OPTIONS)
-        (cause,) = cache.why(source, options=OPTIONS).causes
-    assert cause.kind == "recache"
-    assert "recache is set" in cause.what
-
-
-def test_what_another_process_has_compiled_since_is_found(tmp_path: Path, header: Path) -> None:
-    with kcache.KernelCache(tmp_path / "cache") as cache:
-        cache.get_or_compile(SOURCE, options=OPTIONS)
-        header.write_text("#define SCALE 3\n")
-        assert cache.why(SOURCE, options=OPTIONS).causes[0].kind == "header_changed"
-        with kcache.KernelCache(tmp_path / "cache") as other:
-            other.get_or_compile(SOURCE, options=OPTIONS)
-        assert cache.why(SOURCE, options=OPTIONS).hit
-        assert cache.get_or_compile(SOURCE, options=OPTIONS).cached
-
-
 def test_headers_that_are_checked_once_have_not_changed(tmp_path: Path, header: Path) -> None:
     with kcache.KernelCache(tmp_path / "cache", header_check="once") as cache:
         key = cache.why(SOURCE, options=OPTIONS).key

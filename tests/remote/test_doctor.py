@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from cli.conftest import Said
 from remote.servers import free_port
 
 from kcache import KernelCache, export_bundle
@@ -130,25 +129,6 @@ def test_signing_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert keys.level == "ok"
 
 
-def test_the_command_lists_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("KCACHE_REMOTE", f"file://{tmp_path}/none http://x:hunter2@127.0.0.1:9/?ro")
-
-    def said(*arguments: str) -> Said:
-        code = app.run(arguments)
-        return Said(code, *capsys.readouterr())
-
-    text, as_json = said("doctor"), said("doctor", "--json")
-    assert text.code == as_json.code == 1
-    assert "hunter2" not in text.out + as_json.out + text.err + as_json.err
-    assert f"layer            file://{tmp_path}/none: refused: " in text.out
-    assert "remote           http://***@127.0.0.1:9/?ro (HTTP): can't be used: " in text.out
-    topics = [row["topic"] for row in json.loads(as_json.out)]
-    assert topics[-3:] == ["signing", "layer", "remote"]
-
-
 @pytest.mark.parametrize("status", [404, 401, None])
 def test_only_remotes(
     status: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -164,32 +144,3 @@ def test_only_remotes(
     assert code == (0 if status == 404 else 1)
     assert [row["topic"] for row in told] == ["remote"] * len(remotes.split())
     assert told[0]["level"] == ("problem" if status == 401 else "ok")
-
-
-@pytest.mark.parametrize(
-    ("remote", "code", "level", "what"),
-    [
-        (
-            "reddis://127.0.0.1:1",
-            1,
-            "problem",
-            "KCACHE_REMOTE: reddis:// is not known",
-        ),
-        ("redis://127.0.0.1:notaport", 1, "problem", "the host or its port is wrong"),
-        ("", 0, "ok", "KCACHE_REMOTE names no remote"),
-    ],
-)
-def test_only_remotes_without_an_address(
-    remote: str,
-    code: int,
-    level: str,
-    what: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("KCACHE_REMOTE", remote)
-    assert app.run(["doctor", "--remotes", "--json"]) == code
-    said = capsys.readouterr()
-    (told,) = json.loads(said.out)
-    assert (told["level"], said.err) == (level, "")
-    assert what in told["what"]

@@ -59,11 +59,6 @@ def test_layouts(layout: str, below: str, at: Open, nginx: Nginx) -> None:
     assert where.read_bytes() == VALUE
 
 
-def test_an_unknown_layout(at: Open) -> None:
-    with pytest.raises(ConfigError, match="allowed: subdirs, flat, bazel"):
-        at("cache", "&layout=other")
-
-
 # -- who may -------------------------------------------------------------------------------------
 
 
@@ -317,9 +312,3 @@ def test_a_proxy_that_is_no_url_is_not_shown(
     with pytest.raises(RemoteError, match="proxy") as caught:
         store(f"{scheme}://cache.example").get(key("proxied"), MOST)
     assert "hid" not in str(caught.value)
-
-
-def test_a_host_that_is_none(store: Open) -> None:
-    for host in ("\u043a" * 70 + ".example", "-\u043a-.example"):
-        with pytest.raises(ConfigError, match="names no host"):
-            store(f"http://{host}")

@@ -13,8 +13,7 @@ from nvrtc.reference import ARCH, KERNEL, working_directory, write
 from remote.fakes import until
 
 import kcache
-from kcache.errors import BackendError, ConfigError, CorruptEntryError
-from kcache.remote.layer import DirectoryLayer
+from kcache.errors import ConfigError
 from kcache.remote.signing import make_keys, write_keys
 from kcache.util import open_file
 
@@ -121,34 +120,6 @@ def test_a_damaged_entry_is_compiled_again(tmp_path: Path) -> None:
     assert path.read_bytes() == damaged
 
 
-@pytest.mark.parametrize("error", [MemoryError, OSError, BackendError, CorruptEntryError])
-@pytest.mark.parametrize("header", ["", "#include <x.h>\n"])
-def test_what_fails_in_a_layer_costs_a_compile(
-    tmp_path: Path, error: type[Exception], header: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one below it is asked all the same."""
-    write(tmp_path / "inc/x.h", "")
-    options = ARCH.replace(include_paths=[tmp_path / "inc"])
-    fill(tmp_path / "first")
-    with kcache.KernelCache(tmp_path / "second") as cache:
-        made = cache.get_or_compile(header + source(1), options=options)
-    layers = [f"file://{tmp_path}/{name}" for name in ("first", "second")]
-    get = DirectoryLayer.get
-
-    def fail(self: DirectoryLayer, key: str) -> bytes | None:
-        if self.path.endswith("first"):
-            raise error("out of order")
-        return get(self, key)
-
-    monkeypatch.setattr(DirectoryLayer, "get", fail)
-    with kcache.KernelCache(tmp_path / "own", remote=layers) as cache:
-        found = cache.get_or_compile(header + source(1), options=options)
-        assert found == made._replace(cached=True)
-        assert not cache.get_or_compile(header + source(2), options=options).cached
-        stats = cache.stats()
-        assert stats.corrupt + stats.errors > 1
-
-
 @pytest.mark.parametrize("what", ["folder", "pipe", "link", "socket", "nothing", "sparse"])
 def test_what_is_no_entry_in_the_place_of_one(tmp_path: Path, what: str) -> None:
     (made,) = fill(tmp_path / "layer")
@@ -200,17 +171,6 @@ def test_a_layer_that_is_exchanged_meanwhile(tmp_path: Path, backend: str) -> No
     with kcache.KernelCache(own, remote=()) as cache:  # the compiled kernel is there
         assert cache.lookup(source(5), options=ARCH) is not None
         assert cache.lookup(source(3), options=ARCH) is None
-
-
-@pytest.mark.parametrize("more", ["", "?keep=1"])
-def test_a_cache_may_be_its_own_layer(tmp_path: Path, more: str) -> None:
-    fill(tmp_path / "own", 1)
-    layer = f"file://{tmp_path}/own{more}"
-    with kcache.KernelCache(tmp_path / "own", remote=layer, memory_size=0) as cache:
-        hits = [cache.get_or_compile(source(n), options=ARCH).cached for n in (1, 2, 2)]
-        assert hits == [True, False, True]
-        stats = cache.stats()
-        assert (stats.errors, stats.layer_hits, cache.entry_count) == (0, 0, 2)
 
 
 @pytest.mark.parametrize("problem", ["missing", "file", "empty", "writable", "exchangeable"])

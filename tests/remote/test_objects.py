@@ -86,15 +86,3 @@ def test_tls(nginx: Nginx) -> None:
     assert found.value == VALUE
     with pytest.raises(ConfigError, match="can't be read"):
         store(f"{url}&ca_file={nginx.certificate}-not-there")
-
-
-@pytest.mark.parametrize("path", ["closed", "ro"])
-def test_no_permission(path: str, nginx: Nginx) -> None:
-    cache = store(f"s3://{path}/x?endpoint=http://127.0.0.1:{nginx.port}&anonymous")
-    with pytest.raises(RemoteError, match="privileges"):
-        cache.put(key(12), b"x")
-    if path == "closed":
-        with pytest.raises(RemoteError, match="right to list"):
-            cache.get(key(12), MOST)
-    else:
-        assert cache.get(key(12), MOST) is None

@@ -76,30 +76,7 @@ def test_databases_prefixes_and_expiry(store: Open, redis_server: Redis) -> None
         store(f"{url}?expire=soon")
 
 
-def test_an_empty_value_is_replaced(cache: RemoteClient, redis_server: Redis) -> None:
-    """Nothing that kcache stores is empty: somebody else's mistake must not last."""
-    command(redis_server, "SET", f"kcache:{key(14)}", "")
-    assert cache.get(key(14), MOST) is None
-    assert cache.replace(key(14), VALUE, None)
-    assert value_in(cache, key(14)) == VALUE
-
-
-def test_another_type_of_value(cache: RemoteClient, redis_server: Redis) -> None:
-    command(redis_server, "LPUSH", f"kcache:{key(5)}", "x")
-    with pytest.raises(RemoteError, match="WRONGTYPE"):
-        cache.get(key(5), MOST)
-
-
 # -- conditions and leases ------------------------------------------------------------------------
-
-
-def test_a_value_is_replaced_only_if_it_is_the_known_one(cache: RemoteClient) -> None:
-    assert cache.replace(key(6), b"1", None)
-    assert not cache.replace(key(6), b"2", None)
-    found = cache.get(key(6), MOST)
-    assert cache.replace(key(6), b"3", found)
-    assert not cache.replace(key(6), b"4", found)
-    assert value_in(cache, key(6)) == b"3"
 
 
 def test_leases(store: Open, redis_server: Redis) -> None:
@@ -154,15 +131,6 @@ def test_users(store: Open, guarded: Redis) -> None:
         reader.replace(key(10), b"", None)
 
 
-@pytest.mark.parametrize("user", ["", ":wrong@", "writer:wrong@", "nobody:x@"])
-def test_wrong_credentials(user: str, store: Open, guarded: Redis) -> None:
-    cache = store(f"redis://{user}127.0.0.1:{guarded.port}")
-    for _ in range(2):
-        with pytest.raises(RemoteError) as caught:
-            cache.get(key(10), MOST)
-        assert "wrong" not in str(caught.value).lower().replace("wrongpass", "")
-
-
 def test_a_password_from_a_file(store: Open, guarded: Redis, tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("secret\n")
@@ -214,8 +182,3 @@ def test_a_cluster(store: Open, redis_cluster: list[Redis]) -> None:
     assert not cache.lease(key(1), "there", 60)
     cache.release(key(1), "here")
     assert cache.lease(key(1), "there", 60)
-
-
-def test_a_cluster_that_is_none(store: Open, redis_server: Redis) -> None:
-    with pytest.raises(RemoteError):
-        store(f"redis+cluster://127.0.0.1:{redis_server.port}").get(key(1), MOST)

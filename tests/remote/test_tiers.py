@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import xxhash
@@ -109,34 +107,6 @@ def test_many_and_asynchronous_requests_ask_too(client: Client, tmp_path: Path) 
         assert third.stats().compiles == 0
 
 
-def test_a_value_of_another_format_is_refused_and_replaced(
-    store: MemoryClient, client: Client, tmp_path: Path
-) -> None:
-    """Somebody's other program uses the same store."""
-    from kcache.nvrtc import PRODUCER
-
-    refused = 0
-    with machine(tmp_path / "a") as cache:
-        key = cache.get_or_compile(source(), options=ARCH).key
-        assert client.flush(60)
-    for blob in (
-        b"no envelope at all",
-        encode(key, Entry({"cubin": b"x"}), producer=b"another"),
-        encode("ab" * 32, Entry({"cubin": b"x"}), producer=PRODUCER.encode()),
-        encode(key, Entry({"set0": b"x"}, {"kind": "manifest"}), producer=PRODUCER.encode()),
-    ):
-        store.values[key] = blob
-        folder = tmp_path / f"b{len(blob)}"
-        with machine(folder) as cache:
-            kernel = cache.get_or_compile(source(), options=ARCH)
-            assert not kernel.cached
-            refused += cache.stats().corrupt + cache.stats().stale
-            assert client.flush(60)
-        assert store.values[key] != blob
-    status: Any = client.status()
-    assert refused + status["remotes"][0]["damaged"] == 4
-
-
 def test_a_damaged_remote_that_is_only_read_hides_none_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,24 +153,6 @@ def test_a_damaged_remote_that_is_only_read_hides_none_behind_it(
             assert good.values == kept, name
     assert "put" not in damaged.operations
     assert "replace" not in damaged.operations
-
-
-def test_a_forked_child_asks_by_itself(client: Client, tmp_path: Path) -> None:
-    with machine(tmp_path / "a") as first:
-        for n in range(2):
-            first.get_or_compile(source(n), options=ARCH)
-        assert client.flush(60)
-    with machine(tmp_path / "b") as second:
-        assert second.get_or_compile(source(0), options=ARCH).cached
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                status = 0 if second.get_or_compile(source(1), options=ARCH).cached else 2
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert client.get("ab" * 32) is not None
 
 
 def test_another_checkout_hits_though_the_kernel_names_its_file(
