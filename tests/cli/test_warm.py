@@ -288,7 +288,7 @@ def test_what_is_not_kept_is_told(
 ) -> None:
     (project / "when.cu").write_text("__device__ const char* t = __TIME__;\n")
     kernels = "".join(f'[[kernels]]\nsource = "{name}.cu"\n' for name in ("when", "axpy"))
-    (project / "kernels.toml").write_text(f'defaults.arch = "compute_80"\n{kernels}')
+    (project / "kernels.toml").write_text(f'defaults.arch = "sm_80"\n{kernels}')
     done = here("warm", "kernels.toml")
     assert done.code == 0
     assert "warning: 1 can't be cached (KCACHE_LOG=debug says why)" in done.err
