@@ -21,8 +21,7 @@ from kcache.dropin import build
 from kcache.dropin import environment as env
 from kcache.dropin import libraries as lib
 from kcache.dropin.protocol import Answer, pack_answer
-from kcache.service.channel import Channel
-from kcache.service.start import DONE, NO, STATUS, WAIT, folder_in, name_of, runtime_folders, status
+from kcache.service.start import DONE, folder_in, name_of, runtime_folders, status
 from kcache.util.wire import heading
 
 BODIES = [f"a[{n}] = {n};" for n in range(6)]
