@@ -6,6 +6,8 @@ import io
 import os
 import sqlite3
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -212,6 +214,12 @@ def test_a_bundle_beyond_the_cap_evicts_older_entries_and_nothing_of_itself(tmp_
     assert len(kept) == done.added
 
 
+def test_a_read_only_cache_is_left_alone(tmp_path: Path) -> None:
+    data = bundle_of({}, tmp_path)
+    with KernelCache(tmp_path, read_only=True) as cache, pytest.raises(kcache.ConfigError):
+        kcache.import_bundle(cache, io.BytesIO(data))
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 def test_an_import_that_is_killed_can_be_run_again(tmp_path: Path) -> None:
     """At any put the cache holds sound entries only, and no manifest without its kernels."""
@@ -305,3 +313,43 @@ def test_every_key_is_found_without_unpacking(tmp_path: Path, count: int) -> Non
         for name in (key("absent"), "0" * 64, "f" * 64, *(key(f"no{n}") for n in range(50))):
             assert bundle.get(name) is None
         bundle.close()
+
+
+def test_threads_and_a_forked_child_share_it(tmp_path: Path) -> None:
+    path = tmp_path / "kernels.kcb"
+    entries = kernels(200, 3000)
+    path.write_bytes(bundle_of(entries, tmp_path / "cache"))
+    over = threading.Event()
+    with opened(path) as bundle, ThreadPoolExecutor(4) as pool:
+
+        def read() -> None:
+            for name in entries:
+                value = bundle.get(name)
+                assert value is not None
+                assert name in value[24:56].hex()
+
+        def read_on() -> None:
+            while not over.is_set():
+                read()
+
+        reading = [pool.submit(read_on) for _ in range(4)]
+        for _ in range(10):  # in the middle of their reads
+            assert wait(fork(read)) == 0
+        over.set()
+        for each in reading:
+            each.result()
+
+
+def test_a_bundle_that_is_replaced_or_truncated_while_it_is_open(tmp_path: Path) -> None:
+    path, other = tmp_path / "kernels.kcb", tmp_path / "other.kcb"
+    path.write_bytes(bundle_of(kernels(10), tmp_path / "cache"))
+    other.write_bytes(bundle_of({}, tmp_path / "nothing"))
+    with opened(path) as bundle:
+        assert bundle.get(key(1)) is not None
+        other.replace(path)
+        assert bundle.get(key(2)) is not None
+    path.write_bytes(export(tmp_path / "cache"))
+    with opened(path) as bundle:
+        os.truncate(path, 4096)
+        with pytest.raises(BundleError, match="it is damaged"):
+            bundle.get(key(1))

@@ -12,7 +12,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from cli.helpers import fill, kernel, key, manifest, recency
+from cli.helpers import age, damage, fill, kernel, key, manifest, recency
+from core.helpers import QUICK
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kcache import Stats
 from kcache.cli.html_report.page import page
@@ -126,6 +129,16 @@ def test_the_page_tells_what_is_in_the_cache(
     assert (cache_directory / "stats").read_bytes() == stats
 
 
+def test_damaged_entries_are_told(here: Callable, cache_directory: Path) -> None:
+    fill(cache_directory, {key(1): kernel()})
+    damage(cache_directory, key(2))
+    age(cache_directory, key(2), 1000)
+    found = Found(here("report", "-o", "-").out)
+    assert "Damaged entries in the cache: 1" in found.words
+    assert "kcache verify --repair" in found.words
+    assert "and are evicted first Kernel, target and key Size Last use (damaged)" in found.words
+
+
 def test_the_file_is_replaced_whole_and_keeps_its_permissions(
     here: Callable, cache_directory: Path, work: Path
 ) -> None:
@@ -169,3 +182,12 @@ def test_the_page_loads_nothing_and_forbids_it() -> None:
     names = {name for name, _ in found.attributes}
     assert not {"src", "href", "style", "onload", "onclick"} & names
     assert not {"script", "img", "iframe", "link", "object", "a"} & {*found.tags}
+
+
+@QUICK
+@given(st.text())
+def test_whatever_is_a_name_comes_out_as_text(name: str) -> None:
+    found = Found(page(snapshot(about={"Directory": name}), UTC))
+    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    after = found.text[found.text.index("Directory") + 1 :]
+    assert "".join(after).startswith(printable)

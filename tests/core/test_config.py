@@ -145,6 +145,20 @@ def test_a_bad_value_names_the_variable_the_value_and_what_is_allowed(name: str,
     assert "allowed:" in message
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("backend", 5), ("backend", ""), ("directory", 5), ("directory", b"/x"), ("directory", ""),
+        ("max_size", 0), ("max_size", 1.5), ("max_size", True), ("memory_size", -1),
+        ("read_only", "perhaps"), ("read_only", 2), ("header_check", 1), ("header_check", ""),
+        ("disable", []), ("recache", "2"), ("log", 10),
+    ],
+)  # fmt: skip
+def test_a_bad_argument_is_named_with_what_is_allowed(setting: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{setting}=.*allowed:"):
+        Config.load({setting: value}, environ={})
+
+
 @pytest.mark.parametrize("name", VALUES)
 def test_an_empty_variable_counts_as_unset(name: str) -> None:
     assert Config.load(environ={name: ""}) == Config.load(environ={})

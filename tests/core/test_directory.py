@@ -229,3 +229,28 @@ def test_a_user_without_home_and_name_gets_the_temporary_directory(
             KernelCache("~/kcache")
 
     assert wait(fork(child)) == 0
+
+
+@pytest.mark.parametrize("fault", ["file", "writable by others"])
+def test_a_named_directory_that_is_unsafe_is_an_error_of_every_front_door(
+    fault: str, tmp_path: Path
+) -> None:
+    place = tmp_path / "cache"
+    if fault == "file":
+        place.write_bytes(b"")
+    else:
+        place.mkdir()
+        place.chmod(0o777)
+    with pytest.raises(ConfigError, match=str(place)):
+        open_engine(place)
+    with pytest.raises(ConfigError, match=str(place)):
+        KernelCache(place)
+
+
+def test_an_unusable_default_falls_back_to_a_private_one_below_the_temporary_directory(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "xdg").write_bytes(b"a file")
+    found = Path(where(XDG_CACHE_HOME=tmp_path / "xdg", TMPDIR=tmp_path))
+    assert found == tmp_path / f"kcache-{os.getuid()}"
+    assert mode(found) == 0o700

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from core.helpers import python
 
 SIMULATED = Path(__file__).with_name("without_posix.py")
 
@@ -157,3 +158,8 @@ def test_without_the_calls_of_linux_kernels_and_commands_work(tmp_path: Path) ->
     for command in ("doctor", "info", "ls", "verify"):
         main = f"sys.argv = ['kcache', {command!r}]\nfrom kcache.cli import main\nsys.exit(main())"
         run_without_linux(main, tmp_path / "cache")
+
+
+def test_kcache_runs_where_assertions_are_off() -> None:
+    done = python("import kcache", environ={"PYTHONOPTIMIZE": "2"})
+    assert done.returncode == 0, done.stderr

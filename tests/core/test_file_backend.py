@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from core.helpers import fork, key, look, path_of, wait
 
+from kcache.directory import open_directory
 from kcache_backends.file import FileBackend
 
 
@@ -60,6 +62,33 @@ def test_entries_that_are_used_all_the_time_can_still_be_evicted(
 
 
 # -- scale -------------------------------------------------------------------------------------
+
+MANY = 5_000
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory of 5,000 empty entries; key(n) was used at second n."""
+    place = tmp_path_factory.mktemp("crowded") / "file"
+    place.mkdir()
+    open_directory(str(place))
+    for shard in range(256):
+        (place / f"{shard:02x}").mkdir()
+    for number in range(MANY):
+        path = path_of(place, key(number))
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+        os.utime(path, (number, number))
+    yield place
+    for path in place.glob("??/*"):
+        path.unlink()
+
+
+def test_what_coldest_offers_of_many_entries_is_cold(crowded: Path) -> None:
+    backend = FileBackend(crowded)
+    seconds = [info.used_ns // 10**9 for info in itertools.islice(backend.coldest(), MANY // 10)]
+    assert max(seconds) < 3 * MANY // 4  # a sample: of one in many runs, one is in the warmer half
+    assert sum(seconds) / len(seconds) < MANY // 4
+    backend.close()
 
 
 # -- check ---------------------------------------------------------------------------------------

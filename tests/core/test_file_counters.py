@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from core.helpers import QUICK, key, look, output_of, path_of, python
+from core.helpers import QUICK, fork, key, look, output_of, path_of, python, wait
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -106,3 +106,25 @@ def test_the_temporary_file_of_a_killed_namesake_is_no_obstacle(place: Path) -> 
     assert len(look(place).temporary) == 1
     assert output_of(NAMESAKE, place, key(1), "lives") == ""
     assert look(place).entries == {key(1): 5}
+
+
+def test_processes_with_one_process_id_use_different_temporary_names(place: Path) -> None:
+    """As copies of one process do in several PID namespaces: all that Python knows is the same."""
+    names: list[str] = []
+    with closing(FileBackend(place)) as backend:
+        real = os.replace
+        for _ in range(2):
+            reading, writing = os.pipe()
+
+            def work(writing: int = writing) -> None:
+                os.replace = lambda source, target: (  # type: ignore[assignment]
+                    os.write(writing, os.path.basename(source).encode()),
+                    real(source, target),
+                )
+                backend.put(key(1), b"value")
+
+            assert wait(fork(work)) == 0
+            names.append(os.read(reading, 100).decode())
+            os.close(reading)
+            os.close(writing)
+    assert len(set(names)) == 2

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from core.helpers import fork, wait
 
+from kcache.util import locks as locks_module
 from kcache.util.locks import Patience, Turns, is_locked, lock, unlock
 from kcache.util.open_file import OwnFile, open_own
 
@@ -102,3 +103,31 @@ def test_a_turn_that_is_lost_is_over() -> None:
     del lost
     waiting.join(LONG)
     assert not waiting.is_alive()
+
+
+def test_a_child_that_lives_on_holds_no_lock_of_its_parent(path: str) -> None:
+    reading, writing = os.pipe()
+    with opened(path) as file:
+        assert lock(file, 0)
+        child = fork(lambda: (os.write(writing, b"x"), signal.pause()))
+        os.read(reading, 1)
+        assert not is_free(path, 0)
+    try:
+        assert is_free(path, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        wait(child)
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.parametrize("code", sorted(locks_module._UNSUPPORTED))
+def test_a_file_system_without_locks_is_told(
+    code: int, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> bool:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(locks_module, "_range_lock", refuse)
+    with opened(path) as file:
+        assert lock(file, 0, timeout=LONG) is False

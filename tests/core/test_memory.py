@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections import OrderedDict
+from random import Random
 
 from core.helpers import QUICK
 from hypothesis import strategies as st
@@ -58,3 +61,39 @@ class MemoryTierModel(RuleBasedStateMachine):
 
 def test_it_behaves_as_its_model() -> None:
     run_state_machine_as_test(MemoryTierModel, settings=QUICK)
+
+
+def test_threads_never_see_it_above_its_bound_and_leave_the_charge_right() -> None:
+    tier: MemoryTier[int, int] = MemoryTier(10 * ITEM_OVERHEAD)
+    wrong: list[object] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+
+    def hammer(seed: int) -> None:
+        random = Random(seed)
+        for _ in range(3000):
+            name = random.randrange(30)
+            operation = random.randrange(10)
+            if operation < 5:
+                tier.put(name, name, random.randrange(3 * ITEM_OVERHEAD))
+            elif operation < 9:
+                if tier.get(name) not in (None, name):
+                    wrong.append(name)
+            else:
+                tier.delete(name)
+            if tier.size_bytes < 0:
+                wrong.append(tier.size_bytes)
+
+    threads = [threading.Thread(target=hammer, args=(seed,)) for seed in range(4)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+    assert 0 < tier.size_bytes <= tier.max_size
+    for name in range(30):
+        tier.delete(name)
+    assert (len(tier), tier.size_bytes) == (0, 0)

@@ -35,6 +35,7 @@ def _same(dropin: Dropin, real: Path, *scene: object) -> Told:
     [
         (("closes_all",), 3),
         (("takes_the_number",), 2),
+        (("takes_the_number_with_a_socket",), 2),
         (("has_no_descriptor",), 3),
         (("forks",), 5),
         pytest.param(("forks_without_handlers",), 3, marks=FORK),
@@ -43,6 +44,7 @@ def _same(dropin: Dropin, real: Path, *scene: object) -> Told:
         (("is_large", 8), 1),
         pytest.param(("is_large", 64), 1, marks=pytest.mark.long),
         (("has_many_headers", 3000), 2),
+        (("uses_what_it_destroyed",), 0),
         (("has_a_namespace_of_its_own",), 1),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

@@ -128,6 +128,19 @@ def test_a_program_that_is_linked_has_nvrtc_from_the_start(
     assert told.output.splitlines() == wanted
 
 
+def test_a_program_with_a_sanitizer_that_is_linked(real: Path, dropin: Dropin) -> None:
+    try:
+        program = compile_linked(
+            real, "confined.c", dropin.folder / "program", "-fsanitize=address"
+        )
+    except subprocess.CalledProcessError:
+        pytest.skip("there is no AddressSanitizer")
+    # The sanitizer makes NVRTC lose its RPATH, and so its own library.
+    dropin.environment["LD_LIBRARY_PATH"] = str(real.parent)
+    told = dropin.same(program, "nothing")
+    assert (told.code, told.misses, "\n0\n" in told.output) == (3, 1, True)
+
+
 @pytest.mark.parametrize("name", ["libnvrtc.so.13.99", "libnvrtc.so.99", "/no/libnvrtc.so.13"])
 def test_a_library_that_is_not_there(name: str, dropin: Dropin) -> None:
     code = f"import ctypes\ntry: ctypes.CDLL({name!r})\nexcept OSError as error: print(error)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -18,6 +19,7 @@ import pytest
 from dropin.conftest import CLIENTS, KCACHE, Dropin
 
 import kcache.dropin
+from kcache.dropin import run
 from kcache.service.start import status
 
 
@@ -209,6 +211,18 @@ def test_libraries_where_nothing_is_executed(dropin: Dropin) -> None:
     assert re.fullmatch(r"kcache: warning: .* it is mounted noexec\n", told.errors)
 
 
+def test_without_a_server_nothing_is_left_behind(
+    dropin: Dropin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(process: int) -> int:
+        raise OSError(errno.ENOSYS, "no such call")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    with pytest.raises(OSError, match="no such call"):
+        run._prepare(dropin.environment)
+    assert list(dropin.runtime.rglob("*-*/*")) == []
+
+
 #: Runs a command as the first process of a PID namespace, as a container does.
 _FIRST = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
@@ -383,6 +397,11 @@ def test_ctrl_z_and_back(typed: str, terminal: Terminal, dropin: Dropin) -> None
     terminal.expect("$ ")
     terminal.type("echo st''atus $?\n")
     terminal.expect("status 4")
+
+
+def test_in_the_background(typed: str, terminal: Terminal) -> None:
+    terminal.type(f"{typed} sh -c 'exit 6' & wait $!; echo st''atus $?\n")
+    terminal.expect("status 6")
 
 
 def test_who_continues_the_launcher_alone_continues_the_program(dropin: Dropin) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import IO, Any
 
 import pytest
@@ -21,7 +22,7 @@ from kcache.dropin import build
 from kcache.dropin import environment as env
 from kcache.dropin import libraries as lib
 from kcache.dropin.protocol import Answer, pack_answer
-from kcache.service.start import DONE, folder_in, name_of, runtime_folders, status
+from kcache.service.start import DONE, NO, WAIT, folder_in, name_of, runtime_folders, status
 from kcache.util.wire import heading
 
 BODIES = [f"a[{n}] = {n};" for n in range(6)]
@@ -207,9 +208,13 @@ NONSENSE = {
     "silence": lambda connection: None,
     "garbage": lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
     "no fields": _says(),
+    "a huge answer": lambda connection: connection.sendall(b"KCW1\1\0\0\0" + b"\xff" * 8),
     "half an answer": lambda connection: connection.sendall(_message(DONE, bytes(99))[:50]),
     "an answer that lies": _says(DONE, *[b"\xff"] * 9),
+    "another answer": _says(DONE),
+    "an unknown answer": _says(b"perhaps"),
     "a hang-up": lambda connection: connection.shutdown(socket.SHUT_RDWR),
+    "half a head": lambda connection: (connection.sendall(b"KCW1\2"), connection.close()),
 }
 
 
@@ -228,7 +233,7 @@ def test_a_server_that_answers_nonsense(
             assert [other.ask(body) for body in BODIES] == wanted
     finally:
         fake.close()
-    if kind in ("silence", "garbage", "no fields", "half an answer"):
+    if kind in ("silence", "garbage", "no fields", "a huge answer", "half an answer"):
         assert fake.connections == 1  # and was not waited for again
 
 
@@ -272,7 +277,7 @@ def test_an_answer_without_a_name_that_was_asked_for_is_none(
     assert (told.code, told.output) == (0, dropin.bare(*command).output)
 
 
-@pytest.mark.parametrize("says", [b"{}", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("says", [b"nonsense", b"[]", b"{}", b"\xff", b"[" * 100_000])
 def test_a_server_that_tells_nonsense_of_itself(
     says: bytes, dropin: Dropin, tmp_path: Path
 ) -> None:
@@ -286,6 +291,32 @@ def test_a_server_that_tells_nonsense_of_itself(
     assert fake.connections == 1
     assert (told.code, told.output) == (0, "hello\n")
     assert told.line.startswith("kcache: hits 0"), told.errors
+
+
+@pytest.mark.long
+def test_a_program_that_was_stopped_for_long_goes_on_asking(
+    start: Callable[..., Program], tmp_path: Path, wanted: list[str]
+) -> None:
+    """It is stopped (Ctrl-Z) when it begins to wait, and goes on after the time for that is over."""
+    started = SimpleQueue[int]()
+
+    def stop_and_answer(connection: socket.socket) -> None:
+        process = started.get(timeout=60)
+        os.kill(process, signal.SIGSTOP)
+        time.sleep(6)  # longer than a program waits for a sign of life
+        connection.sendall(_message(WAIT))
+        os.kill(process, signal.SIGCONT)
+        connection.sendall(_message(NO, b"no"))
+
+    fake = Fake(tmp_path, stop_and_answer)
+    try:
+        program = start(fake.path)
+        started.put(program.process.pid)
+        assert program.ask(BODIES[0]) == wanted[0]
+        assert program.close() == 0
+    finally:
+        fake.close()
+    assert os.path.exists(fake.path)
 
 
 @pytest.mark.parametrize("path", ["/nonexistent/socket", "", "x" * 300, "/dev/null"])
@@ -321,6 +352,11 @@ def test_the_program_has_one_descriptor_left(
     _kill_server(dropin)
     assert [program.ask(body) for body in BODIES] == wanted  # the real one is loaded only now
     assert program.close() == 0
+
+
+def test_a_forked_child_asks_by_itself(program: Program, wanted: list[str]) -> None:
+    assert program.ask("fork") == wanted[0]
+    assert [program.ask(body) for body in BODIES] == wanted
 
 
 # -- the server and its clients ---------------------------------------------------------------------

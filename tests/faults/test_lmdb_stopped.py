@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,6 +129,55 @@ def test_who_is_stopped_while_it_opens_is_waited_for_once(
         assert vain.count(PATIENCE) == 1
     with opened(tmp_path) as engine:
         all_hit(engine)
+
+
+def test_the_threads_of_a_process_wait_at_the_same_time(tmp_path: Path, vain: list[float]) -> None:
+    fill(tmp_path)
+    failed: list[bool] = []
+    with opened(tmp_path) as engine, stopped(write_and_stop(tmp_path)):
+        all_hit(engine)
+
+        def put(number: int) -> None:
+            failed.append(engine.put(key(number), sealed(number, 2, 100)))
+
+        threads = [threading.Thread(target=put, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failed == [False] * 8
+        assert vain.count(PATIENCE) == 1
+
+
+def test_a_fork_waits_for_no_thread_that_waits_for_a_stopped_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path)
+    waiting, over = threading.Event(), threading.Event()
+    real = locks._range_lock
+
+    def acquire(fd: int, start: int, length: int) -> bool:
+        taken = real(fd, start, length)
+        if start == WRITING and not taken:
+            waiting.set()
+            assert over.wait(60)
+        return taken
+
+    with opened(tmp_path) as engine, stopped(write_and_stop(tmp_path)):
+        all_hit(engine)
+        with monkeypatch.context() as patch:
+            patch.setattr(locks, "_range_lock", acquire)
+            patch.setattr(_lmdb_environment, "FORK_PATIENCE", 30.0)
+            writer = threading.Thread(
+                target=lambda: engine.backend.batch().__enter__(), daemon=True
+            )
+            writer.start()
+            assert waiting.wait(60)
+            for _ in range(3):
+                assert wait(fork(lambda: all_hit(engine))) == 0
+        over.set()
+        all_hit(engine)
+    writer.join()
 
 
 def read_and_stop(place: Path) -> Callable[[Callable[[], None]], object]:

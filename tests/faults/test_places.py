@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from random import Random
 
 import pytest
 from core.helpers import fork, key, path_of, wait
@@ -23,6 +26,7 @@ from faults.places import (
 
 from kcache import CacheEngine, KcacheError, KernelCache, open_engine
 from kcache.backend import open_backend
+from kcache.testing import Fault, FaultyBackend
 
 ALL = pytest.mark.parametrize("name", NAMES)
 
@@ -56,6 +60,37 @@ def agrees(engine: CacheEngine, place: Path, name: str) -> None:
 
 
 # -- errors of the system ----------------------------------------------------------------------------
+
+ERRORS = ("EIO", "EMFILE", "EROFS", "EDQUOT")
+METHODS = ("use", "put", "delete", "usage", "coldest", "scan", "batch")
+
+
+@ALL
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_of_the_system_now_and_then_harms_nothing(
+    name: str, error: str, tmp_path: Path
+) -> None:
+    backend = FaultyBackend(open_backend(name, str(tmp_path / name), max_size=100_000))
+    number = getattr(errno, error)
+    random = Random(number)
+    with CacheEngine(backend, max_size=100_000) as engine:
+        for method in METHODS:
+            backend.faults = {method: Fault(OSError(number, os.strerror(number)), every=3)}
+            for _ in range(40):
+                chosen = random.randrange(30)
+                engine.put(key(chosen), sealed(chosen, random.randrange(99), 6000))
+                chosen = random.randrange(30)
+                found = engine.get(key(chosen))
+                assert found is None or is_whole(chosen, found)
+                assert backend.inner.usage().bytes <= 100_000
+            engine.delete(key(chosen))
+            engine.trim(50_000)
+        backend.faults = {}
+        assert engine.stats().errors > 0
+        engine.clear()
+        put_some(engine)
+        has_all(engine)
+        agrees(engine, tmp_path, name)
 
 
 @ALL
@@ -165,6 +200,32 @@ def test_a_read_only_mount_still_serves(name: str, disk: Path) -> None:
 
 
 @ALL
+def test_a_cache_replaced_by_another_while_it_is_open_serves_the_other(
+    name: str, tmp_path: Path
+) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    with open_engine(one, backend=name) as engine:
+        put_some(engine)
+
+        def make_other() -> None:
+            with open_engine(other, backend=name) as made:
+                for number in range(100, 105):
+                    assert made.put(key(number), sealed(number, 1, 3000))
+
+        in_child(make_other)
+        one.rename(tmp_path / "away")
+        other.rename(one)
+        assert engine.put(key(1), sealed(1, 2, 3000))
+        for number in (1, *range(100, 105)):
+            found = engine.get(key(number))
+            assert found is not None
+            assert is_whole(number, found)
+        assert engine.entry_count == 6
+        agrees(engine, one, name)
+        assert engine.stats().errors == 0
+
+
+@ALL
 @pytest.mark.parametrize("used", ["put", "get", "get_or_create"])
 def test_a_cache_emptied_while_it_is_open_is_a_cache_again(
     name: str, used: str, tmp_path: Path
@@ -212,6 +273,40 @@ def test_planted_files_are_swept_or_left_alone(tmp_path: Path) -> None:
 
 
 # -- forks and threads -----------------------------------------------------------------------------
+
+
+@ALL
+@pytest.mark.timeout(1800)
+def test_forks_during_another_threads_puts(name: str, tmp_path: Path, long: bool) -> None:
+    over = threading.Event()
+    # The writer's 50 entries and nine children's fit into the cap. So a child's new entry is never
+    # the coldest, however long the child is off its core between a put and its get.
+    with open_engine(tmp_path, backend=name, max_size=800_000) as engine:
+
+        def write() -> None:
+            number = 0
+            while not over.is_set():
+                number += 1
+                engine.put(key(number % 50), sealed(number % 50, number, 10_000))
+
+        def use(child: int) -> None:
+            put = sum(
+                engine.put(key(f"{child} {n}"), sealed(n, child, 2000))
+                and engine.get(key(f"{child} {n}")) is not None
+                for n in range(5)
+            )
+            assert put == 5
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            for child in range(400 if long else 6):
+                assert wait(fork(lambda child=child: use(child))) == 0
+        finally:
+            over.set()
+            writer.join()
+        assert engine.stats().errors == 0
+        agrees(engine, tmp_path, name)
 
 
 @ALL

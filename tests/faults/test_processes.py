@@ -25,8 +25,8 @@ from faults.places import (
     truth,
 )
 
-from kcache import open_engine
-from kcache_backends import file
+from kcache import CacheEngine, open_engine
+from kcache_backends import _lmdb_environment, file
 from kcache_backends._shards import PATIENCE
 
 _SMALL = 1_500_000
@@ -135,25 +135,36 @@ def test_eight_processes_stay_below_one_cap_though_some_are_killed(
 # -- stopped processes -----------------------------------------------------------------------------
 
 
+@ALL
 def test_a_stopped_holder_of_a_lock_is_waited_for_and_then_gone_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(_lmdb_environment, "PATIENCE", 0.3)
     monkeypatch.setattr(file, "PATIENCE", 0.3)
     reading, writing = os.pipe()
 
     def hold() -> None:
         """Stops itself while it holds what a put of key(1) needs."""
-        real = os.utime
+        engine = open_engine(tmp_path, backend=name)
 
-        def stopping(*args: object, **times: object) -> None:
-            os.utime = real
+        def stop() -> None:
             os.write(writing, b".")
             os.kill(os.getpid(), signal.SIGSTOP)
 
-        os.utime = stopping  # type: ignore[assignment]
-        open_engine(tmp_path).put(key(1), sealed(1, 1, 1000))
+        if is_lmdb(name):
+            with engine.backend.batch():
+                stop()
+        else:
+            real = os.utime
 
-    with open_engine(tmp_path) as engine:
+            def stopping(*args: object, **times: object) -> None:
+                os.utime = real
+                stop()
+
+            os.utime = stopping  # type: ignore[assignment]
+            engine.put(key(1), sealed(1, 1, 1000))
+
+    with open_engine(tmp_path, backend=name) as engine:
         assert engine.put(key(1), sealed(1, 1, 1000))
         with running(hold) as (child,):
             assert os.read(reading, 1)
@@ -214,6 +225,64 @@ def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(tmp_path: Path) -
 
 
 # -- readers ---------------------------------------------------------------------------------------
+
+
+@ALL
+def test_readers_of_what_is_overwritten_and_evicted_get_it_whole_or_not_at_all(
+    name: str, tmp_path: Path
+) -> None:
+    cap = 500_000 if "zstd" in name else 1_000_000
+    done, write_done = os.pipe()
+
+    def read_all(engine: CacheEngine, ended: Callable[[], bool]) -> int:
+        hits = 0
+        while not ended():
+            for number in range(12):
+                found = engine.get(key(number))
+                if found is not None:
+                    assert is_whole(number, found)
+                    hits += 1
+        assert engine.stats().corrupt == engine.stats().errors == 0
+        return hits
+
+    def read() -> None:
+        os.set_blocking(done, False)
+
+        def ended() -> bool:
+            try:
+                return os.read(done, 1) is not None
+            except BlockingIOError:
+                return False
+
+        os.close(write_done)
+        with open_engine(tmp_path, backend=name, max_size=cap) as engine:
+            assert read_all(engine, ended) > 0
+
+    with open_engine(tmp_path, backend=name, max_size=cap) as engine:
+        for number in range(12):
+            engine.put(key(number), sealed(number, 0, 60_000))
+        children = [fork(read) for _ in range(3)]
+        over = threading.Event()
+        hits: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: hits.append(read_all(engine, over.is_set)))
+            for _ in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for version in range(1, 4):
+            for number in range(12):
+                engine.put(key(number), sealed(number, version, 60_000 + 10 * version))
+                engine.put(key(f"other {number}"), sealed(number, version, 30_000))
+        over.set()
+        for thread in threads:
+            thread.join()
+        os.close(write_done)
+        assert [wait(child) for child in children] == [0, 0, 0]
+        assert len(hits) == 3
+        assert sum(hits) > 0
+        assert engine.stats().evictions > 0
+    os.close(done)
 
 
 def test_more_readers_than_lmdb_knows_of_by_itself(long: bool, tmp_path: Path) -> None:
@@ -296,4 +365,16 @@ def test_two_processes_with_different_caps_share_a_cache(name: str, tmp_path: Pa
         assert engine.put(key("last"), sealed(0, 1, 1000))
         assert engine.size_bytes <= small
         assert engine.get(key("last"))
+        assert engine.stats().errors == 0
+
+
+@ALL
+def test_a_lowered_cap_is_reached_with_the_first_put(name: str, tmp_path: Path) -> None:
+    with open_engine(tmp_path, backend=name, max_size=6_000_000) as engine:
+        for number in range(100):
+            assert engine.put(key(number), sealed(number, 1, 20_000))
+    with open_engine(tmp_path, backend=name, max_size=300_000) as engine:
+        assert engine.put(key("new"), sealed(1, 1, 1000))
+        assert engine.size_bytes <= 300_000
+        assert engine.get(key("new"))
         assert engine.stats().errors == 0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, PTX, agreed, write
+from nvrtc.reference import ARCH, KERNEL, PTX, agreed, compile_fresh, write
 
 import kcache
 
@@ -103,6 +103,10 @@ class TestHits:
         assert len(keys) == 8
 
 
+def _entries(directory: Path) -> list[Path]:
+    return [p for p in directory.rglob("*") if p.is_file() and len(p.name) == 64]
+
+
 def _contents(directory: Path) -> dict[str, tuple[bytes, int]]:
     return {
         str(path): (path.read_bytes(), path.stat().st_mtime_ns)
@@ -115,6 +119,18 @@ def _contents(directory: Path) -> dict[str, tuple[bytes, int]]:
 
 
 class TestDamage:
+    def test_truncated_or_extended(self, tmp_path, options):
+        place = tmp_path / "cache"
+        with kcache.KernelCache(place) as cache:
+            agreed(cache, WITH_HEADER, options)
+        for path in _entries(place):
+            whole = path.read_bytes()
+            for blob in (b"", whole[:70], whole[:-1], whole + b"\0", whole):
+                path.write_bytes(blob)
+                with kcache.KernelCache(place) as cache:
+                    assert (cache.lookup(WITH_HEADER, (), options) is None) is (blob != whole)
+                    assert cache.stats().corrupt == (blob != whole)
+
     def test_a_cache_of_one_kernel(self, tmp_path, options):
         """The cap holds one entry, so kernel and manifest push each other out."""
         for size in (1, 5000, 9000):
@@ -180,6 +196,27 @@ def _run(*works: Callable[[], None]) -> None:
         thread.join()
     if failures:
         raise failures[0]
+
+
+class TestThreads:
+    def test_threads_share_a_cache(self, tmp_path, cache, header, options):
+        sources = [SEVEN, WITH_HEADER, *(WITH_HEADER + f"// {n}" for n in range(3))]
+        expected = {source: compile_fresh(source, options.flags()).ptx for source in sources}
+
+        def work() -> None:
+            for n in range(120):
+                source = sources[n % len(sources)]
+                kernel = cache.get_or_compile(source, (), options)
+                assert kernel.ptx == expected[source]
+                if n % 40 == 39:
+                    cache.clear_memory()
+                if n % 50 == 49:
+                    os.utime(header)
+
+        _run(*[work] * 8)
+        stats = cache.stats()
+        assert stats.hits + stats.misses == 8 * 120
+        assert stats.errors == 0
 
 
 class TestChangesDuringTheCompile:

@@ -12,6 +12,7 @@ from nvrtc.edits import Case, check, lay
 from nvrtc.reference import (
     KERNEL,
     PTX,
+    agree,
     agreed,
     compile_fresh,
     write,
@@ -423,3 +424,21 @@ def test_names_of_in_memory_headers_become_one_file(cache, tree, text):
     for name, other in (("a.h", "kernel.cu"), (header, "other.cu")):
         os.link(name, other)
         agreed(cache, source, paths("inc"), headers=headers, source_name=other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (["-Ione//"], ["-Itwo"]),
+        (["-I./one//sub/.."], ["-Itwo"]),
+        (["-I", "one\t"], ["-Itwo"]),
+        (["--include-path= one"], ["-I", " one"]),
+        (["-I-", "-Ione"], ["-Itwo", "-Ione"]),
+        (["-I=one"], ["-Itwo"]),
+    ],
+)
+def test_directories_that_the_compiler_spells_in_its_own_way(cache, tree, one, other):
+    for number, folder in enumerate(("one", "two", " one", "one/sub", "=one")):
+        write(tree / folder / "x.h", f"#define V {number}\n")
+    for extra in (one, other, one):
+        agree(cache, "#include <x.h>\n" + KERNEL, PTX.replace(extra_options=extra))

@@ -9,7 +9,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, compile_fresh, python, run_python
+from nvrtc.reference import ARCH, KERNEL, compile_fresh, python, run_python, working_directory
+
+import kcache
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -42,7 +44,27 @@ def survives(tmp_path: Path, code: str) -> str:
     return python(_SETUP + code, tmp_path)
 
 
-@pytest.mark.parametrize("free", [0, 4])
+def test_nothing_is_left_behind(tmp_path):
+    (tmp_path / "tmp").mkdir()
+    code = """
+before = len(os.listdir("/proc/self/fd"))
+check()
+cache.engine.flush()  # on a slow machine, the file of counts is opened meanwhile
+after = len(os.listdir("/proc/self/fd"))
+for number in range(5):
+    agreed(cache, source + f"// {number}", options)
+assert len(os.listdir("/proc/self/fd")) <= after
+if os.fork() == 0:
+    agreed(cache, source + "// child", options)
+    sys.exit()  # and runs what the parent wants to be run at its end
+os.wait()
+agreed(cache, source + "// parent", options)
+"""
+    python(_SETUP + code, tmp_path, env={"TMPDIR": str(tmp_path / "tmp")})
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("free", [0, 1, 4])
 def test_few_descriptors_are_left_before_the_first_use(tmp_path, free):
     """An import of ours raised OSError, and a worker that was half started an IndexError."""
     code = f"""
@@ -191,3 +213,55 @@ for n in range(8):
     assert not agreed(cache, mine, options).cached
 """
     survives(tmp_path, code)
+
+
+@pytest.mark.parametrize("broken", ["#error x\n", "#include <bad.h>\n"])
+def test_a_failed_compile_leaves_nothing_behind(tmp_path, broken):
+    (tmp_path / "bad.h").write_text("#include <missing.h>\n")
+    options = ARCH.replace(include_paths=[tmp_path])
+    with working_directory(tmp_path), kcache.KernelCache(tmp_path / "cache") as cache:
+        for _ in range(2):
+            with pytest.raises(kcache.CompileError):
+                cache.get_or_compile(
+                    "#include <bad.h>\n" if "bad" in broken else "//include\n" + broken, (), options
+                )
+            assert not compile_fresh(KERNEL.replace("V", "1"), ARCH.flags()).failed
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.h", "cache"]
+
+
+_READ = """
+import sys
+import kcache
+from kcache.nvrtc import files
+from nvrtc.reference import ARCH, KERNEL
+
+files.FRESH_NS = -(10**12)  # a file that was written just now is trusted, too
+opened = []
+sys.addaudithook(lambda name, given: opened.append(given[0]) if name == "open" else None)
+options = ARCH.replace(include_paths=[f"{sys.argv[1]}/image"])
+with kcache.KernelCache(f"{sys.argv[1]}/cache-{sys.argv[2]}") as cache:
+    kernel = cache.get_or_compile("#include <y.h>\\n" + KERNEL, (), options)
+print(kernel.cached, f"{sys.argv[1]}/image/y.h" in opened)
+"""
+
+
+def test_headers_of_an_image_that_nobody_can_write_to_are_read(tmp_path):
+    """Another image may have a file of the same times, inode and device there tomorrow."""
+    (tmp_path / "image").mkdir()
+    code = f"""
+import subprocess
+image = sys.argv[1] + "/image"
+mount("tmpfs", image)
+with open(image + "/y.h", "w") as file:
+    file.write("#define V 1\\n")
+for flags in (32, 32 | 1):  # MS_REMOUNT, MS_RDONLY
+    libc.mount(b"none", image.encode(), b"none", flags, None)
+    for _ in range(3):
+        each = [sys.executable, "-c", {_READ!r}, sys.argv[1], str(flags)]
+        subprocess.run(each, check=True)
+"""
+    done = _unshared(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = [line.split() for line in done.stdout.splitlines()]
+    assert [cached for cached, _ in told] == ["False", "True", "True"] * 2
+    assert [opened for _, opened in told] == [*["False"] * 4, "True", "True"]

@@ -9,8 +9,24 @@ import pytest
 from nvrtc.reference import ARCH, python, write
 
 import kcache
+from kcache.nvrtc.workers.clock import ClockTest
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#if 0\n#error don't /*\n#endif\nconst char* t = __TIME__; /* */\n",
+        '#if 0\n"open /*\n#endif\nconst char* t = __TIME__; /* */\n',
+        "int n = 1'000; // '\nconst char* t = __TI\\\nME__;\n",
+        "const char* t = __TI??/\nMESTAMP__;\n",
+        "#define GLUE(a, b) a##b\nconst char* t = GLUE(__DA, TE__);\n",
+        "#define GLUE(a, b) a##b##a\nconst char* t = GLUE(__, DATE);\n",
+    ],
+)
+def test_nothing_hides_the_clock(text: str) -> None:
+    assert ClockTest().may_ask([(b"", text.encode())], ())
 
 
 def test_a_pipe_in_the_place_of_a_header_is_no_header(tmp_path: Path) -> None:

@@ -122,6 +122,15 @@ def test_processes_that_are_bound_to_different_processors_do_not_wait_for_each_o
         assert take(path, ALL[1:2]) is not None
 
 
+@pytest.mark.skipif(len(ALL) < 2, reason="one processor")
+def test_one_that_may_use_all_leaves_a_bound_one_its_processor(path: Path) -> None:
+    for first in ALL[:2]:
+        with another(path):
+            assert take(path, [first]) is not None
+            with another(path, [first]):
+                assert take(path, [first]) is None
+
+
 def test_a_killed_holder_counts_no_more(path: Path) -> None:
     with another(path, ALL[:1]) as child:
         assert take(path, ALL[:1]) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,17 +16,20 @@ from pathlib import Path
 
 import pytest
 from core.helpers import fork, wait
-from nvrtc.reference import ARCH, KERNEL, agreed, python, run_python, write
+from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, python, run_python, write
+from nvrtc.talk import worker
 
 import kcache
 from kcache import CompileError, KernelCache
 from kcache.nvrtc.workers import pool as pools
+from kcache.nvrtc.workers.process import NoWorkerError
 
 pytestmark = [
     pytest.mark.usefixtures("nvrtc"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells of processes"),
 ]
 
+FLAGS = ARCH.flags()
 LONG = 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -318,6 +322,21 @@ def test_without_workers_nothing_is_cached_and_the_reason_is_told(tmp_path: Path
 # -- a worker by itself ----------------------------------------------------------------------------
 
 
+def test_a_worker_has_no_descriptor_but_its_own() -> None:
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    with worker() as process_:
+        targets = {
+            os.readlink(f"/proc/{process_.pid}/fd/{fd}")
+            for fd in os.listdir(f"/proc/{process_.pid}/fd")
+        }
+        assert os.readlink(f"/proc/self/fd/{writing}") not in targets
+        pipes = {each for each in targets if each.startswith("pipe")}
+        assert len(pipes) == 2
+    os.close(reading)
+    os.close(writing)
+
+
 def test_a_worker_is_not_misled_by_its_directory(tmp_path: Path) -> None:
     """No module of the working directory is imported, and no variable changes what is."""
     for name in ("json.py", "xxhash.py", "ctypes.py", "sitecustomize.py", "kcache.py"):
@@ -334,6 +353,32 @@ def test_a_worker_is_not_misled_by_its_directory(tmp_path: Path) -> None:
         print(cache.stats().uncacheable)
     """
     assert python(code, tmp_path).strip() == "0"
+
+
+def interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Put a program in the place of the interpreter."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("kill -9 $$", "was killed by signal 9"),
+        ("exit 0", "ended with status 0"),
+        ("echo out of memory >&2; exit 3", "out of memory"),
+        ("printf KCW1; exit 3", "ended with status"),
+        ("printf 'junk that is no message at all'; exec sleep 600", "was killed by signal 9"),
+    ],
+)
+def test_a_process_that_is_no_worker(
+    script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter(tmp_path, monkeypatch, script)
+    with pytest.raises(NoWorkerError, match=reason), worker():
+        pass
 
 
 LEAVES_ITS_NAMESPACE = """
@@ -449,7 +494,51 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork"])
+@pytest.mark.timeout(3600)
+def test_many_crashes_among_many_compiles(tmp_path: Path, long: bool) -> None:
+    """Workers are killed at random moments; every request ends right."""
+    count, kills = (200, 50) if long else (12, 4)
+    chance = random.Random(10)
+    shared = pools.shared()
+    done = threading.Event()
+    sources = [f"{slow(3)}\n{KERNEL.replace('V', str(n))}" for n in range(count)]
+    results: dict[int, object] = {}
+
+    def kill() -> None:
+        left = kills
+        while left and not done.wait(chance.random() * 0.4):
+            for pid in shared.pids():
+                if used(pid) > 0.1 and chance.random() < 0.5:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGSEGV)
+                    left -= 1
+
+    with KernelCache(tmp_path / "cache") as cache:
+
+        def work(first: int) -> None:
+            for n in range(first, count, 4):
+                try:
+                    results[n] = cache.get_or_compile(sources[n], (), ARCH)
+                except CompileError as error:
+                    results[n] = error
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        killer = threading.Thread(target=kill)
+        for thread in (*threads, killer):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        done.set()
+        killer.join()
+        for n, result in results.items():
+            if isinstance(result, CompileError):
+                assert "SIGSEGV" in str(result)  # it was hit twice
+            kernel = cache.get_or_compile(sources[n], (), ARCH)
+            assert kernel.cubin == compile_fresh(sources[n], FLAGS).cubin
+    assert len(results) == count
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_processes_of_multiprocessing(tmp_path: Path, method: str) -> None:
     script = write(tmp_path / "program.py", _METHODS)
     code = "import runpy, sys; sys.argv[:] = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"

@@ -22,6 +22,7 @@ def one(text: str) -> Address:
         ("http://[::1]:8080", "http", "[::1]:8080", ""),
         ("redis://localhost", "redis", "localhost", ""),
         ("REDISS://h:6380/2", "redis", "h:6380", "2"),
+        ("redis+cluster://a:1,b:2", "redis", "a:1,b:2", ""),
         ("valkey://h", "redis", "h", ""),
         ("s3://bucket/some/prefix", "objects", "bucket", "some/prefix"),
         ("gs://bucket", "objects", "bucket", ""),
@@ -75,6 +76,7 @@ def test_credentials_are_not_shown() -> None:
     [
         "ftp://h",
         "localhost:6379",
+        "/opt/kernels",
         "file://opt/kernels",
         "file:///opt?rw",
         "redis://",
@@ -83,9 +85,13 @@ def test_credentials_are_not_shown() -> None:
         "https://h?unknown=1",
         "redis://h?expire=1&timeout=no",
         "redis://h?timeout=0",
+        "redis://h?max_entry=0",
         "redis://h?leases=1&lease_seconds=0",
+        "redis://h?lease_seconds=soon",
+        "redis://h:0",
         "redis://h:banana",
         "redis://a,b",
+        "https://h?token_file=here",
         "https://h/#x",
         "s3://me:hidden@bucket",
     ],
@@ -94,6 +100,16 @@ def test_what_is_not_allowed(text: str) -> None:
     with pytest.raises(ConfigError, match="KCACHE_REMOTE") as caught:
         one(text)
     assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["redis://u:hidden@h:x", "https://u:hidden@h?x=hidden", "hidden", "hidden://x"]
+)
+def test_errors_show_no_credentials(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_addresses(text, name="remote")
+    if "u:" in text:
+        assert "hidden" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from nvrtc.reference import ARCH, KERNEL, working_directory, write
 from remote.fakes import until
 
 import kcache
-from kcache.errors import ConfigError
+from kcache.errors import BackendError, ConfigError, CorruptEntryError
+from kcache.remote.layer import DirectoryLayer
 from kcache.remote.signing import make_keys, write_keys
 from kcache.util import open_file
 
@@ -118,6 +119,34 @@ def test_a_damaged_entry_is_compiled_again(tmp_path: Path) -> None:
         assert kernel.cubin == made.cubin
         assert cache.stats().corrupt == 1
     assert path.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("error", [MemoryError, OSError, BackendError, CorruptEntryError])
+@pytest.mark.parametrize("header", ["", "#include <x.h>\n"])
+def test_what_fails_in_a_layer_costs_a_compile(
+    tmp_path: Path, error: type[Exception], header: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one below it is asked all the same."""
+    write(tmp_path / "inc/x.h", "")
+    options = ARCH.replace(include_paths=[tmp_path / "inc"])
+    fill(tmp_path / "first")
+    with kcache.KernelCache(tmp_path / "second") as cache:
+        made = cache.get_or_compile(header + source(1), options=options)
+    layers = [f"file://{tmp_path}/{name}" for name in ("first", "second")]
+    get = DirectoryLayer.get
+
+    def fail(self: DirectoryLayer, key: str) -> bytes | None:
+        if self.path.endswith("first"):
+            raise error("out of order")
+        return get(self, key)
+
+    monkeypatch.setattr(DirectoryLayer, "get", fail)
+    with kcache.KernelCache(tmp_path / "own", remote=layers) as cache:
+        found = cache.get_or_compile(header + source(1), options=options)
+        assert found == made._replace(cached=True)
+        assert not cache.get_or_compile(header + source(2), options=options).cached
+        stats = cache.stats()
+        assert stats.corrupt + stats.errors > 1
 
 
 @pytest.mark.parametrize("what", ["folder", "pipe", "link", "socket", "nothing", "sparse"])

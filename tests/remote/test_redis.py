@@ -76,7 +76,22 @@ def test_databases_prefixes_and_expiry(store: Open, redis_server: Redis) -> None
         store(f"{url}?expire=soon")
 
 
+def test_another_type_of_value(cache: RemoteClient, redis_server: Redis) -> None:
+    command(redis_server, "LPUSH", f"kcache:{key(5)}", "x")
+    with pytest.raises(RemoteError, match="WRONGTYPE"):
+        cache.get(key(5), MOST)
+
+
 # -- conditions and leases ------------------------------------------------------------------------
+
+
+def test_a_value_is_replaced_only_if_it_is_the_known_one(cache: RemoteClient) -> None:
+    assert cache.replace(key(6), b"1", None)
+    assert not cache.replace(key(6), b"2", None)
+    found = cache.get(key(6), MOST)
+    assert cache.replace(key(6), b"3", found)
+    assert not cache.replace(key(6), b"4", found)
+    assert value_in(cache, key(6)) == b"3"
 
 
 def test_leases(store: Open, redis_server: Redis) -> None:
@@ -129,6 +144,15 @@ def test_users(store: Open, guarded: Redis) -> None:
         reader.put(key(10), b"")
     with pytest.raises(RemoteError, match="permission"):
         reader.replace(key(10), b"", None)
+
+
+@pytest.mark.parametrize("user", ["", ":wrong@", "writer:wrong@", "nobody:x@"])
+def test_wrong_credentials(user: str, store: Open, guarded: Redis) -> None:
+    cache = store(f"redis://{user}127.0.0.1:{guarded.port}")
+    for _ in range(2):
+        with pytest.raises(RemoteError) as caught:
+            cache.get(key(10), MOST)
+        assert "wrong" not in str(caught.value).lower().replace("wrongpass", "")
 
 
 def test_a_password_from_a_file(store: Open, guarded: Redis, tmp_path: Path) -> None:

@@ -8,18 +8,19 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
 import pytest
-from remote.fakes import LEASES, MemoryClient, addresses, remote, service, until
+from remote.fakes import LEASES, MemoryClient, addresses, client_at, remote, service, until
 
 from kcache.entry import Entry, decode, encode
 from kcache.errors import ConfigError
 from kcache.remote.client import Client, Lease
 from kcache.remote.protocol import Counts, Found, Upload
-from kcache.remote.remote import FAILURES, FIRST_PAUSE, Breaker, Remote
-from kcache.remote.remote_client import RemoteError, RemoteTimeout
+from kcache.remote.remote import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, SOON, Breaker, Remote
+from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong
 from kcache.remote.signing import make_keys, make_sealer, write_keys
 from kcache.service.start import STOP, ask
 
@@ -99,6 +100,27 @@ def test_manifests_are_merged_and_say_nothing_of_one_machine(tmp_path: Path) -> 
     assert list(payload.values()) == [b"headers of 2", b"headers of 1", b"headers of 0"]
 
 
+@pytest.mark.parametrize(
+    "blob",
+    [
+        envelope(KEY)[:-1],
+        envelope(KEY) + b"x",
+        envelope(KEY)[:50] + b"\xff" + envelope(KEY)[51:],
+        b"",
+        bytes(200),
+        envelope(OTHER),
+    ],
+    ids=["cut", "longer", "bit", "empty", "nonsense", "of another key"],
+)
+def test_damaged_values_are_misses(tmp_path: Path, blob: bytes) -> None:
+    store = MemoryClient()
+    store.values[KEY] = blob
+    with service(tmp_path, remote(store)) as client:
+        assert value(client, KEY) is None
+        told = counts(client)
+    assert (told["damaged"], told["hits"], told["misses"]) == (1, 0, 1)
+
+
 @pytest.mark.parametrize("size", [100, 10_000])
 def test_a_kernel_beyond_max_entry_is_a_miss_of_a_remote_that_works(size: int) -> None:
     store = MemoryClient()
@@ -161,6 +183,43 @@ def test_uploads_that_fail_leave_the_remote_readable(
     assert [record.getMessage() for record in caplog.records] == [warning]
 
 
+def test_who_asks_while_it_is_looked_whether_it_stores_anything_is_told_too() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    class Full(MemoryClient):
+        def check_writable(self) -> None:
+            begun.set()
+            assert go.wait(60)
+            raise RemoteError("full")
+
+    known = remote(Full())
+
+    def told() -> str:
+        known.get(KEY)
+        return known.trouble
+
+    with futures.ThreadPoolExecutor(2) as pool:
+        first = pool.submit(told)
+        assert begun.wait(60)
+        second = pool.submit(told)
+        futures.wait([second], 0.2)
+        go.set()
+        assert "full; kcache stores nothing there for now" in first.result(60)
+        assert second.result(60) == first.result(60)
+
+
+def test_kernels_too_long_for_a_server_do_not_stop_others() -> None:
+    """Unless configured, nginx takes no more than 1 MiB, and answers 413."""
+    store = failing(RemoteTooLong("413 Request Entity Too Large"), "put")
+    known = remote(store)
+    assert not any(known.put(f"{number:064x}", b"long") for number in range(8))
+    told = known.as_dict()
+    assert (told["breaker"], told["errors"], told["dropped"]) == ("closed", 0, 8)
+    assert "413 Request Entity Too Large; kcache does not store such" in known.trouble
+    store.trouble = lambda _: None
+    assert known.put("ab" * 32, b"short")
+
+
 def test_without_its_keys_nothing_goes_and_nothing_is_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("cryptography", reason="cryptography is missing")
     store, path = MemoryClient(), tmp_path / "keys.pem"
@@ -187,11 +246,66 @@ def test_one_remote_that_fails_leaves_the_others(tmp_path: Path) -> None:
     assert down.operations.count("get") <= 2 * FAILURES  # questions, and merges of what was found
 
 
+def test_each_process_group_is_told_once(tmp_path: Path) -> None:
+    known = remote(
+        failing(RemoteError("Authentication required")),
+        "redis://me:hunter2@cache.example:1?slow=60",
+    )
+    with service(tmp_path, known) as idle:
+        warned: dict[int, list[str]] = {1: [], 2: []}
+
+        def another(group: int) -> Client:
+            client = client_at(str(tmp_path / "socket"), warn=warned[group].append)
+            client.group = group
+            for _ in range(2):
+                client.nothing_until = 0.0
+                client.get(KEY)
+            return client
+
+        clients = [another(1 + number % 2) for number in range(4)]
+        text = "redis://***@cache.example:1: Authentication required; kcache works without it"
+        assert warned == {1: [text], 2: [text]}
+        for client in clients:
+            client.close()
+        until(lambda: (idle.status() or {})["connections"] == 1)
+        another(1).close()  # the next command of a script
+        assert warned == {1: [text, text], 2: [text]}
+
+
 class Clock:
     now = 1000.0
 
     def __call__(self) -> float:
         return self.now
+
+
+def test_the_breaker() -> None:
+    clock = Clock()
+    breaker = Breaker(clock)
+    for _ in range(FAILURES - 1):
+        breaker.failed("down")
+    breaker.succeeded()
+    for _ in range(FAILURES):
+        assert (breaker.is_open, breaker.wait) == (False, 0.0)
+        breaker.failed("down")
+    assert breaker.is_open
+    for _ in range(5):  # operations that were under way say nothing new
+        breaker.failed("down")
+    assert 0 < breaker.wait <= FIRST_PAUSE
+    assert not breaker.try_again()
+    pause = FIRST_PAUSE
+    for _ in range(10):
+        clock.now += breaker.wait + 0.1
+        assert breaker.try_again()
+        assert not breaker.try_again(), "one at a time"
+        assert breaker.wait == SOON, "a remote that is back is soon used"
+        breaker.failed("still down")
+        pause = min(2 * pause, LONGEST_PAUSE)
+        assert breaker.wait == pytest.approx(pause)
+    clock.now += LONGEST_PAUSE
+    assert breaker.try_again()
+    breaker.succeeded()
+    assert (breaker.is_open, breaker.reason) == (False, "")
 
 
 def test_slow_misses_open_the_breaker_and_slow_hits_do_not() -> None:
@@ -233,6 +347,10 @@ def test_what_a_server_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
     assert reason.isprintable()
     assert "no??entry" in reason
     assert len(reason) < 1000
+
+
+def no_thread(*_: object, **__: object) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from remote import servers
 
 from kcache.entry import Entry, encode
 from kcache.errors import ConfigError
@@ -102,6 +104,29 @@ def test_keys_are_exchanged_one_after_the_other(tmp_path: Path) -> None:
     assert make_sealer(str(public)).unseal(make_sealer(str(old)).seal(VALUE)) == VALUE
 
 
+def test_keys_of_openssl_are_ours_and_ours_are_those_of_openssl(tmp_path: Path) -> None:
+    program = servers.program("openssl", "openssl")
+
+    def openssl(*arguments: object) -> bytes:
+        command = [program, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+
+    theirs, ours = tmp_path / "theirs", new_keys(tmp_path / "ours")
+    write_keys(str(theirs), openssl("genpkey", "-algorithm", "ed25519"))
+    write_keys(f"{theirs}.pub", openssl("pkey", "-in", theirs, "-pubout"), mode=0o644)
+    for private in (theirs, ours):
+        sealed = make_sealer(str(private)).seal(VALUE)
+        assert make_sealer(f"{private}.pub").unseal(sealed) == VALUE
+        assert openssl("pkey", "-in", private, "-pubout") == Path(f"{private}.pub").read_bytes()
+        (tmp_path / "signature").write_bytes(sealed[16:SEAL_ROOM])
+        (tmp_path / "signed").write_bytes(b"KCSIGN1\n" + VALUE)
+        said = openssl(
+            *("pkeyutl", "-verify", "-pubin", "-inkey", f"{private}.pub", "-rawin"),
+            *("-in", tmp_path / "signed", "-sigfile", tmp_path / "signature"),
+        )
+        assert b"Success" in said
+
+
 # -- files of keys -------------------------------------------------------------------------------
 
 
@@ -159,6 +184,21 @@ def test_files_without_a_key(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     write_keys(str(path), text)
     assert "can't be used" in problem(path)
+
+
+def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization as to
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+    other, secret = ec.generate_private_key(ec.SECP256R1()), ed25519.Ed25519PrivateKey.generate()
+    encrypted = to.BestAvailableEncryption(b"secret")
+    for name, key, how, why in (
+        ("other", other, to.NoEncryption(), "no Ed25519 key"),
+        ("encrypted", secret, encrypted, "encrypted"),
+    ):
+        text = key.private_bytes(to.Encoding.PEM, to.PrivateFormat.PKCS8, how)
+        write_keys(str(tmp_path / name), text)
+        assert why in problem(tmp_path / name)
 
 
 def test_a_file_is_never_replaced(tmp_path: Path) -> None:

@@ -143,6 +143,29 @@ STORE_NOTHING = {
 }
 
 
+@pytest.mark.parametrize(
+    ("fault", "why"),
+    [
+        ("refused", "Connection refused"),
+        ("unknown", "Name or service not known|name resolution"),
+        *((fault, why) for fault, (_, why) in STORE_NOTHING.items()),
+    ],
+)
+def test_a_broken_remote_says_so(
+    fault: str, why: str, hosts: Machines, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also to a program that ends right after its first compile."""
+    options, _ = STORE_NOTHING.get(fault, ((), ""))
+    with servers.redis(tmp_path / "redis", *options) as server:
+        host = "no-such-host.invalid" if fault == "unknown" else "127.0.0.1"
+        port = servers.free_port() if fault == "refused" else server.port
+        with hosts.cache("a", f"redis://{host}:{port}/0?{PATIENT}") as cache:
+            ask(cache, 1)
+        (record,) = caplog.records
+        assert re.search(f"redis://{host}:{port}/0: .*({why}).*; kcache ", record.getMessage())
+        assert cache.stats().remote_errors == (fault in ("refused", "unknown"))
+
+
 #: Compiles a kernel by NVRTC's own interface.
 NVRTC = """
 from cuda.bindings import nvrtc

@@ -113,6 +113,19 @@ def test_it_answers_says_what_it_is_and_stops(place: Path) -> None:
     assert start.status(str(path)) is None
 
 
+def test_it_counts_what_a_program_said_last_before_it_ended(place: Path) -> None:
+    path, handlers = place / "socket", Echo()
+    handlers.go_on.clear()
+    with serving(path, handlers):
+        says = channel(path)
+        says.send([b"last words"])
+        says.close()
+        threading.Timer(0.1, handlers.go_on.set).start()
+        told = start.status(str(path))
+        assert told is not None
+        assert told["answered"] == 1
+
+
 def test_programs_that_were_killed_while_it_works_for_them_keep_nobody_waiting(place: Path) -> None:
     """As long as one of them might, and not as all of them together: who asks would give up."""
     path, handlers = place / "socket", Echo()
@@ -217,6 +230,20 @@ def test_a_program_that_says_nonsense_harms_nobody(place: Path, said: bytes) -> 
         assert channel(path).ask([b"one"], 60) == [DONE, b"one"]
 
 
+def test_without_threads_a_program_is_refused_and_the_next_one_served(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    path = place / "socket"
+    with serving(path):
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", no_thread)
+            assert ask(str(path), STATUS) is None
+        assert start.status(str(path)) is not None
+
+
 # -- a service that is gone, silent, another user's, or lies -----------------------------------------
 
 
@@ -313,6 +340,12 @@ def test_a_folder_that_others_can_exchange_holds_no_socket(place: Path) -> None:
         start.folder_in(["/" + "x" * 100])
 
 
+def test_equal_settings_have_one_name() -> None:
+    names = {start.name_of(Service("a", "m", told)) for told in (b"", b"1", b"1", b"secret")}
+    assert len(names) == 3
+    assert not any("secret" in name for name in names)
+
+
 def test_programs_that_find_none_start_one_of_them(place: Path) -> None:
     """It is the same process kind for each: here, the remotes' without any question to one."""
     service = Setup(addresses("http://127.0.0.1:9"), {}, {}).service()
@@ -344,3 +377,16 @@ def test_a_program_that_is_stopped_while_it_starts_one_is_not_waited_for_without
     with pytest.raises(OSError, match="stopped"):
         start.joined(str(place / "socket"), SERVICE, {})
     os.close(other)
+
+
+@pytest.mark.parametrize("wrong", ["interpreter", "told"])
+def test_one_that_can_not_be_started_leaves_no_socket(
+    place: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    place.chmod(0o700)
+    service = Service("echo", "service.echo", bytes(1 << 20) if wrong == "told" else b"")
+    if wrong == "interpreter":
+        monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    with pytest.raises(OSError, match="settings of the service|nonexistent"):
+        start.begin(str(place / "socket"), service, {})
+    assert os.listdir(place) == []

@@ -79,6 +79,21 @@ def takes_the_number():
         say(os.fstat(file.fileno()).st_size)
 
 
+def takes_the_number_with_a_socket():
+    import socket
+
+    say(outcome(kernel(1)))
+    ours, theirs = socket.socketpair()
+    for number in set(sockets()) - {ours.fileno(), theirs.fileno()}:
+        os.dup2(ours.fileno(), number)
+    say(outcome(kernel(2)))
+    theirs.setblocking(False)
+    try:
+        say(theirs.recv(1))
+    except BlockingIOError:
+        say("nothing was sent")
+
+
 def has_no_descriptor():
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     say(outcome(kernel(1)))  # it loads its libraries in the meantime
@@ -241,6 +256,16 @@ def has_many_headers():
     source = b'#include "h%d.h"\n' % (len(headers) - 1) + kernel(1)
     say(outcome(source, headers=headers))
     say(outcome(source, headers=headers[::-1]))
+
+
+def uses_what_it_destroyed():
+    code, program = create(kernel(1))
+    stale = c.c_void_p(program.value)
+    say(code, nvrtc.nvrtcDestroyProgram(c.byref(program)), program.value)
+    say(nvrtc.nvrtcDestroyProgram(c.byref(program)), nvrtc.nvrtcCompileProgram(program, 0, None))
+    say(stale.value is not None)
+    for size in ("PTX", "CUBIN", "ProgramLog"):
+        say(getattr(nvrtc, f"nvrtcGet{size}Size")(program, c.byref(c.c_size_t())))
 
 
 def has_a_namespace_of_its_own():
