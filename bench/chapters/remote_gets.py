@@ -112,8 +112,8 @@ def _through_the_service(address: str) -> Iterator[Callable[[], bytes]]:
         if remotes is None:
             raise RuntimeError(f"{address} is not used")
         entry = encode(key, Entry({"cubin": VALUE}), producer=PRODUCER.encode())
-        remotes._client.put(Upload((key, entry)))
-        if not remotes._client.flush(60):
+        remotes.client.put(Upload((key, entry)))
+        if not remotes.client.flush(60):
             raise RuntimeError("it is not stored")
 
         def ask() -> bytes:

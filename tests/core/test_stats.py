@@ -186,17 +186,14 @@ def test_counting_is_exact_over_threads() -> None:
     assert counters.snapshot().compile_seconds == 3000
 
 
-def miss(place: str) -> None:
-    open_engine(place).get("0" * 64)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside threads
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_children_of_multiprocessing_are_counted(method: str, tmp_path: Path) -> None:
     """They end without `atexit` where they are forked; a pool is what people warm caches with."""
     context = multiprocessing.get_context(method)
+    code = f"import kcache; kcache.open_engine({str(tmp_path)!r}).get('0' * 64)"
     with open_engine(tmp_path) as engine:
-        children = [context.Process(target=miss, args=(str(tmp_path),)) for _ in range(2)]
+        children = [context.Process(target=exec, args=(code,)) for _ in range(2)]
         if method == "fork":
             children.append(context.Process(target=engine.get, args=("0" * 64,)))
         for child in children:
