@@ -290,17 +290,25 @@ def swapped(place: Path) -> None:
 HARMS: dict[str, Harm] = {
     "nothing": lambda place: None,
     "both meta pages": overwrite(0, bytes(2 * PAGE)),
+    "both meta pages, noise": overwrite(0, Random(1).randbytes(2 * PAGE)),
     "first meta page": overwrite(0, Random(2).randbytes(PAGE)),
+    "second meta page": overwrite(PAGE, Random(3).randbytes(PAGE)),
     "a text": lambda place: data_of(place).write_text("not a database\n" * 1000),
     "empty": lambda place: data_of(place).write_bytes(b""),
+    "one byte": lambda place: data_of(place).write_bytes(b"x"),
     "meta pages alone": lambda place: os.truncate(data_of(place), 2 * PAGE),
     "half a page short": lambda place: os.truncate(
         data_of(place), data_of(place).stat().st_size - PAGE // 2
     ),
     "removed": lambda place: data_of(place).unlink(),
     "table of noise": table(Random(4).randbytes(128 << 10)),
+    "table of zeros": table(bytes(128 << 10)),
+    "table of ones": table(b"\xff" * (128 << 10)),
+    "short table": table(b"x" * 10),
+    "empty table": table(b""),
     "no table": table(None),
     "link for the data": link("db/data.mdb"),
+    "link for the table": link("db/lock.mdb"),
     "directory for the data": replaced_by_directory("db/data.mdb"),
     "file for the directory": lambda place: (
         shutil.rmtree(place / "lmdb" / "db"),
@@ -312,13 +320,19 @@ HARMS: dict[str, Harm] = {
     "a file for the old one": lambda place: (place / "lmdb" / "old").write_text("x"),
     "sums too low": record(b"c", bytes(20)),
     "sums gone": record(b"c", None),
+    "sums of another length": record(b"c", b"x"),
     "an entry's record": record(b"e", bytes(20)),
     "an entry's record gone": record(b"e", None),
+    "many records gone": record(b"e", None, most=60),
+    "a place in the index": record(b"r", bytes(8)),
     "a place in the index gone": record(b"r", None),
     "the index gone": record(b"r", None, most=10_000),
     "a value": record(b"v", b"x" * 3000),
+    "a value gone": record(b"v", None),
     "values swapped": swapped,
 }
+#: Changes that need not be damage, so that (most of) the entries are still there.
+HARMLESS = ("nothing", "a file for the old one", "a value")
 
 
 @pytest.mark.parametrize("checked", [False, True], ids=["used", "repaired by check"])
@@ -336,3 +350,15 @@ def test_a_harmed_database_is_used_or_replaced(harm: str, checked: bool, place: 
     assert wait(fork(work)) == 0
     if harm.startswith("link"):
         assert (place / "somebodys").stat().st_size > PAGE, "somebody's file was changed"
+
+
+@pytest.mark.parametrize("harm", HARMLESS)
+def test_what_is_no_damage_costs_nothing(harm: str, place: Path) -> None:
+    HARMS[harm](place)
+
+    def work() -> None:
+        with opened(place) as engine:
+            hits = sum(engine.get(key(number)) is not None for number in range(ENTRIES))
+            assert hits >= engine.entry_count - 1 > ENTRIES / 2
+
+    assert wait(fork(work)) == 0
