@@ -98,20 +98,21 @@ def open_counters(
 
     Raises:
         NotOursError: something else than a file of kcache is there.
-        TimeoutError: a process that makes the file was stopped.
+        TimeoutError: a process was stopped that makes the file, or writes to a shard meanwhile.
     """
     try:
         return ShardCounters(open_own(path, os.O_RDWR))
     except FileNotFoundError:
         make()
     file = open_own(path, os.O_RDWR | os.O_CREAT)
-    lock(file, _ALL.size, timeout=PATIENCE)
+    # Who opened it empty may have locked a shard already, and counted it.
+    lock(file, 0, _ALL.size, timeout=PATIENCE)
     if os.fstat(file.fd).st_size < _ALL.size:
         zero = ShardCount(0, 0, 0)
         empty = _RECORD.pack(*zero, zero.check())
         records = (bytes(_RECORD.size) if exists(n) else empty for n in range(SHARDS))
         pwrite(file.fd, b"".join(records), 0)
-    unlock(file, _ALL.size)
+    unlock(file, 0, _ALL.size)
     return ShardCounters(file)
 
 

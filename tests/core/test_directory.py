@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -254,3 +255,36 @@ def test_an_unusable_default_falls_back_to_a_private_one_below_the_temporary_dir
     found = Path(where(XDG_CACHE_HOME=tmp_path / "xdg", TMPDIR=tmp_path))
     assert found == tmp_path / f"kcache-{os.getuid()}"
     assert mode(found) == 0o700
+
+
+OPENS = """
+import os, sys
+from kcache import Entry, open_engine
+from kcache.directory import open_directory
+sys.stdin.readline()
+for number in range(int(sys.argv[2])):
+    path = os.path.join(sys.argv[1], "deep", str(number))
+    with open_engine(path) as engine:
+        assert engine.put("%064x" % os.getpid(), Entry({"a": b"b"}))
+        assert engine.put("%064x" % (os.getpid() << 200), Entry({"a": b"b"}))
+"""
+
+
+def test_processes_that_make_the_same_directory_at_once_all_use_it(tmp_path: Path) -> None:
+    rounds, processes = 40, 4
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPENS, str(tmp_path), str(rounds)], stdin=subprocess.PIPE
+        )
+        for _ in range(processes)
+    ]
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    assert [process.wait() for process in started] == [0] * processes
+    for process in started:
+        process.communicate()
+    for number in range(rounds):
+        with open_engine(tmp_path / "deep" / str(number)) as engine:
+            assert engine.entry_count == 2 * processes

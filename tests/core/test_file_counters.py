@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcache.util.open_file import open_own
-from kcache_backends._shards import SHARDS, ShardCount, ShardCounters
+from kcache_backends._shards import SHARDS, ShardCount, ShardCounters, open_counters
 from kcache_backends.file import FileBackend
 
 COUNTERS = "counters"
@@ -128,3 +128,16 @@ def test_processes_with_one_process_id_use_different_temporary_names(place: Path
             os.close(reading)
             os.close(writing)
     assert len(set(names)) == 2
+
+
+def test_no_shard_is_written_while_the_counters_are_made(tmp_path: Path) -> None:
+    """A process that had opened the empty file counted its put, and then the record was zeroed."""
+    path, locked = str(tmp_path / "counters"), []
+
+    def exists(shard: int) -> bool:
+        with open_own(path, os.O_RDWR) as file:
+            locked.append(ShardCounters(file).is_locked(shard))
+        return False
+
+    open_counters(path, lambda: None, exists).file.close()
+    assert locked == [True] * SHARDS
