@@ -21,6 +21,8 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
         '#if 0\n"open /*\n#endif\nconst char* t = __TIME__; /* */\n',
         "int n = 1'000; // '\nconst char* t = __TI\\\nME__;\n",
         "const char* t = __TI??/\nMESTAMP__;\n",
+        "#define GLUE(a, b) a##b\nconst char* t = GLUE(__TI, // no trigraph??/\nME__);\n",
+        "#define GLUE(a, b) a##b\nconst char* t = GLUE(__TI, // and blanks\\ \nME__);\n",
         "#define GLUE(a, b) a##b\nconst char* t = GLUE(__DA, TE__);\n",
         "#define GLUE(a, b) a##b##a\nconst char* t = GLUE(__, DATE);\n",
     ],

@@ -84,11 +84,14 @@ def _words_of(text: bytes) -> frozenset[bytes]:
 
 def _pieces_of(code: bytes) -> frozenset[bytes]:
     """Return these words of a text without letters that it gives to no macro."""
+    # Not each compiler joins lines by a trigraph, or with blanks behind the backslash.
     spliced = _LINE_ENDS.sub(b"", code.replace(b"??/", b"\\"))
-    words = _words_of(spliced)
+    texts = {spliced, code}
+    words = frozenset[bytes]().union(*map(_words_of, texts))
     if b"##" in words:
         return words
-    joined = {each for each in _LETTERS if each in words and _LETTERS[each].search(spliced)}
+    letters = words & _LETTERS.keys()
+    joined = {each for each in letters if any(map(_LETTERS[each].search, texts))}
     if joined and not _ODD.search(code):
         plain = _TOKENS.sub(_name_of, spliced)
         if b'"' not in plain and b"'" not in plain:
