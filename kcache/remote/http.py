@@ -5,9 +5,8 @@ key make `https://host/path/ab/cdef...` (`layout=subdirs`, the default),
 `https://host/path/abcdef...` (`layout=flat`) or `https://host/path/ac/abcdef...` (`layout=bazel`,
 whose server must not check the values: bazel-remote's `--disable_http_ac_validation`).
 
-urllib3 keeps the connections. This module follows redirects itself, and only on the same server, so
-that no credentials and no certificate of ours go elsewhere, and nothing leaves TLS. It reads no
-answer to its end that is too long.
+urllib3 keeps the connections. This module follows redirects itself, so that no credentials and no
+certificate of ours go to another host, and reads no answer to its end that is too long.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import ssl
 import sys
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote, urljoin
+from urllib.parse import unquote, urljoin, urlsplit
 
 from kcache._version import __version__
 from kcache.environment import proxy_for
@@ -52,11 +51,16 @@ _PIECE = 1 << 18
 _LAYOUTS = {"subdirs": "{0}/{1}", "flat": "{0}{1}", "bazel": "ac/{0}{1}"}
 
 
-class _Response(NamedTuple):
-    """A response with its body, which means nothing unless the status is 200.
+class _Origin(NamedTuple):
+    """The server that a URL leads to."""
 
-    The names of its headers are compared without their case, as urllib3 does.
-    """
+    scheme: str
+    host: str
+    port: int
+
+
+class _Response(NamedTuple):
+    """A response with its body, which means nothing unless the status is 200."""
 
     status: int
     headers: Mapping[str, str]
@@ -74,7 +78,6 @@ class HttpClient:
 
     Raises:
         ConfigError: a certificate, a token or an option can't be used.
-        RemoteError: the proxy can't be used.
     """
 
     def __init__(self, address: Address) -> None:
@@ -88,11 +91,10 @@ class HttpClient:
             self._origin = _origin(self._url)
         except (ValueError, urllib3.exceptions.HTTPError) as error:
             raise ConfigError(f"{address.redacted()} names no host: {error}") from error
-        self._authorization = authorization(address, self._origin[1])
-        how: dict[str, Any] = {"maxsize": _MOST_IDLE}
+        self._authorization = authorization(address, self._origin.host)
+        self._pools: dict[tuple[_Origin, bool], Any] = {}
         if address.scheme == "https":
-            how["ssl_context"] = _context(address)
-        self._pool = _pool(address.scheme, self._origin[1], how)
+            self._context(own=True)
 
     def get(self, key: str, limit: int) -> Stored | None:
         """Return the value, or None if there is none."""
@@ -117,7 +119,8 @@ class HttpClient:
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
-        self._pool.clear()
+        for pool in list(self._pools.values()):
+            pool.clear()
 
     def _put(self, key: str, value: bytes, condition: Mapping[str, str]) -> bool:
         """Store a value; tell whether the condition held."""
@@ -145,32 +148,22 @@ class HttpClient:
                 response = self._exchange(method, url, body, headers, limit)
             if response.status not in _REDIRECTS[method]:
                 return response
-            url = self._redirected(url, response)
+            url = _redirected(url, response)
         raise RemoteError("the server redirects again and again")
-
-    def _redirected(self, url: str, response: _Response) -> str:
-        """Return the URL that a redirect leads to.
-
-        Raises:
-            RemoteError: it leads to another server, or nowhere.
-        """
-        with suppress(ValueError, urllib3.exceptions.HTTPError):
-            found = urljoin(url, response.headers.get("location", ""))
-            if _origin(found) == self._origin:
-                return found
-        raise RemoteError("the server redirects elsewhere, which is not followed")
 
     def _exchange(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], limit: int
     ) -> _Response:
-        """Return the response to one request."""
+        """Return the response of one server, which gets our credentials if the address names it."""
+        origin = _origin(url)
+        own = origin == self._origin
         sent = {"User-Agent": f"kcache/{__version__}", "Accept-Encoding": "identity", **headers}
-        if self._authorization is not None:
+        if own and self._authorization is not None:
             sent["Authorization"] = self._authorization
         end = time.monotonic() + self._address.seconds(len(body or b""))
         # A socket's time-out limits the sending of the whole body, for which no program waits.
         connect = self._address.connect_timeout if body is None else end - time.monotonic()
-        response = self._pool.urlopen(
+        response = self._pool(origin, own).urlopen(
             method,
             url,
             body=body,
@@ -188,7 +181,37 @@ class HttpClient:
             response.close()
             if response.status == 200:
                 raise
-        return _Response(response.status, response.headers, found)
+        names = {name.lower(): value for name, value in response.headers.items()}
+        return _Response(response.status, names, found)
+
+    def _pool(self, origin: _Origin, own: bool) -> Any:  # noqa: ANN401  of two kinds
+        """Return the connections to a server, directly or by the proxy of the environment."""
+        known = self._pools.get((origin, own))
+        if known is None:
+            how: dict[str, Any] = {"maxsize": _MOST_IDLE}
+            if origin.scheme == "https":
+                how["ssl_context"] = self._context(own=own)
+            proxy = proxy_for(origin.scheme, origin.host)
+            known = urllib3.PoolManager(**how) if proxy is None else _proxied(proxy, how)
+            self._pools[origin, own] = known
+        return known
+
+    def _context(self, *, own: bool) -> ssl.SSLContext:
+        """Return the TLS context that verifies servers, by the address's file or the system's.
+
+        Raises:
+            ConfigError: a file can't be read.
+        """
+        ca_file, cert_file, key_file = (
+            self._address.option(name) or None for name in ("ca_file", "cert_file", "key_file")
+        )
+        try:
+            context = ssl.create_default_context(cafile=ca_file)
+            if own and cert_file is not None:
+                context.load_cert_chain(cert_file, key_file, password="")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"a certificate or its key can't be read: {error}") from error
+        return context
 
 
 @contextmanager
@@ -211,41 +234,26 @@ def _causes(error: BaseException | None, before: BaseException | None) -> Genera
         error = error.__cause__ or error.__context__
 
 
-def _pool(scheme: str, host: str, how: Mapping[str, Any]) -> Any:  # noqa: ANN401  of two kinds
-    """Return the connections to a server, directly or by the proxy of the environment.
+def _proxied(proxy: str, how: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Return connections by a proxy.
 
     Raises:
-        RemoteError: the proxy is no URL. The message does not show it: it may contain a password.
+        RemoteError: it is no URL. The message does not show it: it may contain a password.
     """
-    proxy = proxy_for(scheme, host)
-    if proxy is None:
-        return urllib3.PoolManager(**how)
-    proxy = proxy if "://" in proxy else f"http://{proxy}"
     try:
-        user = unquote(urllib3.util.parse_url(proxy).auth or "")
-        headers = urllib3.make_headers(proxy_basic_auth=user) if user else None
-        return urllib3.ProxyManager(proxy, proxy_headers=headers, **how)
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        headers = (
+            None
+            if parts.username is None
+            else urllib3.make_headers(proxy_basic_auth=f"{user}:{password}")
+        )
+        url = f"{parts.scheme}://{host}:{parts.port or 80}"
+        return urllib3.ProxyManager(url, proxy_headers=headers, **how)
     except (ValueError, urllib3.exceptions.HTTPError):
         reason = "the proxy that the environment names is no URL (quote its password: %2F for /)"
         raise RemoteError(reason) from None
-
-
-def _context(address: Address) -> ssl.SSLContext:
-    """Return the TLS context that verifies servers, by the address's file or the system's.
-
-    Raises:
-        ConfigError: a file can't be read.
-    """
-    ca_file, cert_file, key_file = (
-        address.option(name) or None for name in ("ca_file", "cert_file", "key_file")
-    )
-    try:
-        context = ssl.create_default_context(cafile=ca_file)
-        if cert_file is not None:
-            context.load_cert_chain(cert_file, key_file, password="")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"a certificate or its key can't be read: {error}") from error
-    return context
 
 
 def _body(response: Any, limit: int, end: float) -> bytes:  # noqa: ANN401
@@ -279,15 +287,30 @@ def _failure(response: _Response) -> RemoteError:
     return RemoteError(f"the server answers {response.status} {name}".rstrip() + hint)
 
 
-def _origin(url: str) -> tuple[str | None, str, int | None]:
-    """Return scheme, host and port of a URL.
+def _origin(url: str) -> _Origin:
+    """Return the origin of a URL.
 
     Raises:
         ValueError, HTTPError: it has none.
     """
     parts = urllib3.util.parse_url(url)
-    return (
-        parts.scheme,
-        (parts.host or "").strip("[]"),
-        parts.port or _PORTS.get(parts.scheme or ""),
-    )
+    scheme, host = parts.scheme or "", (parts.host or "").strip("[]")
+    return _Origin(scheme, host, parts.port or _PORTS.get(scheme, 0))
+
+
+def _redirected(url: str, response: _Response) -> str:
+    """Return the URL that a redirect leads to.
+
+    Raises:
+        RemoteError: the redirect leads to no HTTP server, or out of TLS.
+    """
+    try:
+        found = urljoin(url, response.headers.get("location", ""))
+        origin = _origin(found)
+    except (ValueError, urllib3.exceptions.HTTPError) as error:
+        raise RemoteError("the server redirects to nowhere") from error
+    if origin.scheme not in _PORTS or not origin.host:
+        raise RemoteError(f"the server redirects to {origin.scheme}:, which is not followed")
+    if url.startswith("https:") and origin.scheme != "https":
+        raise RemoteError("the server redirects out of TLS, which is not followed")
+    return found

@@ -59,6 +59,11 @@ def test_layouts(layout: str, below: str, at: Open, nginx: Nginx) -> None:
     assert where.read_bytes() == VALUE
 
 
+def test_an_unknown_layout(at: Open) -> None:
+    with pytest.raises(ConfigError, match="allowed: subdirs, flat, bazel"):
+        at("cache", "&layout=other")
+
+
 # -- who may -------------------------------------------------------------------------------------
 
 
@@ -161,14 +166,15 @@ def test_redirects_are_followed(at: Open) -> None:
     at("moved307").put(key("moved"), VALUE)
 
 
+def test_credentials_do_not_go_to_another_host(at: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KCACHE_REMOTE_TOKEN", "t0ken")  # what `/token/` of that host asks for
+    with pytest.raises(RemoteError, match="401"):
+        at("away").get(key(8), MOST)
+
+
 @pytest.mark.parametrize(
     ("path", "why"),
-    [
-        ("round", "again and again"),
-        ("file", "not followed"),
-        ("nowhere", "not followed"),
-        ("away", "not followed"),  # another host, which must not get credentials
-    ],
+    [("round", "again and again"), ("file", "not followed"), ("nowhere", "to nowhere")],
 )
 def test_redirects_to_nowhere(path: str, why: str, at: Open) -> None:
     with pytest.raises(RemoteError, match=why):
@@ -192,7 +198,7 @@ def test_tls(store: Open, nginx: Nginx) -> None:
         store(f"https://127.0.0.1:{nginx.port}/cache?{PATIENT}").get(key(9), MOST)
     with pytest.raises(ConfigError, match="certificate"):
         store(f"{url}&ca_file={nginx.certificate}-not-there")
-    with pytest.raises(RemoteError, match="not followed"):
+    with pytest.raises(RemoteError, match="out of TLS"):
         store(f"{url.replace('/cache', '/untls')}&ca_file={nginx.certificate}").get(key(9), MOST)
 
 
@@ -312,3 +318,9 @@ def test_a_proxy_that_is_no_url_is_not_shown(
     with pytest.raises(RemoteError, match="proxy") as caught:
         store(f"{scheme}://cache.example").get(key("proxied"), MOST)
     assert "hid" not in str(caught.value)
+
+
+def test_a_host_that_is_none(store: Open) -> None:
+    for host in ("\u043a" * 70 + ".example", "-\u043a-.example"):
+        with pytest.raises(ConfigError, match="names no host"):
+            store(f"http://{host}")
