@@ -13,21 +13,6 @@ from kcache.errors import BackendError, ConfigError, UnknownBackendError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = [
-    "GROUP",
-    "KEY_LENGTH",
-    "Backend",
-    "EntryInfo",
-    "NoBackend",
-    "Usage",
-    "backend_names",
-    "check_key",
-    "is_backend",
-    "is_key",
-    "open_backend",
-    "require_backend",
-]
-
 #: Entry-point group for backends of other packages. It maps a name to a `Backend` subclass or a
 #: factory, called as `factory(directory, max_size=..., read_only=...)`.
 GROUP = "kcache.backends"

@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 
     from kcache.remote.address import Address
 
-__all__ = [
-    "VARIABLES",
-    "Config",
-    "Setting",
-    "COMPILER_VARIABLES",
-    "compiler_variables",
-    "default_cache_directory",
-    "library_hints",
-    "variable",
-]
-
 T = TypeVar("T")
 
 DEFAULT_MAX_SIZE = 1 << 30

@@ -36,16 +36,6 @@ from kcache.util.open_file import (
     unsafe_part,
 )
 
-__all__ = [
-    "CacheDirectory",
-    "change_settings",
-    "claim",
-    "make_folder",
-    "open_file_of_cache",
-    "open_directory",
-    "require_safe_layer",
-]
-
 _FORMAT = "kcache-directory/1"
 _KIND = _FORMAT.partition("/")[0] + "/"
 #: The largest size of ``kcache.json`` in bytes. Each of the eight settings has less than 100.

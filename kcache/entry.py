@@ -37,18 +37,6 @@ import xxhash
 
 from kcache.errors import ArgumentTypeError, CorruptEntryError, IncompatibleEntryError
 
-__all__ = [
-    "FORMAT_VERSION",
-    "JSON",
-    "MAX_METADATA",
-    "MAX_SECTIONS",
-    "Entry",
-    "decode",
-    "encode",
-    "open_envelope",
-    "producer_of",
-]
-
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 
 FORMAT_VERSION = 1

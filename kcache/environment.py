@@ -16,16 +16,6 @@ from kcache.config import VARIABLES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = [
-    "changed_variables",
-    "proxy_for",
-    "remote_token",
-    "remote_variables",
-    "unknown_variables",
-    "variables",
-    "worker_variables",
-]
-
 _PREFIX = "KCACHE_"
 #: The variables that `kcache run` sets for the program that it starts.
 _OF_DROPIN = "KCACHE_DROPIN_"

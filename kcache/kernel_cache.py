@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from kcache.kernels.resolver import Resolver
     from kcache.nvrtc.request import Caller
 
-__all__ = ["KernelCache", "compile"]
-
 #: The share of the memory tier that remembers requests. If a program repeats a request, nothing is
 #: hashed.
 _REQUEST_SHARE = 0.25

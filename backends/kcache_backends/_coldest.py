@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator
 
 from kcache.backend import EntryInfo
 
-__all__ = ["SAMPLE", "ColdSample"]
-
 #: How many entries a sample has...
 SAMPLE = 2048
 #: ... and the share of them that is offered before the next sample is taken, unless the sample

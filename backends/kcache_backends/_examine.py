@@ -12,8 +12,6 @@ from kcache_backends._coldest import Used
 from kcache_backends._files import is_temporary, listing, names_in
 from kcache_backends._shards import ShardCount, ShardCounters
 
-__all__ = ["ORPHAN_AGE", "Changing", "check_shard", "examine", "glance"]
-
 #: Without file locks, a temporary file counts as an orphan when it is this old, in seconds.
 ORPHAN_AGE = 3600.0
 

@@ -12,24 +12,6 @@ from stat import S_ISDIR, S_ISREG
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.util.open_file import NotOursError, OwnFile, present_user, trusted
 
-__all__ = [
-    "failure",
-    "is_no_room",
-    "is_ours",
-    "is_ours_alone",
-    "is_temporary",
-    "listing",
-    "names_in",
-    "read_on",
-    "rename",
-    "require_ours",
-    "require_own_shard",
-    "require_private",
-    "size_of",
-    "somebody",
-    "sync_directory",
-]
-
 _OTHERS_WRITE = 0o022
 _NO_ROOM = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 #: Matches the names of the temporary files that the file backend makes. It may remove these.

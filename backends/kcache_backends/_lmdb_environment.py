@@ -21,8 +21,6 @@ from kcache_backends import _lmdb_files as files
 from kcache_backends import _lmdb_records as records
 from kcache_backends._lmdb_files import DAMAGE
 
-__all__ = ["HARDLY", "PATIENCE", "WRITE_USES", "Environment"]
-
 T = TypeVar("T")
 
 #: How long a thread waits for another thread or process, in seconds. LMDB's own lock waits without

@@ -31,20 +31,6 @@ from kcache.util.open_file import (
 )
 from kcache_backends._files import failure, is_ours, is_ours_alone, somebody
 
-__all__ = [
-    "DAMAGE",
-    "data_of",
-    "descriptors",
-    "discard",
-    "failed",
-    "has_room",
-    "is_nearly_full",
-    "keep_for_ever",
-    "leads_to",
-    "open_database",
-    "open_lock",
-]
-
 _FOLDER, _OLD, _DATA, _TABLE, _LOCK = "db", "old", "data.mdb", "lock.mdb", "lock"
 #: The first bytes of the file `lock`.
 _MARK = b"kcache lmdb 1\n"

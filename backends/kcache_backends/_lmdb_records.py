@@ -22,22 +22,6 @@ from itertools import islice, takewhile
 
 import lmdb
 
-__all__ = [
-    "FUTURE",
-    "OVERHEAD",
-    "add_to_sums",
-    "cold_rows",
-    "entry_rows",
-    "move_uses",
-    "problems",
-    "put_info",
-    "remove_info",
-    "stored_size",
-    "sums",
-    "time_key",
-    "use",
-]
-
 PAGE = min(mmap.PAGESIZE, 32768)
 _PAGE_HEADER = 16
 #: By how many bytes a stored size exceeds the length of its value, at most.

@@ -19,16 +19,6 @@ from typing import NamedTuple, Self
 from kcache.util.locks import Patience, is_locked, lock, pread, pwrite, unlock
 from kcache.util.open_file import OwnFile, open_own
 
-__all__ = [
-    "ANY_SIZE",
-    "PATIENCE",
-    "SHARDS",
-    "ShardCount",
-    "ShardCounters",
-    "open_counters",
-    "read_counts",
-]
-
 SHARDS = 256
 #: Larger than the size of any real file or directory.
 ANY_SIZE = 1 << 62

@@ -48,8 +48,6 @@ from kcache_backends._shards import (
 if TYPE_CHECKING:
     from kcache_backends._coldest import ColdSample, Used
 
-__all__ = ["FileBackend"]
-
 #: If this process touched a key less than this many nanoseconds ago, it does not touch it again at
 #: once. It notes the use, and writes it after this time, before the next eviction, or at close...
 TOUCH_AGAIN = 1_000_000_000

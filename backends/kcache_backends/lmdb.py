@@ -18,8 +18,6 @@ from kcache_backends import _lmdb_records as records
 from kcache_backends._lmdb_environment import HARDLY, Environment
 from kcache_backends._lmdb_files import DAMAGE, has_room
 
-__all__ = ["LmdbBackend"]
-
 T = TypeVar("T")
 Rows: TypeAlias = list[tuple[bytes, bytes, int, int]]
 

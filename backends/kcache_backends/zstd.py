@@ -19,8 +19,6 @@ import zstandard
 from kcache.backend import Backend, EntryInfo, Usage
 from kcache.errors import BackendError, ConfigError, CorruptEntryError
 
-__all__ = ["ZstdBackend", "zstd_file", "zstd_lmdb"]
-
 #: The levels of the format's library: negative ones are faster, 22 is the smallest.
 LEVELS = range(-7, 23)
 DEFAULT_LEVEL = 3

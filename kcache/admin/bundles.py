@@ -28,18 +28,6 @@ from kcache.util.open_file import replacing
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
 
-__all__ = [
-    "BundleContents",
-    "Exported",
-    "HasEngine",
-    "Imported",
-    "Source",
-    "export_bundle",
-    "import_bundle",
-    "list_bundle",
-    "verify_bundle",
-]
-
 #: A file's path, or an open binary file.
 Source = str | os.PathLike[str] | BinaryIO
 #: Fields that say when and how fast an entry was made. They differ from build to build.

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from kcache.directory import CacheDirectory
     from kcache.engine.opening import OpenedBackend
 
-__all__ = ["OK", "PROBLEM", "WARNING", "Finding", "diagnose"]
-
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
 #: The libraries that kcache needs beside Python itself.

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.search import HeaderSearch
 
-__all__ = ["Explanation", "Near", "explain", "set_aside"]
-
 #: How many clauses of one kind a sentence holds.
 _TOLD = 2
 

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from kcache.nvrtc.inventory import Item
 from kcache.util.units import parse_age
 
-__all__ = ["Filters", "is_wanted", "parse_filters"]
-
 
 class Filters(NamedTuple):
     """Which entries are wanted; all of them by default.

@@ -18,21 +18,6 @@ if TYPE_CHECKING:
     from kcache.backend import Usage
     from kcache.engine.engine import CacheEngine
 
-__all__ = [
-    "Kinds",
-    "cache_lines",
-    "count_kinds",
-    "counter_name",
-    "exposition",
-    "format_info",
-    "hit_sources",
-    "one_line",
-    "remote_lines",
-    "stats_lines",
-    "told_kinds",
-]
-
-
 #: How many entries are read to tell kernels from manifests. 2,000 entries take 0.06 s with LMDB and
 #: 0.15 s as files. Keys are digests, so the first keys are a fair sample: with 2,000, the result is
 #: off by 1 %.

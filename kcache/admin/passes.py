@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
     from kcache.entry import Entry
 
-__all__ = ["TOO_LARGE", "Migration", "Report", "remove_emptied", "verify"]
-
 #: How many further looks must find the same problem. A busy writer is in the same one of 256
 #: shards at two looks once in 256 times.
 _MORE_LOOKS = 2

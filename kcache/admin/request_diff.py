@@ -9,8 +9,6 @@ from typing import NamedTuple
 from kcache.nvrtc.inventory import RequestSummary
 from kcache.nvrtc.parsed_options import ParsedOptions, parse_options
 
-__all__ = ["Cause", "contrast", "include_paths"]
-
 
 class Cause(NamedTuple):
     """One reason why a request is compiled.

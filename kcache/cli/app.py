@@ -24,8 +24,6 @@ from kcache.errors import (
 from kcache.util.log import log_to_stderr
 from kcache.util.nearest import nearest
 
-__all__ = ["FAILED", "INTERRUPTED", "PIPE_CLOSED", "USAGE", "Group", "app"]
-
 #: Exit codes. If a signal ended a process, a shell reports 128 plus the signal's number.
 FAILED = 1
 USAGE = 2

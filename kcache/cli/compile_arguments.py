@@ -16,8 +16,6 @@ from kcache.errors import ConfigError
 from kcache.kernels.kernel_list import as_text, seen_from
 from kcache.nvrtc.options import parse_arch
 
-__all__ = ["CompileArguments", "Source", "compile_options"]
-
 #: The name of a source that comes through a pipe, as in other compilers.
 _STDIN_NAME = "<stdin>"
 

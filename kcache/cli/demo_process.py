@@ -20,8 +20,6 @@ from kcache import CompileOptions, KernelCache
 from kcache.errors import KcacheError
 from kcache.nvrtc import library
 
-__all__ = ["NAMES", "main", "measure"]
-
 _TYPES = ("int", "unsigned", "long long", "unsigned long long", "float", "double", "char", "short")
 _TILES = ("128, 8", "128, 16", "256, 8", "256, 16")
 #: The instances of the demo's kernel. A library that sorts tiles of several types has similar ones.

@@ -35,17 +35,6 @@ from kcache.util.units import format_age, format_size, format_time, plain
 if TYPE_CHECKING:
     from kcache.backend import Backend, EntryInfo
 
-__all__ = [
-    "SHORT",
-    "complete_keys",
-    "item_json",
-    "key_argument",
-    "key_prefix",
-    "listing",
-    "open_entry",
-    "resolve",
-]
-
 #: How many digits of a key a message shows.
 SHORT = 12
 #: How many candidates a message names for an ambiguous prefix.

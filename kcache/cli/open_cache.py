@@ -24,15 +24,6 @@ from kcache.errors import BackendError, ConfigError, UnknownBackendError
 if TYPE_CHECKING:
     from kcache import KernelCache
 
-__all__ = [
-    "load_settings",
-    "may_write",
-    "named_directory",
-    "open_cache",
-    "open_existing",
-    "save",
-]
-
 
 def open_cache(directory: str | None, **settings: Any) -> KernelCache:  # noqa: ANN401
     """Return the cache in `directory`, or where the environment or the defaults say.

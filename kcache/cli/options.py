@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from kcache.admin.filters import Filters
 
 
-__all__ = ["directory_option", "filter_options", "flag", "json_option", "repeatable"]
-
 F = TypeVar("F", bound=Callable[..., object])
 
 

@@ -25,25 +25,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-__all__ = [
-    "OUTPUTS",
-    "OutputPath",
-    "STDOUT",
-    "can_ask",
-    "columns",
-    "interruptible",
-    "named_by_suffix",
-    "progress",
-    "read_stdin",
-    "refuse_terminal",
-    "say",
-    "show",
-    "show_log",
-    "width",
-    "write_output",
-    "write_stdout",
-]
-
 #: Its name in messages.
 STDOUT = "standard output"
 #: What of a kernel can be written.

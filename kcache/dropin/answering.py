@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.nvrtc.request import Caller, CompileRequest
 
-__all__ = ["Answering", "DeclinedError", "Release", "recall", "remember", "standing"]
-
 #: NVRTC's major version -> the architecture that it compiles for if no option names one.
 _DEFAULT_ARCH = {12: "compute_52", 13: "compute_75"}
 #: The beginning of a line in the log of NVRTC 12.8 and later. They write it if an option names such

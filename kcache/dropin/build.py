@@ -13,8 +13,6 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-__all__ = ["MAJORS", "BuildError", "build", "compiler", "name", "unknown_exports"]
-
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
 MAJORS = (12, 13)
 #: What the dynamic loader puts in place of `$PLATFORM` in programs for 64 and for 32 bits: what the

@@ -18,8 +18,6 @@ from kcache.admin.doctor import OK, PROBLEM, WARNING, Finding
 from kcache.dropin import build, libraries
 from kcache.dropin import environment as env
 
-__all__ = ["diagnose", "diagnose_program"]
-
 _TOPIC = "kcache run"
 #: Tells whether a program that opens the library at `sys.argv[1]` gets the interface library.
 _PROBE = """

@@ -16,20 +16,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-__all__ = [
-    "LIBRARIES",
-    "SOCKET",
-    "cache_home",
-    "current",
-    "log_everything",
-    "logs",
-    "meaning",
-    "names_remotes",
-    "service",
-    "settings",
-    "with_dropin",
-]
-
 #: Names the socket of the server that a program asks; read by the interface library.
 SOCKET = "KCACHE_DROPIN_SOCKET"
 #: Names a folder with the libraries, to be used instead of the package's own.

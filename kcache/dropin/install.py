@@ -16,8 +16,6 @@ from kcache.util.child_process import without_dropin
 if TYPE_CHECKING:
     from kcache.nvrtc.library import Library
 
-__all__ = ["install"]
-
 _MAJOR = re.compile(r"libnvrtc\.so\.(\d+)")
 _lock = threading.Lock()
 _installed: list[str] = []

@@ -15,8 +15,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["MissingError", "find", "find_built", "preloaded"]
-
 _PACKAGED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 _SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
 #: The later the version, the sooner a program finds its library.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from kcache.remote import client as remote_client
     from kcache.service.server import Client
 
-__all__ = ["Counts", "Programs", "make", "since", "summary"]
-
 #: Seconds that a service outlives its program in order to say which remotes do not answer.
 _SAYING = 2.0
 

@@ -24,16 +24,6 @@ from typing import NamedTuple
 
 from kcache.util.wire import WireError, number_in
 
-__all__ = [
-    "COMPILE",
-    "NOTE",
-    "QUERY",
-    "Answer",
-    "Program",
-    "pack_answer",
-    "unpack_program",
-]
-
 COMPILE, QUERY, NOTE = b"compile", b"query", b"note"
 _HIT, _KEEP = 1, 2
 

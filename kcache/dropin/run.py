@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, NoReturn
 
-__all__ = ["run", "run_fast"]
-
 #: Exit codes, as shells report them.
 _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from kcache.engine.journal import Journal, What
     from kcache.engine.single_flight import Flight
 
-__all__ = ["CacheEngine"]
-
 _now = time.perf_counter
 
 #: A memory hit records its use with the backend at most once in this many seconds.

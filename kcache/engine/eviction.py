@@ -9,8 +9,6 @@ from kcache.backend import Backend
 from kcache.errors import FullError
 from kcache.util import log
 
-__all__ = ["DELETE_BATCH", "EVICT_BATCH", "LOW_WATER", "Eviction"]
-
 #: A trim goes down to this share of the cap, so that the next puts have room without a trim.
 LOW_WATER = 0.9
 #: ... but it removes at most this many entries beyond what the put itself needs. So a put stays

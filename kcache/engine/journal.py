@@ -23,8 +23,6 @@ from kcache.directory import CacheDirectory, open_file_of_cache
 from kcache.util.locks import pread
 from kcache.util.open_file import OwnFile, open_own
 
-__all__ = ["EVENTS", "LIMIT", "Event", "Journal", "What"]
-
 #: The size in bytes at which a new file begins: at least the last 1,800 events are kept.
 LIMIT = 128 << 10
 #: The two files together take 1/200 of the cap at most, or 16 KiB with a small cap.

@@ -28,23 +28,6 @@ if TYPE_CHECKING:
 
     from kcache.engine.engine import CacheEngine
 
-__all__ = [
-    "READ_SIZE",
-    "SAVED",
-    "OpenedBackend",
-    "backends_in",
-    "elsewhere",
-    "engine_of",
-    "find_cache",
-    "open_configured",
-    "open_engine",
-    "parse_saved",
-    "require_saved",
-    "warn_if_elsewhere",
-    "with_known_backend",
-    "with_saved",
-]
-
 #: The cap of a backend that is only read: its maker may have allowed larger files.
 READ_SIZE = 1 << 34
 #: Settings that can be saved: those of the cache, and of the work for it. Settings for one run of a

@@ -20,8 +20,6 @@ from kcache.util.open_file import OwnFile, has_header
 if TYPE_CHECKING:
     from kcache.engine.stats import Counters
 
-__all__ = ["Flight", "copied", "lock_key"]
-
 T = TypeVar("T")
 S = TypeVar("S")
 

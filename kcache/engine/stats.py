@@ -23,8 +23,6 @@ from kcache.errors import BackendError
 from kcache.util.locks import Turns, lock, pread, pwrite, release
 from kcache.util.open_file import OwnFile, has_header, open_own
 
-__all__ = ["FIELDS", "Counters", "Stats", "StatsFile"]
-
 
 class Stats(NamedTuple):
     """A snapshot of what a cache has done.

@@ -19,8 +19,6 @@ except ImportError as error:
         "later. Until then its own caches work as before, and `kcache run` caches its compiles"
     ) from error
 
-__all__ = ["ProgramCache", "compile"]
-
 _CODE = "code"
 _MAKERS = {
     "cubin": ObjectCode.from_cubin,

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from kcache.remote.layer import Source
 
-__all__ = ["EngineEntries"]
-
 T = TypeVar("T")
 
 #: So many of the 64 digits of a key are the framework's own, at the end, where they change nothing

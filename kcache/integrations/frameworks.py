@@ -6,8 +6,6 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
-__all__ = ["FRAMEWORKS", "Framework", "Installed", "installed"]
-
 _RUN = "kcache run -- COMMAND"
 _DROPIN, _ADAPTER, _NOT = "the drop-in", "one line", "not covered"
 

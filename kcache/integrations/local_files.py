@@ -20,8 +20,6 @@ from kcache.util import log
 from kcache.util.forks import after_fork, at_fork
 from kcache.util.open_file import replacing
 
-__all__ = ["GRACE", "LocalFiles"]
-
 _LEDGER = "kcache.sqlite"
 #: Seconds for which a folder stays after a use: a process is about to read files by their paths.
 #: Triton reads all files of a group within milliseconds.

@@ -31,8 +31,6 @@ except ImportError:  # before 3.4
 if TYPE_CHECKING:
     from kcache.entry import Entry
 
-__all__ = ["CacheManager", "install", "uninstall"]
-
 #: Triton's own note of a group, which Inductor reads, too; and ours of the same group.
 _GROUP, _STAMP = "__grp__", "__kcache__"
 #: A use is recorded at most once in so many seconds; so many keys are remembered for that.

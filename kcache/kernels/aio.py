@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from kcache.kernels.resolver import Resolver
     from kcache.nvrtc.request import CompileRequest, Request
 
-__all__ = ["AsyncFront"]
-
 T = TypeVar("T")
 
 #: How many threads look for hits. They never wait for a compile.

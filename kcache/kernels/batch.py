@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from kcache.kernels.resolver import Resolver
     from kcache.nvrtc.request import Request
 
-__all__ = ["Progress", "compile_all"]
-
 #: Called with (number of finished requests, number of all requests).
 Progress = Callable[[int, int], object]
 _Result: TypeAlias = "CompiledKernel | CompileError"

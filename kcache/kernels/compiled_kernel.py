@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from kcache.launch import LoadedKernel
     from kcache.nvrtc.compiler import Compiled
 
-__all__ = ["CompiledKernel"]
-
 _OUTPUTS = ("ptx", "cubin", "ltoir")
 #: How many kernels of a module `repr` names.
 _SHOWN_NAMES = 3

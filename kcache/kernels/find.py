@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
     from kcache.nvrtc.request import Request
 
-__all__ = ["Finder", "HeaderChecks", "Holding", "RequestCounts", "log_hit"]
-
 #: How many times its encoded size a decoded manifest takes in memory, as measured with tracemalloc.
 #: The memory tier charges this much.
 VIEW_FACTOR = 4

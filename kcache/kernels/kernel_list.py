@@ -22,8 +22,6 @@ from kcache.nvrtc.request import DEFAULT_NAME, CompileRequest, Request, read_sou
 from kcache.util.gpu_code import kernels_in
 from kcache.util.nearest import did_you_mean
 
-__all__ = ["ListedKernel", "as_text", "read_list", "seen_from"]
-
 _OPTIONS = tuple(name for name in CompileOptions._fields if name != "arch")
 #: The fields that `defaults` may hold, and the further fields of a kernel.
 _SHARED = ("archs", "arch", *_OPTIONS, "headers", "extra_key", "source_name", "directory")

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.manifest import StoredHeaderSet
     from kcache.nvrtc.request import Request
 
-__all__ = ["ProofQueue", "prove", "store_verdict"]
-
 
 def prove(
     finder: Finder, frontend: Frontend, request: Request, header_set: StoredHeaderSet | None

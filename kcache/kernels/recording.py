@@ -27,8 +27,6 @@ from kcache.util import log
 if TYPE_CHECKING:
     from kcache.nvrtc.request import CompileRequest, Request
 
-__all__ = ["MARK", "RequestRecorder", "read_recording"]
-
 #: How a line of a recording begins, and the version of its format.
 MARK = "kcache_request"
 VERSION = 1

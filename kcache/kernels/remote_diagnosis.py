@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from kcache.config import Config
     from kcache.remote.address import Address
 
-__all__ = ["diagnose", "diagnose_remotes"]
-
 #: Seconds to wait for a layer, which may be on a network file system.
 _LIMIT = 10.0
 _KINDS = {"http": "HTTP", "redis": "Redis", "objects": "object store"}

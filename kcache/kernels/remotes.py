@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.remote.client import Client
 
-__all__ = ["RemoteKernels"]
-
 #: Seconds between two looks while another machine compiles. The pause grows from the first value to
 #: the second.
 FIRST_LOOK, LAST_LOOK = 0.02, 0.5

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from kcache.kernels.recording import RequestRecorder
     from kcache.nvrtc.request import Caller, CompileRequest, Request
 
-__all__ = ["ClosedRequests", "Requests", "compile_to_ptx", "with_target"]
-
 #: How many bytes a remembered request is charged in addition to its source text.
 _REQUEST_OVERHEAD = 2048
 #: How many characters a path has at most (PATH_MAX of Linux).

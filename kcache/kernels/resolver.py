@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.remote.client import Lease
 
-__all__ = ["Resolver"]
-
 
 class Resolver:
     """Answers requests that missed: compiles each once, and stores it.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.remote.layer import Source
 
-__all__ = ["Found", "SourceKernels", "sound_entries"]
-
 #: A kernel, and the header set that holds here; None if there are no headers, or they are unknown.
 Found: TypeAlias = "tuple[CompiledKernel, StoredHeaderSet | None]"
 

@@ -28,17 +28,6 @@ if TYPE_CHECKING:
     from kcache.remote.layer import Layer
     from kcache.remote.protocol import Setup
 
-__all__ = [
-    "build_remotes",
-    "layers_below",
-    "open_layer",
-    "open_layers",
-    "open_remotes",
-    "remote_status",
-    "remotes_socket",
-    "tell_of_remotes",
-]
-
 
 def layers_below(finder: Finder, config: Config) -> SourceKernels | None:
     """Return the layers that the settings name, to be asked after a cache; None without any.

@@ -15,8 +15,6 @@ from typing import Any
 
 from kcache.errors import ArgumentTypeError, ConfigError
 
-__all__ = ["address_of", "pack"]
-
 #: Returns the device address of an array; its second argument is the position, for errors.
 Address = Callable[[object, int], int]
 

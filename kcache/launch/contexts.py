@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 from kcache.errors import ConfigError, DeviceError, StaleKernelError
 from kcache.util.cuda_driver import FORKED, open_library
 
-__all__ = ["Context", "core", "driver", "generations", "on"]
-
 #: By device: how often its contexts were reset.
 generations: Counter[int] = Counter()
 

@@ -10,8 +10,6 @@ from kcache.launch.arguments import address_of, pack
 from kcache.launch.contexts import core
 from kcache.launch.modules import Module
 
-__all__ = ["LoadedKernel"]
-
 #: The address of CUDA's default stream (CU_STREAM_LEGACY of cuda.h).
 _LEGACY = 1
 

@@ -10,8 +10,6 @@ from kcache.errors import ConfigError, DeviceError
 from kcache.launch.contexts import Context, core, driver
 from kcache.util.gpu_code import kernels_of
 
-__all__ = ["Code", "Function", "Module", "load_module"]
-
 
 class Code(NamedTuple):
     """The outputs of one compile that can be loaded."""

@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.workers.nvrtc import Nvrtc
     from kcache.nvrtc.workers.slots import Slots
 
-__all__ = [
-    "Compiled",
-    "Limits",
-    "compile_request",
-    "find",
-    "supported_archs",
-    "version",
-]
-
 _INVALID_INPUT, _INVALID_OPTION = 3, 5
 
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from kcache import config
 from kcache.nvrtc import library
 
-__all__ = ["folder_of", "hint", "include_paths"]
-
 #: Where the wheels put the headers, below a site-packages directory, by CUDA's major version.
 _WHEELS = {
     13: ("nvidia/cu13/include",),

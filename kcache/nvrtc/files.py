@@ -27,22 +27,6 @@ import xxhash
 
 from kcache.util.mounts import file_system
 
-__all__ = [
-    "FRESH_NS",
-    "LARGEST",
-    "NO_STAMP",
-    "SIZE",
-    "FileDigests",
-    "Stamp",
-    "Watched",
-    "error_now",
-    "file_clock_ns",
-    "is_fresh",
-    "lasting",
-    "stamp_of",
-    "watched_from",
-]
-
 #: size, mtime_ns, ctime_ns, inode, device.
 Stamp: TypeAlias = tuple[int, int, int, int, int]
 

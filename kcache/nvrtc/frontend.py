@@ -21,8 +21,6 @@ from kcache.util import log
 if TYPE_CHECKING:
     from kcache.nvrtc.relocation import Outcome
 
-__all__ = ["Frontend", "Verdict"]
-
 #: How often a compile is repeated because its headers changed meanwhile. After that its result is
 #: not cached.
 MAX_REPEATS = 2

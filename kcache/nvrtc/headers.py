@@ -22,17 +22,6 @@ from kcache.nvrtc.search import ABSOLUTE, SOURCE, HeaderSearch, RootedPath
 if TYPE_CHECKING:
     from kcache.nvrtc.workers.messages import Trace
 
-__all__ = [
-    "Sections",
-    "confused_names",
-    "decode",
-    "encode",
-    "is_directory",
-    "is_header",
-    "only_names",
-    "same_identities",
-]
-
 #: Texts of the compiler itself. It looks for them in the working directory, but never opens them.
 _OWN_NAMES = ("__nv_nvrtc_builtin_header.h", "__nv_name_map")
 

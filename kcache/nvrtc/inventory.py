@@ -25,29 +25,6 @@ if TYPE_CHECKING:
     from kcache.entry import JSON
     from kcache.nvrtc.request import Request
 
-__all__ = [
-    "DEFAULT_NAMES",
-    "DAMAGED",
-    "KERNEL",
-    "MANIFEST",
-    "OTHER",
-    "UNREADABLE",
-    "Item",
-    "Opened",
-    "RequestSummary",
-    "coldest_first",
-    "describe",
-    "items",
-    "look_at",
-    "look_into",
-    "matching",
-    "metadata_of",
-    "text_of",
-    "texts_of",
-    "unique_length",
-    "would_evict",
-]
-
 #: Kinds of entries. `OTHER` is an undamaged entry of another version or program, or of a kind that
 #: is unknown here. `UNREADABLE` is an entry that the medium does not return.
 KERNEL, MANIFEST, OTHER, DAMAGED, UNREADABLE = (

@@ -9,8 +9,6 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, runtime_checkable
 
-__all__ = ["CacheKey", "SupportsFlags", "digest_fields", "hash_options", "hash_source"]
-
 #: Part of every digest. Raise it when the meaning of a field changes.
 KEY_SCHEMA = "kcache-key/2"
 

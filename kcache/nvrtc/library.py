@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from io import FileIO
     from typing import BinaryIO
 
-__all__ = ["Library", "at", "build_id", "find", "find_path", "loaded", "mapped", "site_packages"]
-
 #: Where the wheels put the library, below a site-packages directory; the newest first, like in
 #: cuda.pathfinder.
 _WHEELS = (

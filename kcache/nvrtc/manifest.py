@@ -52,8 +52,6 @@ from kcache.nvrtc.headers import (
 from kcache.nvrtc.key import digest_fields
 from kcache.nvrtc.search import HeaderSearch, RootedPath
 
-__all__ = ["MAX_LOCATIONS", "MAX_SETS", "Difference", "Manifest", "StoredHeaderSet"]
-
 #: How many header sets a request keeps. If there are more, the least recently stored one is
 #: forgotten.
 MAX_SETS = 16

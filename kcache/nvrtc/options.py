@@ -11,8 +11,6 @@ from typing import Any, NamedTuple, Never, Self, cast
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.parsed_options import ParsedOptions, parse_options
 
-__all__ = ["Arch", "CompileOptions", "parse_arch"]
-
 _ARCH = r"(?:(sm|compute)_)?(\d{2,3})([af]?)"
 _STD = r"(?:c\+\+)?(\d{2})"
 _DEFINE = r"[A-Za-z_]\w*(\([\w, .]*\))?"

@@ -19,15 +19,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-__all__ = [
-    "EXAMPLES",
-    "Option",
-    "ParsedOptions",
-    "are_harmless",
-    "parse_options",
-    "without_automatic_pch",
-]
-
 #: What `isspace` of the C library takes for white space.
 _SPACE = " \t\n\v\f\r"
 _LETTERS = ("-D", "-U", "-I")

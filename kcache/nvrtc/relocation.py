@@ -46,8 +46,6 @@ if TYPE_CHECKING:
         def log(self) -> str: ...
 
 
-__all__ = ["alike", "moved", "shown", "shows_name"]
-
 #: Stands in mangled names of functions and variables with internal linkage, before the last part of
 #: the source's name. They do not depend on its directory (seen with NVRTC 12.4 and 13.5).
 _INTERNAL = (b"_INTERNAL_", b"_GLOBAL__N_")

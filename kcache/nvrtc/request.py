@@ -14,17 +14,6 @@ from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.parsed_options import are_harmless
 from kcache.nvrtc.search import HeaderSearch, may_include
 
-__all__ = [
-    "DEFAULT_NAME",
-    "NO_DIRECTORY",
-    "CompileRequest",
-    "Request",
-    "Caller",
-    "compile_request",
-    "read_source",
-    "working_directory",
-]
-
 #: The compiler's name for a source without a name.
 DEFAULT_NAME = "kernel.cu"
 #: A path that leads nowhere. It stands for a working directory that was removed.

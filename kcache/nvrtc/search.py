@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from kcache import config
 
-__all__ = ["ABSOLUTE", "SOURCE", "HeaderSearch", "RootedPath", "are_own_files", "may_include"]
-
 #: Root numbers that are not positions in the include path.
 SOURCE = 0
 ABSOLUTE = -1

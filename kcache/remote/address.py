@@ -15,8 +15,6 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from kcache.errors import ConfigError
 from kcache.util.units import parse_size
 
-__all__ = ["COMMON", "KINDS", "OPTIONS", "Address", "parse_addresses"]
-
 #: Scheme -> kind: a layer, or a protocol of remotes.
 KINDS: Mapping[str, str] = {
     "file": "layer",

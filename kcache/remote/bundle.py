@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from kcache.remote.signing import Sealer
 
-__all__ = ["HEAD_SIZE", "MAX_VALUE", "Bundle", "is_bundle", "is_head", "write_bundle"]
-
 #: An export leaves larger values out, and a reader refuses them, because one whole value at a time
 #: is in memory. The largest kernels of CUTLASS have 10 MB.
 MAX_VALUE = 256 << 20

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from kcache.remote.protocol import Setup, Upload
 
-__all__ = ["Client", "Lease"]
-
 #: Seconds that the service may take beyond the remotes' own time-outs: it starts within one second,
 #: but a loaded machine is slow.
 PATIENCE = 5.0

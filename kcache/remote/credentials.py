@@ -20,13 +20,6 @@ from kcache.util.open_file import SAFE, present_user
 if TYPE_CHECKING:
     from kcache.remote.address import Address
 
-__all__ = [
-    "authorization",
-    "own_file",
-    "read_secret",
-    "require_unreadable",
-]
-
 _MOST_BYTES = 1 << 16
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 

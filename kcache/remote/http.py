@@ -36,8 +36,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from kcache.remote.address import Address
 
-__all__ = ["HttpClient"]
-
 _ABSENT = (404, 410)
 _REDIRECTS = {"GET": (301, 302, 303, 307, 308), "PUT": (307, 308)}
 _MOST_REDIRECTS = 3

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from kcache.remote.bundle import Bundle
     from kcache.remote.client import Client
 
-__all__ = ["DirectoryLayer", "Layer", "Layers", "Offer", "Source"]
-
 #: The exceptions that reading a layer may raise. kcache then treats the layer as empty.
 _SURVIVED = (BackendError, OSError, MemoryError)
 #: Envelopes of entries under keys, read-only. Nothing is checked: the caller checks each envelope,

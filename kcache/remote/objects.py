@@ -34,8 +34,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from kcache.remote.address import Address
 
-__all__ = ["ObjectsClient"]
-
 #: Scheme -> obstore's class, and its name for the address of a server.
 _MAKERS: dict[str, tuple[Any, str]] = {
     "s3": (S3Store, "endpoint"),

@@ -17,21 +17,6 @@ from kcache.remote.address import Address
 from kcache.service.start import Service
 from kcache.util.wire import WireError, number_in
 
-__all__ = [
-    "COUNTS",
-    "FLUSH",
-    "GET",
-    "LEASE",
-    "MOST_KEYS",
-    "PUT",
-    "RELEASE",
-    "Counts",
-    "Found",
-    "Setup",
-    "Upload",
-    "key_in",
-]
-
 #: A source without headers has two keys: one with its name, and one without.
 MOST_KEYS = 2
 

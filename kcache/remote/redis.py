@@ -32,8 +32,6 @@ except ImportError as error:
 if TYPE_CHECKING:
     from kcache.remote.address import Address
 
-__all__ = ["RedisClient"]
-
 _PORT = 6379
 #: Replaces a value if it is still the one that was read. ARGV: whether there was one, the old
 #: value, the new value, and the seconds after which it expires (0: never).

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from kcache.remote.address import Address
     from kcache.remote.protocol import Counts
 
-__all__ = ["MAX_SETS", "Breaker", "Remote", "TimeLimit", "merged"]
-
 _T = TypeVar("_T")
 
 #: Most characters of an error that are shown.

@@ -11,16 +11,6 @@ from kcache.errors import ConfigError, KcacheError
 if TYPE_CHECKING:
     from kcache.remote.address import Address
 
-__all__ = [
-    "Leases",
-    "RemoteClient",
-    "RemoteError",
-    "RemoteTimeout",
-    "RemoteTooLong",
-    "Stored",
-    "open_client",
-]
-
 #: Kind of an address -> its client, which is loaded only in the service, when it is first needed.
 _CLIENTS = {
     "http": ("kcache.remote.http", "HttpClient"),

@@ -27,8 +27,6 @@ from kcache.util.wire import WireError, number_in
 if TYPE_CHECKING:
     from kcache.service.server import Client
 
-__all__ = ["Remotes", "make"]
-
 #: A lease is renewed this many times before it would end.
 RENEWALS = 6
 #: Bytes of memory of the service, without files that it maps, beside a few of the longest values.

@@ -38,19 +38,6 @@ if TYPE_CHECKING:
         Ed25519PublicKey,
     )
 
-__all__ = [
-    "SEAL_ROOM",
-    "Keys",
-    "SealError",
-    "Sealer",
-    "id_of",
-    "make_keys",
-    "make_sealer",
-    "public_part",
-    "read_keys",
-    "write_keys",
-]
-
 #: Bytes of a key's id.
 ID_SIZE = 8
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\s.*?-----END \1-----", re.DOTALL)

@@ -16,8 +16,6 @@ from kcache.util.forks import after_fork
 from kcache.util.open_file import identity
 from kcache.util.wire import WireError, heading, receive
 
-__all__ = ["Channel"]
-
 #: Bytes that the operating system takes at once; net.core.wmem_max may be less.
 SEND_BUFFER = 1 << 20
 #: SO_RCVTIMEO and SO_SNDTIMEO count microseconds, and 0 means no limit.

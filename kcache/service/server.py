@@ -25,8 +25,6 @@ from kcache.util import log
 from kcache.util.child_process import detach
 from kcache.util.wire import WireError, heading, receive
 
-__all__ = ["IDLE", "LINGER", "Client", "Handlers", "Server", "main"]
-
 #: Seconds from the disconnect of the last program to the end of the service. So the next command of
 #: a shell script need not start another one.
 IDLE = 5.0

@@ -27,28 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-__all__ = [
-    "DONE",
-    "NO",
-    "STATUS",
-    "STOP",
-    "WAIT",
-    "Service",
-    "ask",
-    "begin",
-    "bound",
-    "connected",
-    "folder_in",
-    "joined",
-    "name_of",
-    "path_for_one",
-    "remove_socket",
-    "runtime_folders",
-    "socket_identity",
-    "status",
-    "sweep",
-]
-
 #: Questions that every service answers.
 STATUS, STOP = b"status", b"stop"
 #: The first fields of answers. Any number of `WAIT` may come before one that takes long.

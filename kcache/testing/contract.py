@@ -26,8 +26,6 @@ from kcache.testing._trouble import StrangerTests, TroubleTests
 from kcache.testing._values import RecencyTests, ValueTests
 from kcache.testing.machine import DEFAULTS, CacheMachine
 
-__all__ = ["BackendContract"]
-
 
 class BackendContract(
     ValueTests,

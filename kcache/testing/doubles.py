@@ -10,8 +10,6 @@ from contextlib import AbstractContextManager
 from kcache.backend import Backend, EntryInfo, Usage
 from kcache.util.forks import after_fork
 
-__all__ = ["FakeClock", "Fault", "FaultyBackend", "MemoryBackend", "flipped", "truncated"]
-
 #: 2026-01-01, so that a backend which mixes this clock with the system's is soon found.
 START = 1_767_225_600_000_000_000
 

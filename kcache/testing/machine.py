@@ -25,8 +25,6 @@ from kcache.entry import Entry, encode
 from kcache.testing._base import key
 from kcache.testing.doubles import FakeClock, flipped, truncated
 
-__all__ = ["DEFAULTS", "CacheMachine"]
-
 #: Keys that differ little, keys that share their first digits, and others.
 KEYS = ["0" * 64, "0" * 63 + "1", "1" + "0" * 63, "f" * 63 + "e", "0f" * 32, "123e" * 16]
 KEYS += [f"01{key(number)[2:]}" for number in range(3)] + [key(number) for number in range(3)]

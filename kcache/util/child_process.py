@@ -9,8 +9,6 @@ TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["children_are_elsewhere", "detach", "without_dropin"]
-
 #: Higher than any descriptor; close_range(2) closes them all at once.
 _MOST_DESCRIPTORS = 1 << 20
 

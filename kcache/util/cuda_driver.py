@@ -13,8 +13,6 @@ from contextlib import suppress
 
 from kcache.errors import ConfigError, DeviceError
 
-__all__ = ["FORKED", "LIBRARY", "Version", "current_arch", "driver_version", "open_library"]
-
 #: Major and minor.
 Version = tuple[int, int]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from kcache._version import __version__
 
-__all__ = ["NAME", "PUBLISHED", "how_to_install"]
-
 NAME = "kcache-cuda"
 #: Whether the package index has our distribution. Until then anybody could register that name
 #: there, so no hint and no page may tell users to install it by name. This constant alone decides.

@@ -23,8 +23,6 @@ from functools import partial
 from typing import Any, Protocol, cast
 from weakref import ref
 
-__all__ = ["PATIENCE", "Forked", "after_fork", "at_end", "at_fork", "is_ending"]
-
 #: How many seconds a fork waits for imports of other threads. The largest import that kcache begins
 #: (NVRTC's bindings) takes 0.1 s. An import that hangs must not hold up the fork for long.
 PATIENCE = 2.0

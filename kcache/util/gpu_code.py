@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["arch_of", "kernels_in", "kernels_of"]
-
 _TARGET = re.compile(rb"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
 #: The name of a kernel where its source defines it, whatever qualifiers it has.
 _DEFINED = re.compile(r"__global__[\w\s]*?(?:__\w+__\s*\([^()]*\)[\w\s]*?)?\b(\w+)\s*\(")

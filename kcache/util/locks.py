@@ -25,18 +25,6 @@ if TYPE_CHECKING:
 
     from kcache.util.open_file import OwnFile
 
-__all__ = [
-    "Patience",
-    "Turn",
-    "Turns",
-    "is_locked",
-    "lock",
-    "pread",
-    "pwrite",
-    "release",
-    "unlock",
-]
-
 #: Seconds between two tries for a lock that another process holds: the first pause, and the
 #: longest. A holder keeps it for 0.1 ms (a rename) up to some 10 ms (a commit that the disk
 #: confirms).

@@ -20,18 +20,6 @@ from kcache.util.forks import is_ending
 if TYPE_CHECKING:
     from logging import Logger
 
-__all__ = [
-    "debug",
-    "debugging",
-    "group",
-    "info",
-    "log_to_stderr",
-    "overheard",
-    "speak_to",
-    "warning",
-    "warning_once",
-]
-
 #: Levels of `logging`.
 _DEBUG, _INFO = 10, 20
 #: The logger, once somebody has made it.

@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 
 from kcache.util.locks import Turns
 
-__all__ = ["ITEM_OVERHEAD", "MemoryTier"]
-
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 

@@ -6,8 +6,6 @@ import os
 import re
 from typing import NamedTuple
 
-__all__ = ["FileSystem", "file_system"]
-
 _MOUNTS = "/proc/self/mountinfo"
 #: File systems that several machines can mount at the same time. Mapped memory and locks are not
 #: the same for all machines there.

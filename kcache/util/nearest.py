@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-__all__ = ["did_you_mean", "nearest", "unexpected_argument"]
-
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most like `name`, or None if none is like it.

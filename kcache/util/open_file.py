@@ -28,24 +28,6 @@ from kcache.util.locks import lock, pread, pwrite
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = [
-    "MARKER",
-    "SAFE",
-    "NotOursError",
-    "OwnFile",
-    "has_header",
-    "identity",
-    "is_own",
-    "make_private",
-    "open_or_replace",
-    "open_own",
-    "opened",
-    "present_user",
-    "replacing",
-    "trusted",
-    "unsafe_part",
-]
-
 #: The file that makes a directory a cache; see `kcache.directory`.
 MARKER = "kcache.json"
 

@@ -11,20 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime, tzinfo
 
-__all__ = [
-    "Size",
-    "counted",
-    "format_age",
-    "format_size",
-    "format_time",
-    "local_time",
-    "parse_age",
-    "parse_flag",
-    "parse_seconds",
-    "parse_size",
-    "plain",
-]
-
 #: Seconds since the epoch in the year 9987: no later moment can be written as a date.
 _LATEST = 253e9
 

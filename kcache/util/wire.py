@@ -11,16 +11,6 @@ import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
 
-__all__ = [
-    "WireError",
-    "heading",
-    "join_texts",
-    "number_in",
-    "receive",
-    "send",
-    "split_texts",
-]
-
 _MAGIC = b"KCW1"
 _HEAD = struct.Struct("<4sI")
 #: More fields than a request with 4,096 in-memory headers has.

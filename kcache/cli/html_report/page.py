@@ -23,8 +23,6 @@ from kcache.util.units import counted, format_age, format_size, format_time, loc
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["page"]
-
 _FOLDER = Path(__file__).parent
 #: How many rows the tables of single entries, targets and kernels have.
 _SINGLE, _ARCHS, _KERNELS = 10, 8, 12

@@ -23,21 +23,6 @@ from kcache.util.units import format_size, local_time
 if TYPE_CHECKING:
     from kcache import KernelCache
 
-__all__ = [
-    "NOTE",
-    "WARNING",
-    "Remark",
-    "Share",
-    "Snapshot",
-    "Span",
-    "gather",
-    "lengths",
-    "parts",
-    "remarks",
-    "shares",
-    "spans",
-]
-
 
 class Snapshot(NamedTuple):
     """What is known of a cache.

@@ -15,8 +15,6 @@ import re
 import time
 from collections.abc import Iterable
 
-__all__ = ["ClockTest", "another_time"]
-
 _MACROS = (b"__DATE__", b"__TIME__", b"__TIMESTAMP__")
 #: The words from which `##` can make one of them, and these names.
 _PIECES = frozenset(

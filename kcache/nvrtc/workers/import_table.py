@@ -15,8 +15,6 @@ import sys
 
 from kcache.nvrtc.library import mapped
 
-__all__ = ["ImportTable", "supported"]
-
 _PT_DYNAMIC = 2
 _DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_JMPREL = 2, 5, 6, 7, 8, 23
 #: Relocations that put a function's address into a slot: GLOB_DAT, JUMP_SLOT, 64-bit absolute.

@@ -14,8 +14,6 @@ from typing import NamedTuple
 from kcache.nvrtc.workers.slots import Slots
 from kcache.util.wire import WireError
 
-__all__ = ["BEGUN", "Ask", "FileAnswer", "Hello", "Trace", "Reply", "Status"]
-
 #: The field of a worker's message that the compile begins now. A message without fields says that
 #: the worker goes on.
 BEGUN = b"begun"

@@ -11,8 +11,6 @@ from contextlib import contextmanager, suppress
 from kcache.nvrtc import library as libraries
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status
 
-__all__ = ["Nvrtc"]
-
 _SUCCESS = 0
 
 

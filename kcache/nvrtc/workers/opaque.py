@@ -31,8 +31,6 @@ import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-__all__ = ["CLOCK", "FILES", "evades", "renamed", "timeless", "told"]
-
 #: The compiler's names, and others of the same length that are no identifiers, so that no text can
 #: use them.
 FILES = {b"__FILE__": b"__F!LE__", b"__BASE_FILE__": b"__BASE_F!LE__"}

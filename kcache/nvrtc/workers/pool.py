@@ -20,8 +20,6 @@ from kcache.util.locks import Turn, Turns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["WorkerPool", "shared"]
-
 #: An idle worker is ended after this many seconds. A development loop asks more often, and an idle
 #: worker holds 60 to 450 MB.
 IDLE_SECONDS = 30.0

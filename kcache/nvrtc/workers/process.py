@@ -22,15 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from subprocess import Popen
 
-__all__ = [
-    "CrashedError",
-    "NoWorkerError",
-    "TooLateError",
-    "WorkerProcess",
-    "interpreter",
-    "standing",
-]
-
 #: Isolated and without `site`. So no variable, no file in the working directory and no `.pth` file
 #: changes the imports, and nothing unneeded is imported.
 _FLAGS = ("-I", "-S", "-B", "-c")

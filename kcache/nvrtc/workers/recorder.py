@@ -37,8 +37,6 @@ from kcache.nvrtc.workers.told import (
     ToldEnvironment,
 )
 
-__all__ = ["Recorder"]
-
 #: How the directories of automatic precompiled headers (`--pch`) begin.
 _AUTOMATIC = b"__nvrtc_auto_pch_"
 #: System calls by number that ask nothing about files: futex, gettid, getrandom, sched_*.

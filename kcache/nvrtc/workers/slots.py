@@ -25,8 +25,6 @@ from kcache.directory import open_file_of_cache
 from kcache.util.locks import is_locked, lock, pread, pwrite, release
 from kcache.util.open_file import OwnFile, has_header
 
-__all__ = ["Processors", "Slot", "Slots", "usable_cores", "usable_processors"]
-
 #: Seconds between two looks for a free slot: a twentieth of the time waited, within these limits.
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.025

@@ -16,8 +16,6 @@ import xxhash
 
 from kcache.nvrtc.files import stamp_of
 
-__all__ = ["FileAnswers", "PathAnswer", "ToldEnvironment"]
-
 #: Errors which say that there is no file.
 _NOTHING = (errno.ENOENT, errno.ENOTDIR)
 #: Files of the system with random numbers or the processor's name. They are not recorded.

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.workers.recorder import Recorder
     from kcache.nvrtc.workers.slots import Slot
 
-__all__ = ["main"]
-
 #: Milliseconds between two checks that the parent is still there, in addition to the end of the
 #: input, and between two messages that the worker goes on.
 _LOOK_EVERY_MS = 500
