@@ -48,6 +48,7 @@ _NAMES = {
         ("--ptxas-options", "-Xptxas"),
         ("--maxrregcount", "-maxrregcount"),
         ("--frandom-seed", "-frandom-seed"),
+        ("--time", "-time"),
         ("--pre-include", "-include"),
         ("--diag-suppress", "-diag-suppress"),
         ("--diag-warn", "-diag-warn"),

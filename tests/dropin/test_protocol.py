@@ -15,6 +15,7 @@ from kcache.config import Config
 from kcache.dropin.answering import Answering, DeclinedError, recall, remember, standing
 from kcache.dropin.programs import Counts, summary
 from kcache.dropin.protocol import Program, unpack_program
+from kcache.nvrtc.parsed_options import EXAMPLES
 from kcache.util.wire import WireError
 
 
@@ -123,9 +124,12 @@ def test_an_nvrtc_that_was_replaced_is_not_answered_for(real: Path, tmp_path: Pa
         [b"-I", b"/a/link/keep/bundled/pch/time-trace"],
         [b"-DX=pch", b"\t-lineinfo"],
         [b"--include-path", b"pch/options-file"],
+        [*map(str.encode, EXAMPLES)],
     ],
 )
-def test_a_word_in_a_path_is_no_option(real: Path, options: list[bytes]) -> None:
+def test_options_without_files_of_their_own_and_all_paths_are_answered(
+    real: Path, options: list[bytes]
+) -> None:
     cache: Any = Cache()
     major = int(real.name.rpartition(".")[2])
     program = PROGRAM._replace(library=os.fsencode(real), major=major, options=options)
@@ -137,6 +141,8 @@ def test_a_word_in_a_path_is_no_option(real: Path, options: list[bytes]) -> None
     ("change", "reason"),
     [
         ({"options": [b"--ptxas-options=-optf=x"]}, "option --ptxas-options"),
+        ({"options": [b"-time=x"]}, "option --time"),
+        ({"options": [b"--fdevice-time-trace=x"]}, "option --fdevice-time-trace"),
         ({"options": [b"-\xff"]}, "not UTF-8"),
         ({"options": [b"-I/proc"]}, "a path in /proc"),
         ({"headers": [(b"a", b'#include "/dev/stdin"')]}, "a path in /proc"),
