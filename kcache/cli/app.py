@@ -44,9 +44,10 @@ _ALIASES = {"info": "stats"}
 #: only when its command is run.
 _MODULES = {
     **dict.fromkeys(("trim", "rm", "clear"), "deleting"),
-    **dict.fromkeys(("show", "extract"), "entry"),
+    **dict.fromkeys(("ls", "show", "extract"), "entry"),
     "integrations": "doctor",
     "path": "config",
+    "run": "server",
 }
 
 #: Other common names for our commands.

@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcache import Stats
-from kcache.cli.html_report.page import page
-from kcache.cli.html_report.snapshot import Snapshot
+from kcache.cli.commands.report import Snapshot, page
 from kcache.engine.stats import FIELDS, StatsFile
 from kcache.nvrtc.inventory import KERNEL, Item
 

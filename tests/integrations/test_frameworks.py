@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from kcache.cli.app import app
-from kcache.integrations.frameworks import FRAMEWORKS, installed
+from kcache.cli.commands.doctor import installed
 
 
 def test_the_command_shows_what_is_installed(nvrtc: tuple[int, int]) -> None:
@@ -35,6 +35,6 @@ def test_what_a_line_names_is_there(framework: str) -> None:
     names = {"cuda.core": ("cuda_core", "ProgramCache"), "triton": ("triton", "CacheManager")}
     module, name = names[framework]
     assert hasattr(import_module(f"kcache.integrations.{module}"), name)
-    (line,) = [each.line for each in FRAMEWORKS if each.name.lower() == framework]
+    (line,) = [each.line for each in installed() if each.framework.lower() == framework]
     assert f"kcache.integrations.{module}" in line
     assert name in line

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -99,6 +101,86 @@ def _table(findings: list[Finding]) -> Table:
     return table
 
 
+# -- what it covers --------------------------------------------------------------------------------
+
+_RUN = "kcache run -- COMMAND"
+_DROPIN, _ADAPTER, _NOT = "the drop-in", "one line", "not covered"
+
+
+class Framework(NamedTuple):
+    """A framework that compiles kernels at run time, and how kcache covers it.
+
+    Attributes:
+        framework: its name.
+        installed: the version that is installed here.
+        tested_with: the version that kcache's tests ran with; empty if they did not run it.
+        covered_by: the drop-in, one line, or nothing.
+        line: what switches it on, or why it can't be.
+    """
+
+    framework: str
+    installed: str
+    tested_with: str
+    covered_by: str
+    line: str
+
+
+#: Name, the distributions that may have it, and the rest as of `Framework`.
+_FRAMEWORKS: tuple[tuple[str, tuple[str, ...], str, str, str], ...] = (
+    ("cuda.bindings", ("cuda-bindings",), "13.5", _DROPIN, _RUN),
+    (
+        "cuda.core",
+        ("cuda-core",),
+        "1.2.2",
+        f"{_DROPIN}, {_ADAPTER}",
+        "program.compile(..., cache=kcache.integrations.cuda_core.ProgramCache())",
+    ),
+    (
+        "CuPy",
+        ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
+        "14.2",
+        _DROPIN,
+        f"CUPY_CACHE_IN_MEMORY=1 {_RUN}",
+    ),
+    ("numba-cuda", ("numba-cuda",), "0.30", _DROPIN, _RUN),
+    (
+        "Triton",
+        ("triton",),
+        "3.9",
+        _ADAPTER,
+        "TRITON_CACHE_MANAGER=kcache.integrations.triton:CacheManager",
+    ),
+    (
+        "torch",
+        ("torch",),
+        "",
+        f"{_DROPIN}, {_ADAPTER}",
+        f"TRITON_CACHE_MANAGER=kcache.integrations.triton:CacheManager {_RUN}",
+    ),
+    ("cuda.compute", ("cuda-cccl",), "", _DROPIN, _RUN),
+    ("nvmath-python", ("nvmath-python",), "", _DROPIN, _RUN),
+    ("Transformer Engine", ("transformer-engine",), "", _DROPIN, _RUN),
+    ("TileLang", ("tilelang",), "", _DROPIN, f"{_RUN}, with the target's NVRTC backend"),
+    ("TVM", ("apache-tvm",), "0.27", _DROPIN, f"TVM_CUDA_COMPILE_MODE=nvrtc {_RUN}"),
+    ("DeepGEMM", ("deep-gemm",), "", _DROPIN, f"DG_JIT_USE_NVRTC=1 {_RUN}"),
+    ("cuDF", ("cudf-cu13", "cudf-cu12"), "", _DROPIN, _RUN),
+    ("Warp", ("warp-lang",), "1.19", _NOT, "it has NVRTC linked statically"),
+    ("FlashInfer", ("flashinfer-python",), "", _NOT, "it compiles with nvcc"),
+    ("JAX", ("jax",), "", _NOT, "its cache is a private interface"),
+)
+
+
+def installed() -> list[Framework]:
+    """Return the frameworks that are installed here, in the order of the table."""
+    found: list[Framework] = []
+    for name, distributions, *about in _FRAMEWORKS:
+        for distribution in distributions:
+            with suppress(PackageNotFoundError):
+                found.append(Framework(name, version(distribution), *about))
+                break
+    return found
+
+
 @click.command(short_help="Show which installed frameworks are covered.")
 @json_option("array")
 def integrations(*, as_json: bool) -> None:
@@ -108,8 +190,6 @@ def integrations(*, as_json: bool) -> None:
     an adapter for the framework's own hook. The last column switches it on, or says why nothing
     does. Another version than the tested one works if its interface is the same.
     """
-    from kcache.integrations.frameworks import installed
-
     found = installed()
     if as_json:
         show([each._asdict() for each in found])

@@ -1,14 +1,52 @@
-"""`kcache report`: writes an HTML page about a cache."""
+"""`kcache report`: writes an HTML page about a cache.
+
+The page is filled from a `Snapshot` alone, by the template `report.html`. Gathering a snapshot
+changes nothing and does not count as a use of an entry.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import heapq
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta, tzinfo
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
 import click
 
+from kcache._version import __version__
+from kcache.admin.info import hit_sources
+from kcache.cli.entries import SHORT
 from kcache.cli.open_cache import named_directory, open_existing
 from kcache.cli.options import directory_option
 from kcache.cli.terminal import OutputPath, progress, say, write_output
-from kcache.errors import BackendError
-from kcache.util.units import counted, format_size
+from kcache.directory import CacheDirectory
+from kcache.engine.stats import Stats, StatsFile
+from kcache.errors import BackendError, ConfigError
+from kcache.nvrtc import PRODUCER, library
+from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item, items
+from kcache.util.distribution import how_to_install
+from kcache.util.units import counted, format_age, format_size, format_time, local_time, plain
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from kcache import KernelCache
+
+_FOLDER = Path(__file__).parent
+#: How many rows the tables of single entries, targets and kernels have.
+_SINGLE, _ARCHS, _KERNELS = 10, 8, 12
+#: A longer name is cut in the middle. So the page stays small, and both ends tell names apart.
+_LONGEST = 120
+#: A mean of nothing.
+_NONE = ("\N{EN DASH}", "none so far")
 
 
 @click.command(short_help="Write an HTML page about the cache.")
@@ -30,16 +68,312 @@ def report(*, output: str, directory: str | None) -> None:
     and runs no scripts. It names your kernels and the directory of the cache, so consider who may
     see that.
     """
-    from kcache.cli.html_report.page import page
-    from kcache.cli.html_report.snapshot import gather
-
     cache = open_existing(directory)
     if cache.directory is None:
         raise BackendError(f"there is no cache in {named_directory(directory)}")
     with cache, progress("Reading entries", cache.entry_count) as seen:
-        snapshot = gather(cache, str(cache.directory), seen=seen)
+        snapshot = _gather(cache, str(cache.directory), seen)
     data = page(snapshot).encode()
     write_output(data, output)
     if output != "-":
         what = f"report of {counted(len(snapshot.items))}"
         say(f"{what} -> {output} ({format_size(len(data))})")
+
+
+# -- what is known ---------------------------------------------------------------------------------
+
+
+class Snapshot(NamedTuple):
+    """What is known of a cache.
+
+    Attributes:
+        written: when, seconds since the epoch.
+        about: name -> text: directory, backend, versions.
+        max_size: the cap in bytes.
+        size: stored bytes, as the backend counts them.
+        stats: the counts of all processes.
+        items: all entries.
+    """
+
+    written: float
+    about: Mapping[str, str]
+    max_size: int
+    size: int
+    stats: Stats
+    items: tuple[Item, ...]
+
+
+def _gather(cache: KernelCache, directory: str, seen: Callable[[], None]) -> Snapshot:
+    """Return what is known of the cache in `directory`; `seen` is called for each entry.
+
+    Raises:
+        BackendError: the entries or the counts can't be read.
+    """
+    found: list[Item] = []
+    for item in items(cache.engine.backend, PRODUCER):
+        found.append(item)
+        seen()
+    compiler = library.find()
+    about = {
+        "Directory": directory,
+        "Backend": cache.config.backend.value,
+        "kcache": __version__,
+        "Compiler": "none found" if compiler is None else os.path.basename(compiler.path),
+        "Python": platform.python_version(),
+        "System": f"{platform.system()} {platform.machine()}",
+    }
+    stats = StatsFile(CacheDirectory(directory).stats).total()
+    cap, size = cache.engine.max_size, cache.size_bytes
+    return Snapshot(time.time(), about, cap, size, stats, tuple(found))
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def page(snapshot: Snapshot, zone: tzinfo | None = None) -> str:
+    """Return the whole page; `zone` is that of its times, by default this machine's.
+
+    No name that comes from a cache can become markup, and the page's own policy forbids it to load
+    or run anything.
+
+    Raises:
+        ConfigError: Jinja2 is not installed.
+    """
+    template = _templates().get_template("report.html")
+    from markupsafe import Markup  # comes with Jinja2
+
+    style = "\n" + (_FOLDER / "report.css").read_text("utf-8")
+    kernels = [item for item in snapshot.items if item.kind == KERNEL]
+    single = [item for item in snapshot.items if item.kind != MANIFEST]
+    unit, columns = _spans(kernels, snapshot.written, zone)
+    return template.render(
+        snapshot=snapshot,
+        stats=snapshot.stats,
+        style=Markup(style),
+        digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+        tiles=_tiles(snapshot.stats, len(kernels), len(snapshot.items)),
+        remarks=_remarks(snapshot),
+        parts=_parts(snapshot.items),
+        by_arch=_shares(kernels, lambda item: (item.arch, ()), _ARCHS),
+        by_kernel=_shares(kernels, lambda item: (item.source_name, item.names), _KERNELS),
+        unit=unit,
+        spans=columns,
+        largest=heapq.nlargest(_SINGLE, single, lambda item: item.size),
+        coldest=heapq.nsmallest(_SINGLE, single, lambda item: item.used),
+        now=local_time(snapshot.written, zone),
+        short=SHORT,
+    )
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    """Return the environment of the template: it escapes every text and unprintable character."""
+    try:
+        import jinja2
+    except ImportError as error:
+        raise ConfigError(f"the report needs Jinja2: {how_to_install('cli')}") from error
+    found = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printable,
+    )
+    found.filters |= {
+        "size": format_size,
+        "time": format_time,
+        "age": format_age,
+        "counted": counted,
+        "cut": _cut,
+        "date": lambda moment: f"{moment.day} {moment:%B %Y, %H:%M %Z}",
+        "number": "{:,}".format,
+        "lengths": _lengths,
+    }
+    return found
+
+
+def _tiles(stats: Stats, kernels: int, entries: int) -> list[tuple[str, str, str]]:
+    """Return name, value and more of each figure at the top."""
+    hit, compiled = stats.avg_cache_time_ms / 1e3, stats.avg_compile_time_ms / 1e3
+    faster = f"{compiled / hit:,.0f} times faster than compiling" if hit and compiled else ""
+    ran = counted(stats.compiles, "compile")
+    whole = (format_time(compiled), f"{ran}, {format_time(stats.compile_seconds)} in all")
+    return [
+        ("Requests", f"{stats.requests:,}", counted(stats.misses, "miss")),
+        ("Hits", f"{stats.hits:,}", hit_sources(stats)),
+        ("A hit takes", *((format_time(hit), faster) if stats.hits else _NONE)),
+        ("A compile takes", *(whole if stats.compiles else _NONE)),
+        ("Shared compiles", f"{stats.coalesced:,}", "requests that waited for another's compile"),
+        ("Kernels", f"{kernels:,}", f"{counted(entries)} in all"),
+    ]
+
+
+def _printable(value: object) -> object:
+    return plain(value) if type(value) is str else value  # not the markup of a macro
+
+
+def _cut(text: str | Iterable[str]) -> str:
+    """Return a name, or names with commas; what is long loses its middle."""
+    whole = text if isinstance(text, str) else ", ".join(text)
+    return (
+        whole if len(whole) <= _LONGEST else f"{whole[: _LONGEST // 2]}…{whole[-_LONGEST // 2 :]}"
+    )
+
+
+# -- what needs attention --------------------------------------------------------------------------
+
+#: Kind of entries, or field of `Stats` -> what was counted, problems first.
+_WHAT = {
+    DAMAGED: "Damaged entries in the cache",
+    UNREADABLE: "Entries that can't be read",
+    "corrupt": "Damaged entries met",
+    "errors": "Operations that failed",
+    "unlocked": "Requests without a lock",
+    "rejected": "Entries not cached for lack of room",
+    "remote_errors": "Requests without an answer from a remote",
+    "evictions": "Entries evicted",
+    "uncacheable": "Compiles that must not be cached",
+    "wait_timeouts": "Waits that timed out",
+    "stale": "Entries that no longer applied",
+}
+#: They may be about a normal state; the others are about a problem.
+_NOTES = ("evictions", "uncacheable", "wait_timeouts", "stale")
+#: ... -> what it means, and what to do.
+_DO = {
+    DAMAGED: "They are never used. Run kcache verify --repair. If more appear, check the disk.",
+    UNREADABLE: "Run kcache verify, which names them, and check permissions and the disk.",
+    "corrupt": "Each was compiled again. Run kcache verify. If more appear, check the disk.",
+    "errors": "The cache went on without them. kcache doctor and KCACHE_LOG=info say why.",
+    "unlocked": "Processes could compile the same kernel twice. Set KCACHE_DIR to a local disk.",
+    "rejected": "Each exceeds the cap, or nothing could be evicted for it. Raise KCACHE_MAX_SIZE.",
+    "remote_errors": "The kernels were compiled. kcache stats names the remote and the reason.",
+    "evictions": "{evicted}. If too many are compiled again, raise the cap, KCACHE_MAX_SIZE.",
+    "uncacheable": "The source uses __TIME__, for example. KCACHE_LOG=debug names the reason.",
+    "wait_timeouts": "Another process compiled for longer than KCACHE_WAIT, or was stopped.",
+    "stale": "A header had changed, or another version of kcache had written them: nothing to do.",
+}
+
+
+def _remarks(snapshot: Snapshot) -> list[tuple[str, str, int, str]]:
+    """Return the counts that need attention, warnings first: level, what, how often, what to do."""
+    counts = Counter(item.kind for item in snapshot.items) + Counter(snapshot.stats._asdict())
+    evicted = format_size(snapshot.stats.bytes_evicted)
+    return [
+        ("Note" if n in _NOTES else "Warning", _WHAT[n], counts[n], _DO[n].format(evicted=evicted))
+        for n in filter(counts.get, _WHAT)
+    ]
+
+
+# -- parts, and over time --------------------------------------------------------------------------
+
+#: How many targets the bar of the whole cache shows; the others are one part.
+_TARGETS = 4
+#: The most columns of the chart, and up to which age of a cache they are hours, in seconds.
+_COLUMNS, _YOUNG = 90, 2 * 86400
+#: The shortest length of a bar whose value is not 0, in percent: 4 pixels on a phone, of which the
+#: gap to its neighbour takes 1.5.
+_VISIBLE = 1.3
+
+
+class Share(NamedTuple):
+    """What some entries take together.
+
+    Attributes:
+        name: of the target, the source, or the day or hour of the compile; empty if unknown.
+        names: name expressions, of a kernel.
+        entries: how many.
+        size: their stored bytes.
+        compile_seconds: what compiling them took.
+        merged: how many smaller shares this one combines; 0 for a share with a name.
+    """
+
+    name: str
+    names: tuple[str, ...]
+    entries: int
+    size: int
+    compile_seconds: float
+    merged: int = 0
+
+
+def _shares(
+    items: Iterable[Item], by: Callable[[Item], tuple[str, tuple[str, ...]]], most: int
+) -> list[Share]:
+    """Return the shares of items with equal names, largest first, the smallest as one more.
+
+    Args:
+        items: the entries.
+        by: the name and the name expressions that an item counts for.
+        most: how many shares have a name.
+    """
+    groups: dict[tuple[str, tuple[str, ...]], list[Item]] = {}
+    for item in items:
+        groups.setdefault(by(item), []).append(item)
+    ranked = sorted(groups, key=lambda names: (-sum(item.size for item in groups[names]), names))
+    kept, rest = (ranked, []) if len(ranked) == most + 1 else (ranked[:most], ranked[most:])
+    found = [_share(*names, groups[names]) for names in kept]
+    if rest:
+        others = [item for names in rest for item in groups[names]]
+        found.append(_share("", (), others)._replace(merged=len(rest)))
+    return found
+
+
+def _parts(items: Sequence[Item]) -> list[Share]:
+    """Return the parts of a whole cache: targets, then manifests, then what is of no use here."""
+    kernels = [item for item in items if item.kind == KERNEL]
+    found = [
+        share._replace(name="Other targets" if share.merged else share.name or "unknown")
+        for share in _shares(kernels, lambda item: (item.arch, ()), _TARGETS)
+    ]
+    manifests = [item for item in items if item.kind == MANIFEST]
+    others = [item for item in items if item.kind not in (KERNEL, MANIFEST)]
+    rest = (("Manifests", manifests), ("Not in use", others))
+    return [*found, *(_share(name, (), each) for name, each in rest if each)]
+
+
+def _spans(items: Iterable[Item], now: float, zone: tzinfo | None) -> tuple[str, list[Share]]:
+    """Return `"day"` and the days since the first kernel was compiled; of a young cache the hours.
+
+    Args:
+        items: kernels.
+        now: seconds since the epoch; later compiles are left out.
+        zone: the time zone of the days, by default this machine's.
+    """
+    made = [item for item in items if item.created is not None and item.created <= now]
+    first = min((item.created or 0.0 for item in made), default=now)
+    hourly = now - first < _YOUNG
+    step = timedelta(hours=1) if hourly else timedelta(days=1)
+
+    def start(seconds: float) -> datetime:
+        moment = local_time(seconds, zone).replace(minute=0, second=0, microsecond=0, tzinfo=None)
+        return moment if hourly else moment.replace(hour=0)
+
+    groups: dict[datetime, list[Item]] = {}
+    for item in made:
+        groups.setdefault(start(item.created or 0.0), []).append(item)
+    count = min(_COLUMNS, (start(now) - start(first)) // step + 1) if made else 0
+    found: list[Share] = []
+    for back in reversed(range(count)):
+        moment = start(now) - back * step
+        title = f"{moment:%A, %H:%M}" if hourly else f"{moment:%A}, {moment.day} {moment:%B %Y}"
+        found.append(_share(title, (), groups.get(moment, [])))
+    return "hour" if hourly else "day", found
+
+
+def _lengths(values: Sequence[float], whole: float) -> list[float]:
+    """Return the lengths of the parts of a bar in percent, 100 at most together.
+
+    Every part that is not zero is visible; the larger parts make room for it.
+    """
+    found = [max(_VISIBLE, 100 * value / whole) if value > 0 else 0.0 for value in values]
+    over = sum(found) - 100
+    if over <= 0:
+        return found
+    spare = sum(max(0.0, length - _VISIBLE) for length in found)
+    kept = max(0.0, 1 - over / spare) if spare else 1.0
+    return [min(length, _VISIBLE + (length - _VISIBLE) * kept) for length in found]
+
+
+def _share(name: str, names: tuple[str, ...], items: Sequence[Item]) -> Share:
+    seconds = sum(item.compile_seconds or 0.0 for item in items)
+    return Share(name, names, len(items), sum(item.size for item in items), seconds)

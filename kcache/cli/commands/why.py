@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.admin.explain import Explanation, explain, set_aside
-from kcache.cli.compile_arguments import CompileArguments, compile_options
+from kcache.cli.commands.compile import CompileArguments, compile_options
 from kcache.cli.entries import SHORT
 from kcache.cli.open_cache import (
     load_settings,
@@ -34,7 +34,7 @@ _SHOWN = 20
 
 
 @click.command(short_help="Say why a compile would miss the cache, or that it would hit.")
-@compile_options(output_help="As for kcache compile. Nothing is written.")
+@compile_options
 @flag("-q", "--quiet", help="Accepted as by `compile`.")
 @json_option("object")
 @directory_option
