@@ -105,7 +105,7 @@ class Entry:
         ArgumentTypeError: payload is not a mapping of text to bytes, or metadata not a mapping.
     """
 
-    __slots__ = ("_blob", "_parts", "cost", "view")
+    __slots__ = ("_blob", "_parts", "called", "cost", "view")
 
     #: The envelope that this entry was made from, until somebody asks for its parts.
     _blob: bytes
@@ -115,6 +115,8 @@ class Entry:
     #: An object that a frontend made from this entry. It is kept here, but is no part of the
     #: entry's value. Not set at first.
     view: object
+    #: The name of a source that a frontend has found the view to be good for. As for `view`.
+    called: str
 
     def __init__(
         self, payload: Mapping[str, bytes], metadata: Mapping[str, JSON] | None = None

@@ -10,6 +10,7 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
+from kcache.engine.stats import NOTES
 from kcache.errors import CorruptEntryError
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.nvrtc import is_called
@@ -185,7 +186,7 @@ class Finder:
         config: the settings.
 
     Attributes:
-        reads: whether `get` looks into the cache.
+        reads: whether the cache is to be read.
         headers: which header set of a request holds.
         counts: how many requests were answered, and how.
         below: the layers, asked for what the cache does not have. A miss in all of them is not
@@ -201,10 +202,7 @@ class Finder:
         self.below: SourceKernels | None = None
 
     def get(self, request: Request, started: float) -> CompiledKernel | None:
-        """Return the kernel if the cache is to be read, counted as a hit; otherwise None.
-
-        `started` is the `time.perf_counter` value at which the request came.
-        """
+        """Return the kernel if the cache is to be read, as `look` does; otherwise None."""
         return self.look(request, started)[0] if self.reads else None
 
     def look(
@@ -212,14 +210,14 @@ class Finder:
     ) -> tuple[CompiledKernel | None, Manifest | None]:
         """Return the kernel, counted as a hit, or None, not counted; and the request's manifest.
 
-        With `again`, stale and damaged entries are not counted, because they were a moment ago.
+        `started` is the `time.perf_counter` value at which the request came. With `again`,
+        stale and damaged entries are not counted, because they were a moment ago.
         """
         manifest = None
         if request.self_contained:
-            name = request.source_name
-            kernel = self._load(request.key, (), started, again=again, name=name)
+            kernel = self._load(request.key, (), started, again, request.source_name)
             if kernel is None and request.named_key:  # an output that shows the source's name
-                kernel = self._load(request.named_key, (), started, again=again)
+                kernel = self._load(request.named_key, (), started, again)
         else:
             kernel, manifest = self._look_by_headers(request, started, again=again)
         if kernel is None and self.below is not None:
@@ -241,7 +239,7 @@ class Finder:
         manifest, holding = headers.holding(request, again=again)
         if manifest is None or holding is None:
             return None, manifest
-        kernel = self._load(holding.key, holding.dependencies, started, again=again)
+        kernel = self._load(holding.key, holding.dependencies, started, again)
         if kernel is None:  # it was evicted
             return None, headers.manifest(request) if again else manifest
         new = headers.digests.reads != reads
@@ -254,7 +252,6 @@ class Finder:
         key: str,
         dependencies: tuple[str, ...],
         started: float,
-        *,
         again: bool,
         name: str | None = None,
     ) -> CompiledKernel | None:
@@ -273,13 +270,18 @@ class Finder:
             if kernel is None:
                 return None
             saved = entry.cost
-        if name is not None and not is_called(entry, name):
-            return None
+        if name is not None and name != getattr(entry, "called", None):
+            if not is_called(entry, name):
+                return None
+            entry.called = name
         if saved:
             saved = self.counts.saved(key, saved)
         if log.debugging():
             log_hit(entry)
-        engine.counters.hit(saved, time.perf_counter() - started, from_memory)
+        counters = engine.counters
+        counters.noted.append((saved, time.perf_counter() - started, from_memory))
+        if len(counters.noted) >= NOTES:  # as `Counters.hit`, without a call
+            counters.values()
         return kernel
 
     def kernel_in(

@@ -87,8 +87,12 @@ class Requests:
                 request = self._known.get(call)
             except TypeError:  # wrong types; `Request.make` names them
                 call = None
-        # A request with includes depends on the working directory, and that may have changed.
-        if request is None or not _is_valid(request):
+        # What a request depends on may have changed: the working directory, and variables.
+        if (
+            request is None
+            or not (request.anywhere or request.is_here())
+            or (caller is None and request.variables != compiler_variables())
+        ):
             from kcache.nvrtc.request import Request
 
             _check_places(source, names, options)
@@ -169,13 +173,6 @@ class Requests:
     def forget(self) -> None:
         """Forget the remembered requests."""
         self._known.clear()
-
-
-def _is_valid(request: Request) -> bool:
-    """Tell whether a remembered request is what the same arguments make now."""
-    if not (request.anywhere or request.is_here()):
-        return False
-    return request.caller is not None or request.variables == compiler_variables()
 
 
 def _check_places(source: object, names: object, options: object) -> None:

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kcache.util.forks import is_ending
@@ -71,9 +72,8 @@ def _texts(args: tuple[object, ...]) -> tuple[object, ...]:
     )
 
 
-def debugging() -> bool:
-    """Tell whether messages at debug level are wanted, which may be costly to make."""
-    return _wants(_DEBUG)
+#: Tells whether messages at debug level are wanted, which may be costly to make.
+debugging = partial(_wants, _DEBUG)
 
 
 def debug(message: str, *args: object) -> None:
