@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kcache.admin.explain import Explanation
     from kcache.backend import Backend
     from kcache.config import default_cache_directory
-    from kcache.dropin.install import install
+    from kcache.dropin.run import install
     from kcache.engine.engine import CacheEngine
     from kcache.engine.opening import open_engine
     from kcache.engine.stats import Stats
@@ -95,7 +95,7 @@ _MODULES = {
     "backend": ("Backend",),
     "config": ("default_cache_directory",),
     "admin.bundles": ("export_bundle", "import_bundle", "list_bundle", "verify_bundle"),
-    "dropin.install": ("install",),
+    "dropin.run": ("install",),
     "engine.engine": ("CacheEngine",),
     "entry": ("Entry",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),

@@ -1,4 +1,4 @@
-"""Run: `kcache run`, which starts a program with the drop-in before NVRTC.
+"""Run: `kcache run`, which starts a program with the drop-in before NVRTC; and `kcache.install`.
 
 The launcher starts a server beside itself and becomes the program. Process, parent and terminal
 stay the same, so that exit status, signals and job control are the program's own. With `--stats`,
@@ -9,6 +9,7 @@ server, and it is the parent of every process that has lost its own parent, the 
 
 from __future__ import annotations
 
+import _thread  # `threading` takes 3 ms more
 import os
 import signal
 import sys
@@ -23,6 +24,8 @@ TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, NoReturn
+
+    from kcache.nvrtc.library import Library
 
 #: Exit codes, as shells report them.
 _NOT_EXECUTABLE = 126
@@ -115,29 +118,27 @@ def _prepare(
     if why:
         env.log_everything(variables)
     service = env.service(variables)
-    name = start.name_of(service)
-    folder = start.folder_in(start.runtime_folders(environment))
-    running = [environment.get(env.SOCKET, ""), os.path.join(folder, name)]
+    lasting = start.path_of(service, variables)
+    running = [environment.get(env.SOCKET, ""), lasting]
     if env.logs(variables):
         running = []  # their logs go elsewhere
+    name = os.path.basename(lasting)
     for path in running:
         about = start.status(path) if os.path.basename(path).startswith(name) else None
         if about is not None:
-            if path != running[0] and env.names_remotes(variables):
-                _tell_of_remotes(folder, variables)
+            if path == lasting and env.names_remotes(variables):
+                _tell_of_remotes(variables)
             return env.with_dropin(environment, preloaded, path), path, about
-    path = start.path_for_one(folder, service)
     speaks = bool(env.settings(variables))
-    start.begin(path, service, variables, watched=os.getpid(), forks=True, speaks=speaks)
+    path = start.begin_own(service, variables, forks=True, speaks=speaks)
     return env.with_dropin(environment, preloaded, path), path, None
 
 
-def _tell_of_remotes(folder: str, variables: Mapping[str, str]) -> None:
+def _tell_of_remotes(variables: Mapping[str, str]) -> None:
     """Start a process that says which remotes do not answer, as the server of others can't."""
     service = start.Service("trouble", "kcache.dropin.programs", b"")
     with suppress(OSError):  # the program works without
-        path = start.path_for_one(folder, service)
-        start.begin(path, service, variables, watched=os.getpid(), forks=True, speaks=True)
+        start.begin_own(service, variables, forks=True, speaks=True)
 
 
 def _say(message: str) -> None:
@@ -285,3 +286,84 @@ def _die_with(launcher: int) -> None:
         prctl(_KILLED_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != launcher:
         os._exit(1)
+
+
+# -- in a program that runs ------------------------------------------------------------------------
+
+_installing = _thread.allocate_lock()
+#: The path of the NVRTC that was replaced in this process, if one was.
+_installed: list[str] = []
+
+
+def install() -> None:
+    """Answer all calls of NVRTC in this process from the cache, for CuPy, torch and others.
+
+    Call this before the first use of NVRTC. For most packages, you may import them first. A second
+    call does nothing, and a call under `kcache run` does nothing, either. Some packages open NVRTC
+    by an absolute path, even if it is loaded already. Only `kcache run` reaches these packages.
+
+    Threads: safe. Fork: the child uses the same server, which ends with this process.
+
+    Raises:
+        DropinError: it is too late, this is not Linux, or the interface library is missing; the
+            message says what to do.
+        CompilerNotFoundError: NVRTC is not installed.
+    """
+    from kcache.errors import DropinError
+
+    with _installing:
+        environment = env.current()
+        if _installed or environment.get(env.SOCKET):
+            return
+        try:
+            folder = libraries.find(environment)
+        except libraries.MissingError as error:
+            raise DropinError(str(error)) from error
+        library = _library()
+        _load(folder, library)
+        _installed.append(library.path)
+
+
+def _library() -> Library:
+    """Return the NVRTC that this program would use.
+
+    Raises:
+        DropinError: the program uses NVRTC already; CompilerNotFoundError: there is no NVRTC.
+    """
+    from kcache.errors import CompilerNotFoundError, DropinError
+    from kcache.nvrtc import library
+
+    loaded = library.loaded()
+    if loaded is not None:
+        raise DropinError(
+            f"kcache.install() comes too late: {loaded.path} is loaded; call it before anything "
+            "uses NVRTC, or start the program with `kcache run`"
+        )
+    found = library.find()
+    if found is None:
+        raise CompilerNotFoundError("NVRTC is not installed, so there is nothing to replace")
+    return found
+
+
+def _load(folder: str, library: Library) -> None:
+    import ctypes
+    import re
+
+    from kcache.dropin.build import name
+    from kcache.errors import DropinError
+
+    match = re.match(r"libnvrtc\.so\.(\d+)", os.path.basename(library.path))
+    path = os.path.join(folder, name(int(match[1]))) if match else ""
+    if not os.path.isfile(path):
+        raise DropinError(f"there is no interface library for {library.path}")
+    try:
+        interface = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        # First of all: the program's calls go to the interface library from now on, and it must
+        # know the real one even if a later step fails.
+        interface.kcache_dropin_set_real(os.fsencode(library.path))
+        variables = without_dropin(env.current())
+        speaks = bool(env.settings(variables))
+        socket = start.begin_own(env.service(variables), variables, speaks=speaks)
+    except (OSError, ValueError) as error:
+        raise DropinError(f"the drop-in can't be started: {error}") from error
+    interface.kcache_dropin_set_server(os.fsencode(socket))

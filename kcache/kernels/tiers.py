@@ -17,7 +17,7 @@ from kcache.util import log
 from kcache.util.child_process import without_dropin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from kcache.config import Config
     from kcache.kernels.find import Finder
@@ -117,9 +117,10 @@ def open_remotes(config: Config, warn: Callable[[str], object] = log.warning_onc
     if setup is None or config.disable.value:
         return None
     from kcache.remote.client import Client
+    from kcache.service.start import path_of
 
     variables = _service_environment()
-    return Client(setup, lambda: _path(setup, variables), variables, warn=warn)
+    return Client(setup, lambda: path_of(setup.service(), variables), variables, warn=warn)
 
 
 def tell_of_remotes(config: Config, group: int, tell: Callable[[str], object]) -> Client | None:
@@ -139,21 +140,16 @@ def tell_of_remotes(config: Config, group: int, tell: Callable[[str], object]) -
     return client
 
 
-def _path(setup: Setup, variables: Mapping[str, str]) -> str:
-    """Return the path of the socket of the service for remotes; raise OSError."""
-    from kcache.service.start import folder_in, name_of, runtime_folders
-
-    return os.path.join(folder_in(runtime_folders(variables)), name_of(setup.service()))
-
-
 def remotes_socket(config: Config) -> str | None:
     """Return the socket of the service for the remotes that the settings name; None without any.
 
     Raises:
         OSError: there is no folder for it.
     """
+    from kcache.service.start import path_of
+
     setup = _setup(config)
-    return None if setup is None else _path(setup, environment.variables())
+    return None if setup is None else path_of(setup.service(), environment.variables())
 
 
 def remote_status(config: Config) -> list[dict[str, Any]]:

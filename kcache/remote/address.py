@@ -13,7 +13,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from kcache.errors import ConfigError
-from kcache.util.units import parse_size
+from kcache.util.units import parse_flag, parse_seconds, parse_size
 
 #: Scheme -> kind: a layer, or a protocol of remotes.
 KINDS: Mapping[str, str] = {
@@ -52,7 +52,6 @@ SLOW = 0.25
 #: Bytes a second: an upload may take its size divided by this, beyond the time-outs. No program
 #: waits for an upload.
 _UPLOAD_SPEED = 1e6
-_MOST_SECONDS = 3600.0
 #: A lease ends this many seconds after its last renewal. This happens only if a machine or a
 #: service is gone, because a service releases the leases of a program that ends. A loaded machine
 #: may pause for a while.
@@ -60,8 +59,6 @@ LEASE_SECONDS = 30.0
 #: Larger than nearly every kernel (bench: CUTLASS's largest have 10 MB).
 MAX_ENTRY = 64 << 20
 _MOST_TEXT = 4096
-_TRUE = frozenset(("", "1", "true", "yes", "on"))
-_FALSE = frozenset(("0", "false", "no", "off"))
 #: Separates two addresses. A comma inside an address (the nodes of a cluster) does not match.
 _BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)|\s+")
 #: A host, with or without a port.
@@ -118,7 +115,7 @@ class Address(NamedTuple):
 
     def flag(self, name: str) -> bool:
         """Tell whether an option of the protocol is switched on."""
-        return _flag(self.option(name, "0"), name, self.redacted())
+        return _flag(dict(self.options), name, "0", self.redacted())
 
     def seconds(self, size: int = 0) -> float:
         """Return the seconds that an operation may take, with connecting; `size` bytes are sent."""
@@ -127,7 +124,7 @@ class Address(NamedTuple):
     @property
     def lease_seconds(self) -> float:
         """The seconds after which a lease that nobody renews ends by itself."""
-        return _seconds(dict(self.options), "lease_seconds", LEASE_SECONDS, self.redacted())
+        return float(self.option("lease_seconds") or LEASE_SECONDS)
 
     def redacted(self) -> str:
         """Return the address without credentials, for messages; no option is one, only its file."""
@@ -181,12 +178,12 @@ def _parse(text: object, name: str) -> Address:
     scheme, separator, rest = text.strip().partition("://")
     scheme = scheme.lower()
     if not separator or scheme not in KINDS:
-        shown = f"{scheme}://" if separator and scheme.replace("+", "").isalnum() else "an address"
-        if not separator:
-            shown = "an address without '://'"
-        raise ConfigError(f"{name}: {shown} is not known; allowed: {_ALLOWED}")
+        shown = f"{scheme}://" if scheme.replace("+", "").isalnum() else "an address"
+        what = shown if separator else "an address without '://'"
+        raise ConfigError(f"{name}: {what} is not known; allowed: {_ALLOWED}")
     shown = _shown(scheme, rest)
-    refused = f"{name}={shown!r} is not allowed"
+    where = f"{name}={shown!r}"
+    refused = f"{where} is not allowed"
     bare, _, query = rest.partition("?")
     userinfo, at, location = bare.rpartition("@")
     if len(text) > _MOST_TEXT or any(c.isspace() or ord(c) < 32 for c in text.strip()):
@@ -198,12 +195,17 @@ def _parse(text: object, name: str) -> Address:
     _check_location(kind, scheme, location, bool(at), refused)
     if _is_password(query):
         raise ConfigError(f"{refused}: there is an @ behind a ?; write %3F for a ? in a password")
-    common, own = _options(kind, query, refused)
-    only_read = _flag(common.get("ro", "0"), "ro", refused) or kind == "layer"
-    writes = _flag(common.get("rw", "1"), "rw", refused)
-    if "rw" in common and writes and ("ro" in common or kind == "layer"):
+    given = _options(kind, query, refused)
+    only_read = _flag(given, "ro", "0", where) or kind == "layer"
+    writes = _flag(given, "rw", "1", where)
+    if "rw" in given and writes and ("ro" in given or kind == "layer"):
         raise ConfigError(f"{refused}: it is read-only, and rw says otherwise")
-    _seconds(dict(own), "lease_seconds", LEASE_SECONDS, refused)
+
+    def seconds(option: str, default: float) -> float:
+        value = given.get(option, default)
+        return parse_seconds(value, name=f"{where}: {option}", zero=False)
+
+    seconds("lease_seconds", LEASE_SECONDS)
     return Address(
         kind,
         scheme,
@@ -211,12 +213,12 @@ def _parse(text: object, name: str) -> Address:
         unquote(user) or None,
         unquote(password) or None,
         writes and not only_read,
-        _flag(common.get("keep", "0" if kind == "layer" else "1"), "keep", refused),
-        _seconds(common, "connect_timeout", CONNECT_TIMEOUT, refused),
-        _seconds(common, "timeout", TIMEOUT, refused),
-        _seconds(common, "slow", SLOW, refused),
-        parse_size(common.get("max_entry", MAX_ENTRY), name=f"{name}: max_entry", least=1),
-        own,
+        _flag(given, "keep", "0" if kind == "layer" else "1", where),
+        seconds("connect_timeout", CONNECT_TIMEOUT),
+        seconds("timeout", TIMEOUT),
+        seconds("slow", SLOW),
+        parse_size(given.get("max_entry", MAX_ENTRY), name=f"{where}: max_entry", least=1),
+        tuple(sorted((option, given[option]) for option in given.keys() & OPTIONS[kind])),
     )
 
 
@@ -264,36 +266,18 @@ def _check_location(kind: str, scheme: str, location: str, at: bool, refused: st
         raise ConfigError(f"{refused}: the host or its port is wrong") from None
 
 
-def _options(
-    kind: str, query: str, refused: str
-) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
-    """Return the common options, and those of the protocol."""
-    common: dict[str, str] = {}
-    own: dict[str, str] = {}
-    for option, value in parse_qsl(query, keep_blank_values=True):
-        if option in COMMON:
-            common[option] = value
-        elif option in OPTIONS[kind]:
-            own[option] = value
-        else:
+def _options(kind: str, query: str, refused: str) -> dict[str, str]:
+    """Return the options: the common ones, and those of the protocol."""
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    for option, value in given.items():
+        if option not in COMMON | OPTIONS[kind]:
             allowed = ", ".join(sorted(COMMON | OPTIONS[kind]))
             raise ConfigError(f"{refused}: no option {option[:40]!r}; allowed: {allowed}")
         if option.endswith("_file") and not os.path.isabs(value):
             raise ConfigError(f"{refused}: {option} is a path that begins with /")
-    return common, tuple(sorted(own.items()))
+    return given
 
 
-def _flag(text: str, option: str, refused: str) -> bool:
-    if text.lower() not in _TRUE | _FALSE:
-        raise ConfigError(f"{refused}: {option}={text!r}; allowed: 1 or 0")
-    return text.lower() in _TRUE
-
-
-def _seconds(options: Mapping[str, str], option: str, default: float, refused: str) -> float:
-    try:
-        seconds = float(options.get(option, default))
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds <= _MOST_SECONDS:
-        raise ConfigError(f"{refused}: {option}={options[option]!r}; allowed: seconds above 0")
-    return seconds
+def _flag(given: Mapping[str, str], option: str, default: str, where: str) -> bool:
+    """Return whether a switch is on; one without a value is."""
+    return parse_flag(given.get(option, default) or "1", name=f"{where}: {option}")

@@ -86,15 +86,17 @@ def name_of(service: Service) -> str:
     return f"{service.kind}-{hashlib.sha256(told, usedforsecurity=False).hexdigest()[:16]}"
 
 
-def path_for_one(folder: str, service: Service) -> str:
-    """Return the path of a service for one program, which no other one finds."""
-    return os.path.join(folder, f"{name_of(service)}-{os.urandom(4).hex()}")
+def path_of(service: Service, environment: Mapping[str, str]) -> str:
+    """Return the path of the socket of a service for all programs with its settings.
 
+    Its folder is absolute, because programs change directory.
 
-def runtime_folders(environment: Mapping[str, str]) -> list[str]:
-    """Return the folders for sockets, best first; absolute, because programs change directory."""
+    Raises:
+        OSError: there is no folder for it.
+    """
     named = (environment.get(name, "") for name in ("XDG_RUNTIME_DIR", "TMPDIR"))
-    return [*filter(os.path.isabs, named), "/tmp"]
+    folder = folder_in([*filter(os.path.isabs, named), "/tmp"])
+    return os.path.join(folder, name_of(service))
 
 
 def folder_in(folders: Iterable[str]) -> str:
@@ -296,6 +298,18 @@ def _take_turn(folder: int) -> None:
         else:
             return
         time.sleep(_PAUSE)
+
+
+def begin_own(
+    service: Service, environment: Mapping[str, str], *, forks: bool = False, speaks: bool
+) -> str:
+    """Start a service for this process alone, which no other one finds; return its path.
+
+    It ends with this process. The other arguments and what is raised are those of `begin`.
+    """
+    path = f"{path_of(service, environment)}-{os.urandom(4).hex()}"
+    begin(path, service, environment, watched=os.getpid(), forks=forks, speaks=speaks)
+    return path
 
 
 def begin(

@@ -22,7 +22,7 @@ from kcache.dropin import build
 from kcache.dropin import environment as env
 from kcache.dropin import libraries as lib
 from kcache.dropin.protocol import Answer, pack_answer
-from kcache.service.start import DONE, NO, WAIT, folder_in, name_of, runtime_folders, status
+from kcache.service.start import DONE, NO, WAIT, folder_in, path_of, status
 from kcache.util.wire import heading
 
 BODIES = [f"a[{n}] = {n};" for n in range(6)]
@@ -128,8 +128,7 @@ def _kill_server(dropin: Dropin) -> None:
 
 def _user_socket(dropin: Dropin) -> str:
     """The socket of the one server that a user may keep running."""
-    folder = folder_in(runtime_folders(dropin.environment))
-    return os.path.join(folder, name_of(env.service(dropin.environment)))
+    return path_of(env.service(dropin.environment), dropin.environment)
 
 
 def _message(*fields: bytes) -> bytes:

@@ -76,10 +76,9 @@ def _path() -> str:
         raise DropinError("the drop-in needs Linux")
     variables = env.current()
     try:
-        folder = services.folder_in(services.runtime_folders(variables))
+        return services.path_of(env.service(variables), variables)
     except OSError as error:
         raise DropinError(f"there can be no server: {error}") from error
-    return os.path.join(folder, services.name_of(env.service(variables)))
 
 
 @click.group(cls=Group, short_help="Keep one server for all programs under `kcache run`.")
