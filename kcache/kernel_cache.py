@@ -478,6 +478,6 @@ def compile(
 
 
 def _unexpected(call: Callable[..., object], given: Mapping[str, object]) -> TypeError:
-    from kcache.util.nearest import unexpected_argument
+    from kcache.util.hints import unexpected_argument
 
     return unexpected_argument(call, given, CompileOptions)

@@ -18,7 +18,7 @@ import pytest
 import kcache
 from kcache.backend import open_backend
 from kcache.dropin import build as dropin
-from kcache.util.distribution import NAME, PUBLISHED
+from kcache.util.hints import NAME, PUBLISHED
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"kcache", "kcache_backends"}

@@ -13,7 +13,8 @@ from kcache.errors import BackendError, CorruptEntryError
 from kcache.util.open_file import NotOursError, OwnFile, present_user, trusted
 
 _OTHERS_WRITE = 0o022
-_NO_ROOM = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+#: Errors which say that the disk is full: evicting entries of this cache helps.
+NO_ROOM = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 #: Matches the names of the temporary files that the file backend makes. It may remove these.
 is_temporary = re.compile(r"\.[0-9a-f]{16}(-[0-9a-f]+)+\.tmp").fullmatch
 
@@ -22,11 +23,6 @@ def failure(operation: str, error: OSError) -> BackendError:
     """Return what a backend raises for an error of the operating system."""
     where = f" {error.filename}" if error.filename else ""
     return BackendError(f"{operation}{where}: {error.strerror or error}")
-
-
-def is_no_room(error: OSError) -> bool:
-    """Tell whether an error says that the disk is full: evicting entries of this cache helps."""
-    return error.errno in _NO_ROOM
 
 
 def is_ours(status: os.stat_result) -> bool:

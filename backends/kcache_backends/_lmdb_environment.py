@@ -83,8 +83,6 @@ class Environment:
         self.txn: lmdb.Transaction[bytes] | None = None
         #: The first error within the transaction.
         self._error: lmdb.Error | OSError | None = None
-        #: Whether another process has a larger cap, so that a value may be larger than ours allows.
-        self.wide = False
         #: When a hit is to look whether the database was replaced (`time.monotonic`).
         self.look_at = 0.0
         #: Uses that are not written yet, and when they are to be; 0: there are none.
@@ -186,7 +184,8 @@ class Environment:
             except TimeoutError:
                 if self.env is None:
                     raise
-        if not self.wide:
+        # If another process has a larger cap, a value may be larger than ours allows.
+        if self.env is not None and self.env.info()["map_size"] <= self.map_size:
             self.look_at = time.monotonic() + LOOK_AGAIN
         return self.env
 
@@ -211,15 +210,12 @@ class Environment:
                 yield own
                 return
             with self._alone(PATIENCE if patience is None else patience):
-                txn, begun = self._begin(), True
-                with self._transaction(txn, uses):
+                with self._transaction(uses) as txn:
+                    begun = True
                     yield txn
                 if files.is_nearly_full(self.root, 0):
                     # The pages that this one has freed are usable after one more.
-                    with (
-                        suppress(lmdb.Error, OSError),
-                        self._transaction(txn := self._begin(), 0),
-                    ):
+                    with suppress(lmdb.Error, OSError), self._transaction(0) as txn:
                         records.add_to_sums(txn, 0, 0)
         except (lmdb.Error, OSError) as error:
             if isinstance(error, OSError) and (begun or own is not None):  # the caller's
@@ -237,13 +233,14 @@ class Environment:
             yield
 
     @contextmanager
-    def _transaction(self, txn: lmdb.Transaction[bytes], uses: int) -> Generator[None]:
+    def _transaction(self, uses: int) -> Generator[lmdb.Transaction[bytes]]:
+        txn = self._begin()
         env, written = self.env, dict[str, int]()
         try:
             self._error, self.txn = None, txn
             records.move_uses(txn, self.uses, written, uses)
             self.uses_due = self.uses_due if self.uses else 0
-            yield
+            yield txn
             if self.env is not env or not self._is_whole():
                 raise BackendError(f"{self.root}: {self._lost or _CLOSED}")
             txn.commit()
@@ -329,7 +326,6 @@ class Environment:
         self._numbers, self._file = {}, None  # whatever is interrupted below is opened again
         self._open()
         if self.env is not None:
-            self.wide = self.env.info()["map_size"] > self.map_size
             self._outgrown = False
             self._file = identity(os.stat(self._data, follow_symlinks=False))
 

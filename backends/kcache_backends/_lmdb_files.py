@@ -29,7 +29,7 @@ from kcache.util.open_file import (
     open_own,
     unsafe_part,
 )
-from kcache_backends._files import failure, is_ours, is_ours_alone, somebody
+from kcache_backends._files import NO_ROOM, failure, is_ours, is_ours_alone, somebody
 
 _FOLDER, _OLD, _DATA, _TABLE, _LOCK = "db", "old", "data.mdb", "lock.mdb", "lock"
 #: The first bytes of the file `lock`.
@@ -47,7 +47,6 @@ _MARGIN = 1 << 18
 _FREE = 0.1
 #: How many descriptors are looked at to find LMDB's three.
 _NEAR = 16
-_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 _SAME_PID = "; containers that share it must share their process ids, too, or use file or zstd"
 
 #: The errors that LMDB raises for a file that it did not write. The cache then starts again with an
@@ -74,19 +73,15 @@ def data_of(root: str) -> str:
 
 def failed(operation: str, path: str, error: lmdb.Error | OSError) -> BackendError:
     """Return what a backend raises for an error of LMDB or of the operating system."""
-    kind = FullError if _is_full(error, path) else BackendError
+    code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
+    full = isinstance(error, lmdb.MapFullError) or code in NO_ROOM
+    if code == errno.EIO:  # LMDB says so of a write that was cut short, as on a full disk
+        full = is_nearly_full(path, 0)
+    kind = FullError if full else BackendError
     if isinstance(error, OSError):
         return kind(str(failure(operation, error)))
-    hint = _SAME_PID if getattr(error, "code", 0) == errno.EAGAIN else ""
+    hint = _SAME_PID if code == errno.EAGAIN else ""
     return kind(f"{operation} {path}: {error}{hint}")
-
-
-def _is_full(error: lmdb.Error | OSError, root: str) -> bool:
-    """Tell whether an error says that there is no room: in the map, on the disk, in the quota."""
-    code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
-    if code == errno.EIO:  # LMDB says so of a write that was cut short, as on a full disk
-        return is_nearly_full(root, 0)
-    return isinstance(error, lmdb.MapFullError) or code in _FULL
 
 
 def is_nearly_full(root: str, size: int) -> bool:

@@ -37,6 +37,8 @@ _CHECK = struct.Struct("<I")
 _SIZE = struct.Struct("<Q")
 _TIME = struct.Struct(">Q")
 _LATEST = (1 << 64) - 1
+#: More rows than there are.
+_ALL = 1 << 62
 
 
 def stored_size(length: int) -> int:
@@ -158,21 +160,16 @@ def cold_rows(
 
 def problems(txn: lmdb.Transaction[bytes]) -> list[str]:
     """Return where the records differ from the values."""
-    infos, rows, values = (_names(txn, prefix) for prefix in (b"e", b"r", b"v"))
     try:
-        found = [(name[1:], *(info(txn, name[1:]) or (0, 0))) for name in values]
+        entries, rows = entry_rows(txn, b"", _ALL), cold_rows(txn, b"", _ALL)
         counted = sums(txn) or (0, 0)
     except lmdb.CorruptedError as error:
         return [str(error)]
-    right = [
-        txn.get(b"r" + _TIME.pack(used) + raw) == _SIZE.pack(size) for raw, used, size in found
-    ]
-    if not all(right) or not len(infos) == len(rows) == len(values):
-        return [f"{len(values)} values, {len(infos)} records, {len(rows)} rows by recency"]
-    size = sum(size for _, _, size in found)
-    if counted != (size, len(values)):
-        return [f"the sums are {counted}; right: {(size, len(values))}"]
-    return []
+    values = _names(txn, b"v")
+    if [b"v" + raw for _, raw, *_ in entries] != values or len(rows) != len(values):
+        return [f"{len(values)} values, {len(entries)} records, {len(rows)} rows by recency"]
+    right = (sum(size for *_, size in entries), len(entries))
+    return [] if counted == right else [f"the sums are {counted}; right: {right}"]
 
 
 def _names(txn: lmdb.Transaction[bytes], prefix: bytes) -> list[bytes]:

@@ -107,13 +107,13 @@ def open_counters(
 
 
 class ShardCounters:
-    """The counters of one directory, open for one operation; a `with` statement ends its lock.
+    """The counters of one directory, open for one operation; a `with` statement closes them.
 
     Threads and processes: `lock` excludes both per shard, until the file is closed. Reading needs
     no lock.
 
     Attributes:
-        file: closed by the caller, or with this object.
+        file: closed with this object at the latest.
         locks_work: whether the file system has locks that exclude other processes.
     """
 
@@ -128,6 +128,7 @@ class ShardCounters:
     def __exit__(self, *_: object) -> None:
         if self._locked:  # a child that was forked meanwhile may have a copy of the file
             unlock(self.file, 0, _ALL.size)
+        self.file.close()
 
     def is_known(self) -> bool:
         """Tell whether one record at least is sound, so that the file is one of ours."""
@@ -170,7 +171,7 @@ class ShardCounters:
 
     def finish(self, shard: int, count: ShardCount, *, size: int = 0, entries: int = 0) -> None:
         """Write what the shard holds after an operation."""
-        held = (max(0, count.bytes + size), max(0, count.entries + entries))
+        held = (count.bytes + size, count.entries + entries)
         self.write(shard, ShardCount(*held, (count.generation | _UNDER_WAY) + 1))
 
     def totals(self) -> tuple[int, int] | None:

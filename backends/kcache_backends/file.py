@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from kcache.backend import Backend, EntryInfo, Usage, is_key
@@ -22,9 +21,9 @@ from kcache.errors import BackendError, ConfigError, CorruptEntryError, FullErro
 from kcache.util.locks import Patience, Turns
 from kcache.util.open_file import opened
 from kcache_backends._files import (
+    NO_ROOM,
     failure,
     is_directory,
-    is_no_room,
     is_ours_alone,
     listing,
     read_on,
@@ -46,7 +45,7 @@ from kcache_backends._shards import (
 )
 
 if TYPE_CHECKING:
-    from kcache_backends._coldest import ColdSample, Used
+    from kcache_backends._survey import ColdSample, Used
 
 #: If this process touched a key less than this many nanoseconds ago, it does not touch it again at
 #: once. It notes the use, and writes it after this time, before the next eviction, or at close...
@@ -186,7 +185,7 @@ class FileBackend(Backend):
                 except FileNotFoundError:  # another process removed the directory meanwhile
                     self._put(key, value)
             except OSError as error:
-                if is_no_room(error) and self._could_make_room(len(value)):
+                if error.errno in NO_ROOM and self._could_make_room(len(value)):
                     raise FullError(f"write {key}: {error.strerror}") from error
                 raise
         return len(value)
@@ -203,12 +202,7 @@ class FileBackend(Backend):
             self._cold.deleted(key)
         path = self._path(key)
         shard = int(key[:2], 16)
-        with (
-            self._translated("delete"),
-            self._turns.turn(),
-            (counters := self._open_counters()).file,
-            counters,
-        ):
+        with self._translated("delete"), self._turns.turn(), self._open_counters() as counters:
             count = self._locked(counters, shard)
             size = size_of(path)
             if size is None:
@@ -240,7 +234,7 @@ class FileBackend(Backend):
             if self._read_only:
                 sizes = [info.size for info in self.scan()]
                 return Usage(sum(sizes), len(sizes))
-            with (counters := self._open_counters()).file:
+            with self._open_counters() as counters:
                 for _ in range(3):
                     totals = counters.totals()
                     if totals is not None:
@@ -254,15 +248,15 @@ class FileBackend(Backend):
         Exact where the directory holds at most 2,048 entries, or is open for reading only.
         """
         if self._read_only:
-            return iter(sorted(self.scan(), key=lambda info: info.used_ns))
+            yield from sorted(self.scan(), key=lambda info: info.used_ns)
+            return
         self._write_notes()
         if self._cold is None:
-            from kcache_backends._coldest import ColdSample  # a hit does not need it
+            from kcache_backends._survey import ColdSample  # a hit does not need it
 
-            self._cold = ColdSample(
-                self._path, self._fullest, self._look, self._is_locked, self._clock
-            )
-        return self._cold.entries()
+            self._cold = ColdSample(self._root, self._open_counters, self._look, self._clock)
+        with self._translated("coldest"):
+            yield from self._cold.entries()
 
     def scan(self) -> Iterator[EntryInfo]:
         """Yield every entry, shard by shard."""
@@ -280,8 +274,6 @@ class FileBackend(Backend):
 
         Open for reading only, it takes no locks: a shard that is being written may look wrong.
         """
-        from kcache_backends._examine import check_shard
-
         with self._translated("check"):
             if not os.path.isdir(self._root):
                 return
@@ -290,23 +282,23 @@ class FileBackend(Backend):
             if self._read_only:
                 with suppress(FileNotFoundError):
                     recorded = read_counts(f"{self._root}/{_COUNTERS}")
-        mend = repair and not self._read_only
-        for shard, name in enumerate(_names):
-            alone = partial(self._alone_with, shard, recorded[shard])
+        for shard, count in enumerate(recorded):
             with self._translated("check"):
-                found = list(check_shard(f"{self._root}/{name}", alone, repair=mend))
+                found = self._check_shard(shard, count, repair=repair)
             yield from found
 
-    @contextmanager
-    def _alone_with(
-        self, shard: int, recorded: ShardCount | None
-    ) -> Generator[tuple[ShardCount | None, Callable[[], object]]]:
-        """Lock a shard, unless open for reading only; yield its record, and how to count again."""
+    def _check_shard(self, shard: int, recorded: ShardCount | None, *, repair: bool) -> list[str]:
+        """Lock a shard, unless open for reading only; return what is wrong with it."""
+        from kcache_backends._survey import problems
+
+        folder = f"{self._root}/{_names[shard]}"
         if self._read_only:
-            yield recorded, list
-            return
-        with self._turns.turn(), (counters := self._open_counters()).file, counters:
-            yield self._lock(counters, shard), lambda: self._examine(counters, shard)
+            return list(problems(folder, recorded))
+        with self._turns.turn(), self._open_counters() as counters:
+            found = list(problems(folder, self._lock(counters, shard), repair=repair))
+            if repair:
+                self._examine(counters, shard)
+        return found
 
     def close(self) -> None:
         """Write the uses that were noted. Idempotent."""
@@ -317,7 +309,7 @@ class FileBackend(Backend):
 
     def _put(self, key: str, value: bytes) -> None:
         shard = int(key[:2], 16)
-        with self._turns.turn(), (counters := self._open_counters()).file, counters:
+        with self._turns.turn(), self._open_counters() as counters:
             self._replace(key, value, counters, self._locked(counters, shard))
             removed = counters.removed()
         if removed:  # another writer has created the directory again
@@ -346,10 +338,7 @@ class FileBackend(Backend):
                 with suppress(OSError):
                     counters.finish(shard, count)
             raise
-        if replaced is None:
-            counters.finish(shard, count, size=len(value), entries=1)
-        else:
-            self._finish(counters, shard, count, len(value) - replaced, 0)
+        self._finish(counters, shard, count, len(value) - (replaced or 0), replaced is None)
         if self._sync:
             sync(folder)
 
@@ -393,13 +382,13 @@ class FileBackend(Backend):
 
     def _recounted(self, shard: int) -> ShardCount:
         """Lock a shard, count it, and write its record."""
-        with self._turns.turn(), (counters := self._open_counters()).file, counters:
+        with self._turns.turn(), self._open_counters() as counters:
             self._lock(counters, shard)
             return self._examine(counters, shard)[0]
 
     def _examine(self, counters: ShardCounters, shard: int) -> tuple[ShardCount, list[Used]]:
         """List a locked shard: correct its record and return it with (mtime, key) of each entry."""
-        from kcache_backends._examine import examine
+        from kcache_backends._survey import examine
 
         return examine(f"{self._root}/{_names[shard]}", shard, counters, most=self._most)
 
@@ -410,20 +399,12 @@ class FileBackend(Backend):
             CorruptEntryError: it has more than the most bytes, or more than its shard holds in all.
         """
         held = None
-        with suppress(OSError, BackendError), (counters := self._open_counters()).file:
+        with suppress(OSError, BackendError), self._open_counters() as counters:
             held = counters.read(int(key[:2], 16))
         if size > self._most or (held is not None and size > held.bytes):
             raise CorruptEntryError(f"{key} has {size} bytes, more than was ever put there")
 
     # -- for `coldest` -------------------------------------------------------------------------
-
-    def _fullest(self) -> list[tuple[int, int]]:
-        with self._translated("coldest"), (counters := self._open_counters()).file:
-            return counters.fullest()
-
-    def _is_locked(self, shard: int) -> bool:
-        with self._translated("coldest"), (counters := self._open_counters()).file:
-            return counters.is_locked(shard)
 
     def _look(self, shard: int) -> list[Used]:
         """Return (mtime, key) of the entries of a shard, and correct its record on the way.
@@ -431,15 +412,9 @@ class FileBackend(Backend):
         At most `SAMPLE` entries of a shard are examined; it has more beyond half a million in all.
         A shard whose holder was stopped has none.
         """
-        from kcache_backends._coldest import SAMPLE
-        from kcache_backends._examine import glance
+        from kcache_backends._survey import SAMPLE, glance
 
-        with (
-            self._translated("coldest"),
-            self._turns.turn(),
-            (counters := self._open_counters()).file,
-            counters,
-        ):
+        with self._turns.turn(), self._open_counters() as counters:
             count = counters.read(shard)
             if count is not None and count.entries > SAMPLE:
                 return glance(f"{self._root}/{_names[shard]}", SAMPLE)

@@ -6,8 +6,8 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from itertools import chain
-from typing import TypeAlias, TypeVar
 
 import lmdb
 
@@ -17,9 +17,6 @@ from kcache.util.mounts import FileSystem, file_system
 from kcache_backends import _lmdb_records as records
 from kcache_backends._lmdb_environment import HARDLY, Environment
 from kcache_backends._lmdb_files import DAMAGE, has_room
-
-T = TypeVar("T")
-Rows: TypeAlias = list[tuple[bytes, bytes, int, int]]
 
 _now = time.monotonic
 
@@ -39,8 +36,6 @@ TOUCH_AFTER = 30_000_000_000
 #: How many rows one read transaction of `coldest` or `scan` looks at. A longer transaction would
 #: keep LMDB from using pages again.
 ROWS = 256
-#: How often a file is verified again if another process wrote to it in the meantime.
-VERIFY_TRIES = 3
 
 
 class LmdbBackend(Backend):
@@ -126,13 +121,6 @@ class LmdbBackend(Backend):
                 return value
         return self._value(name)
 
-    def use(self, key: str) -> bytes | None:
-        """Return what `get` returns, and note the use."""
-        value = self.get(key)
-        if value is not None:
-            self.touch(key)
-        return value
-
     def touch(self, key: str) -> None:
         """Note a use of `key`, to be written with the next ones.
 
@@ -211,33 +199,26 @@ class LmdbBackend(Backend):
     def check(self, *, repair: bool = False) -> Iterator[str]:
         """Verify the file page by page, then the sums and the index by recency.
 
-        With repair, a file with any damage is replaced by an empty one.
+        With repair, a file with any damage is replaced by an empty one. Open for reading only, it
+        keeps nobody from writing: a file that is being written may look damaged.
         """
+        from lmdb import verify  # it reads the bytes of the file; few calls need it
+
         environment = self._opened()
         self._write_uses(HARDLY)
-        if environment.read(_last_change) is None:
+        if environment.read(lambda txn: txn.id()) is None:
             return
         env = environment.env
         with nullcontext() if self._read_only else self.batch():
-            found = self._problems(environment)
-        for each in found:
-            yield f"the database is damaged: {each}"
-        if found and repair and not self._read_only:
-            environment.begin_anew(env)
-
-    def _problems(self, environment: Environment) -> list[str]:
-        from lmdb import verify  # it reads the bytes of the file; few calls need it
-
-        for _ in range(VERIFY_TRIES):
-            before = environment.read(_last_change)
             try:
                 found: list[str] = verify.verify(f"{self._root}/db")  # type: ignore[no-untyped-call]
                 found = found[:10] or environment.read(records.problems) or []
             except (verify.VerifyError, *DAMAGE) as error:
                 found = [str(error)]
-            if not found or environment.read(_last_change) == before:
-                return found
-        raise BackendError(f"{self._root} can't be verified, because others write all the time")
+        for each in found:
+            yield f"the database is damaged: {each}"
+        if found and repair and not self._read_only:
+            environment.begin_anew(env)
 
     def close(self) -> None:
         """Write the noted uses and release the database. Idempotent.
@@ -260,22 +241,16 @@ class LmdbBackend(Backend):
     def _value(self, name: bytes) -> bytes | None:
         """Return a copy of a value; None if it is larger than the cap, so that no put wrote it."""
         environment = self._opened()
-        if environment.wide:
-            length = environment.read(lambda txn: len(txn.get(name, b"")), buffers=True)
-            if length and length > self._max_size:
-                return None
-        value = environment.read(lambda txn: txn.get(name))
-        return None if value is None or len(value) > self._max_size else value
+        length = environment.read(lambda txn: len(txn.get(name, b"")), buffers=True)
+        if length and length > self._max_size:  # another process has a larger cap
+            return None
+        return environment.read(lambda txn: txn.get(name))
 
     def _rows(
-        self, look: Callable[[lmdb.Transaction[bytes], bytes, int], Rows], after: bytes = b""
+        self, look: Callable[..., list[tuple[bytes, bytes, int, int]]], after: bytes = b""
     ) -> Iterator[EntryInfo]:
         """Yield what `look` returns of the tree, `ROWS` at a time, each in a transaction."""
-
-        def more(txn: lmdb.Transaction[bytes]) -> Rows:
-            return look(txn, after, ROWS)
-
-        while rows := self._opened().read(more):
+        while rows := self._opened().read(partial(look, after=after, most=ROWS)):
             for _, raw, used, size in rows:
                 yield EntryInfo(raw.hex(), size, used)
             after = rows[-1][0] + b"\0"
@@ -298,7 +273,3 @@ class LmdbBackend(Backend):
         """Return the time, later than any that this object has returned before."""
         self._last_use = now = max(self._clock(), self._last_use + 1)
         return now
-
-
-def _last_change(txn: lmdb.Transaction[bytes]) -> int:
-    return txn.id()

@@ -11,7 +11,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
-from kcache.admin.filters import Filters, is_wanted, parse_filters
+from kcache.admin.passes import Filters, is_wanted, parse_filters
 from kcache.backend import Backend, EntryInfo, NoBackend
 from kcache.config import Config
 from kcache.engine.eviction import LOW_WATER

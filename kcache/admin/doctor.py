@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache.config import VARIABLES, Config, default_cache_directory
 from kcache.environment import unknown_variables
 from kcache.errors import KcacheError
-from kcache.util import log
 from kcache.util.cuda_driver import Version, driver_version
-from kcache.util.distribution import how_to_install
+from kcache.util.hints import how_to_install, nearest
 from kcache.util.mounts import FileSystem, file_system
-from kcache.util.nearest import nearest
 from kcache.util.units import format_size
 
 if TYPE_CHECKING:
@@ -125,12 +123,12 @@ def _cache(
     from kcache.engine.opening import open_configured
 
     arguments = {"directory": directory, "read_only": True, "disable": False}
-    with log.overheard() as said:
-        try:
-            opened = open_configured(arguments, None)
-        except KcacheError as error:
-            yield Finding(PROBLEM, "cache", str(error))
-            return
+    said: list[str] = []
+    try:
+        opened = open_configured(arguments, None, said.append)
+    except KcacheError as error:
+        yield Finding(PROBLEM, "cache", str(error))
+        return
     yield from (Finding(PROBLEM, "cache", sentence) for sentence in said)
     known = ", ".join(backend_names())
     yield Finding(OK, "backend", f"{opened.config.backend.value} (there are: {known})")

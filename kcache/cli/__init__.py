@@ -20,7 +20,7 @@ def main() -> int:
 
     missing = [name for name in ("click", "rich") if importlib.util.find_spec(name) is None]
     if missing:
-        from kcache.util.distribution import how_to_install
+        from kcache.util.hints import how_to_install
 
         print(
             f"kcache: error: the command line needs {' and '.join(missing)}: "

@@ -21,8 +21,8 @@ from kcache.errors import (
     KcacheError,
     UnknownBackendError,
 )
+from kcache.util.hints import nearest
 from kcache.util.log import log_to_stderr
-from kcache.util.nearest import nearest
 
 #: Exit codes. If a signal ended a process, a shell reports 128 plus the signal's number.
 FAILED = 1

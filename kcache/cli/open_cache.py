@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from kcache.engine.opening import (
     with_saved,
 )
 from kcache.errors import BackendError, ConfigError, UnknownBackendError
+from kcache.util import log
 
 if TYPE_CHECKING:
     from kcache import KernelCache
@@ -86,7 +87,10 @@ def open_existing(
 
 
 def load_settings(
-    directory: str | None, *, changes: bool = False
+    directory: str | None,
+    *,
+    changes: bool = False,
+    complain: Callable[[str], object] = log.warning_once,
 ) -> tuple[Config, Mapping[str, object]]:
     """Return the settings with those that are saved in the directory, and the texts of the latter.
 
@@ -100,7 +104,7 @@ def load_settings(
     if changes:
         _required(directory)
     try:
-        config, files = find_cache({"directory": directory}, look=True)
+        config, files = find_cache({"directory": directory}, look=True, complain=complain)
     except ConfigError:  # the option names no cache: the command that uses it will say so
         return Config.load({"directory": directory}, complain=lambda _: None), {}
     return config, {} if isinstance(files, NoBackend) else files.settings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from kcache.admin.filters import Filters
+    from kcache.admin.passes import Filters
 
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -54,7 +54,7 @@ def filter_options(function: Callable[..., object]) -> Callable[..., object]:
         older_than: str | None,
         **others: object,
     ) -> object:
-        from kcache.admin.filters import parse_filters
+        from kcache.admin.passes import parse_filters
 
         filters: Filters = parse_filters(name, arch, used_within, older_than)
         return function(filters=filters, **others)

@@ -72,7 +72,11 @@ class OpenedBackend(NamedTuple):
 # -- a cache as arguments and environment say ------------------------------------------------------
 
 
-def open_configured(arguments: Mapping[str, object], given: Backend | None) -> OpenedBackend:
+def open_configured(
+    arguments: Mapping[str, object],
+    given: Backend | None,
+    complain: Callable[[str], object] = log.warning_once,
+) -> OpenedBackend:
     """Return the backend that the arguments and the environment name, and log what is wrong.
 
     A directory that the program named must be safe, or ConfigError says why not. A wrong directory
@@ -83,16 +87,17 @@ def open_configured(arguments: Mapping[str, object], given: Backend | None) -> O
     Args:
         arguments: settings by name.
         given: a backend that the program made.
+        complain: called with a sentence about each thing that is wrong.
 
     Raises:
         ConfigError, UnknownBackendError: an argument is not allowed.
     """
-    config, directory = find_cache(arguments, given)
+    config, directory = find_cache(arguments, given, complain=complain)
     if isinstance(directory, NoBackend):
         return OpenedBackend(config, None, given or directory, given is not None)
     if given is not None:
         return OpenedBackend(config, directory, given, given=True)
-    return OpenedBackend(config, directory, _open_backend(config, directory))
+    return OpenedBackend(config, directory, _open_backend(config, directory, complain))
 
 
 def find_cache(
@@ -105,9 +110,8 @@ def find_cache(
     """Return the settings and the directory of a cache, or a backend that says why there is none.
 
     Args:
-        arguments, given: as for `open_configured`; so are the errors.
+        arguments, given, complain: as for `open_configured`; so are the errors.
         look: change nothing, whatever the settings say.
-        complain: called with a sentence about each thing that is wrong.
     """
     complaints: list[str] = []
     config = Config.load(arguments, complain=complaints.append)
@@ -164,7 +168,9 @@ def _is_read_only(config: Config) -> bool:
     return config.read_only.value or config.disable.value
 
 
-def _open_backend(config: Config, directory: CacheDirectory) -> Backend:
+def _open_backend(
+    config: Config, directory: CacheDirectory, complain: Callable[[str], object]
+) -> Backend:
     """Return the backend; if it refuses the directory (LMDB on NFS), one that stores nothing.
 
     Raises:
@@ -181,7 +187,7 @@ def _open_backend(config: Config, directory: CacheDirectory) -> Backend:
         reason = f"{source}: {error}"
     except BackendError as error:
         reason = str(error)
-    log.warning_once(f"{reason}. {_IN_MEMORY}")
+    complain(f"{reason}. {_IN_MEMORY}")
     return NoBackend(reason)
 
 
@@ -246,7 +252,7 @@ def require_saved(name: str) -> None:
         ConfigError: it is none.
     """
     if name not in _PARSERS:
-        from kcache.util.nearest import did_you_mean
+        from kcache.util.hints import did_you_mean
 
         more, allowed = did_you_mean(name, SAVED), ", ".join(sorted(SAVED))
         raise ConfigError(f"setting {name!r} can't be saved{more}; allowed: {allowed}")

@@ -33,7 +33,7 @@ class _LoweredNames(dict[str, str]):
     __slots__ = ()
 
     def __missing__(self, name: object) -> str:
-        from kcache.util.nearest import did_you_mean
+        from kcache.util.hints import did_you_mean
 
         more = did_you_mean(name, self) if isinstance(name, str) else ""
         there = ", ".join(map(repr, self)) or "none: it was compiled without names"
@@ -121,7 +121,7 @@ class CompiledKernel(NamedTuple):
                 the kernel, because it is for another architecture, say. The message says which.
         """
         from kcache.launch import load
-        from kcache.launch.modules import Code
+        from kcache.launch.loaded_kernel import Code
 
         code = Code(self.cubin, self.ptx, self.ltoir)
         return load(code, self.key, self.lowered_names, device, name)

@@ -20,7 +20,7 @@ from kcache.nvrtc.options import CompileOptions, parse_arch
 from kcache.nvrtc.parsed_options import Option, parse_options
 from kcache.nvrtc.request import DEFAULT_NAME, CompileRequest, Request, read_source
 from kcache.util.gpu_code import kernels_in
-from kcache.util.nearest import did_you_mean
+from kcache.util.hints import did_you_mean
 
 _OPTIONS = tuple(name for name in CompileOptions._fields if name != "arch")
 #: The fields that `defaults` may hold, and the further fields of a kernel.

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.launch.contexts import Context, generations, on
-from kcache.launch.handle import LoadedKernel
-from kcache.launch.modules import Code, load_module
+from kcache.launch.loaded_kernel import Code, LoadedKernel, load_module
 
 __all__ = ["LoadedKernel", "generation", "reset"]
 
@@ -22,7 +21,6 @@ def load(
 
     Threads: safe; threads that ask for one kernel at once load it once.
     """
-    _check_device(device)
     if name is not None and not isinstance(name, str):
         raise ArgumentTypeError(f"name={name!r} is not allowed; allowed: None, text")
     with on(device) as number:
@@ -43,7 +41,6 @@ def reset(device: int | None = None) -> None:
         ConfigError: there is no such device.
         DeviceError: there is no driver or no GPU.
     """
-    _check_device(device)
     with on(device) as number:
         generations[number] += 1
 
@@ -55,14 +52,8 @@ def generation(device: int | None = None) -> int:
         ConfigError: there is no such device.
         DeviceError: there is no driver or no GPU.
     """
-    _check_device(device)
     with on(device) as number:
         return generations[number]
-
-
-def _check_device(device: object) -> None:
-    if device is not None and type(device) is not int:
-        raise ArgumentTypeError(f"device={device!r} is not allowed; allowed: None, an integer")
 
 
 def _pick(lowered: Mapping[str, str], name: str | None, kernels: list[str]) -> str:

@@ -9,7 +9,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from kcache.errors import ConfigError, DeviceError, StaleKernelError
+from kcache.errors import ArgumentTypeError, ConfigError, DeviceError, StaleKernelError
 from kcache.util.cuda_driver import FORKED, open_library
 
 #: By device: how often its contexts were reset.
@@ -27,7 +27,7 @@ def core() -> Any:  # noqa: ANN401  optional, and typed by its own stubs
     try:
         return import_module("cuda.core")
     except ImportError as error:
-        from kcache.util.distribution import how_to_install
+        from kcache.util.hints import how_to_install
 
         raise DeviceError(
             "the package cuda-core is missing, which loads and launches kernels: "
@@ -96,6 +96,8 @@ def on(device: int | None) -> Generator[int]:
         ConfigError: there is no such device.
         DeviceError: the driver can't make a context, or this process is a forked child.
     """
+    if device is not None and type(device) is not int:
+        raise ArgumentTypeError(f"device={device!r} is not allowed; allowed: None, an integer")
     cuda = driver()
     error, current = cuda.cuCtxGetDevice()  # an error: there is no current context
     _refuse_forked(error)

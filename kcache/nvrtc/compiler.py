@@ -127,7 +127,7 @@ def _names_own_files(request: Request) -> bool:
 
 
 def _hint() -> str:
-    from kcache.util.distribution import how_to_install
+    from kcache.util.hints import how_to_install
 
     return f"{how_to_install('cu13')} (CUDA 12: cu12)"
 

@@ -111,7 +111,7 @@ class CompileOptions(_Options):
     ) -> Self:
         """Check every value and convert it to its canonical form."""
         if unknown:
-            from kcache.util.nearest import unexpected_argument
+            from kcache.util.hints import unexpected_argument
 
             raise unexpected_argument(cls, unknown, cls)
         _check_int("optimization", optimization, 0, 3)
@@ -139,7 +139,7 @@ class CompileOptions(_Options):
         """
         for name in changes:
             if name not in self._fields:
-                from kcache.util.nearest import did_you_mean
+                from kcache.util.hints import did_you_mean
 
                 more = did_you_mean(name, self._fields)
                 raise ConfigError(f"no option {name!r}{more}; allowed: {', '.join(self._fields)}")

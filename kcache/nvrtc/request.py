@@ -270,7 +270,7 @@ def compile_request(given: object) -> CompileRequest:
         values = dict(cast("Mapping[str, Any]", given))
         for name in values:
             if name not in fields:
-                from kcache.util.nearest import did_you_mean
+                from kcache.util.hints import did_you_mean
 
                 more = did_you_mean(name, fields)
                 raise ConfigError(f"no field {name!r}{more}; allowed: {', '.join(fields)}")

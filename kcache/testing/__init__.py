@@ -37,7 +37,7 @@ __all__ = [
 _NEEDS_TOOLS = {"BackendContract": "contract", "CacheMachine": "machine"}
 _EXPLAINED = (
     *_NEEDS_TOOLS.values(),
-    *("_base", "_batches", "_processes", "_trouble", "_values"),
+    *("_base", "_processes", "_trouble", "_values"),
 )
 
 
@@ -58,7 +58,7 @@ def _require() -> None:
         import hypothesis  # noqa: F401  # pyright: ignore[reportUnusedImport]
         import pytest  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
-        from kcache.util.distribution import how_to_install
+        from kcache.util.hints import how_to_install
 
         raise ImportError(
             f"{error.name} is missing: {how_to_install('testing')}", name=error.name

@@ -20,8 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,  # pyright: ignore[reportUnknownVariableType]
 )
 
-from kcache.testing._batches import BatchTests
-from kcache.testing._processes import ProcessTests
+from kcache.testing._processes import BatchTests, ProcessTests
 from kcache.testing._trouble import StrangerTests, TroubleTests
 from kcache.testing._values import RecencyTests, ValueTests
 from kcache.testing.machine import DEFAULTS, CacheMachine

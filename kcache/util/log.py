@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,8 +25,6 @@ _DEBUG, _INFO = 10, 20
 #: The logger, once somebody has made it.
 _known: Logger | None = None
 _said: set[str] = set()
-#: Where warnings go instead of the log, while somebody listens.
-_heard: list[str] | None = None
 #: The process group that reads the log, if it is not this process's own.
 _readers: int | None = None
 
@@ -90,9 +87,7 @@ def info(message: str, *args: object) -> None:
 
 def warning(message: str, *args: object) -> None:
     """Log a warning."""
-    if _heard is not None:
-        _heard.append(message % _texts(args))
-    elif not is_ending():
+    if not is_ending():
         with suppress(OSError):  # no descriptor is left for its import
             logger = _logger()
             if not logger.hasHandlers():  # Python writes the bare message to standard error
@@ -102,21 +97,9 @@ def warning(message: str, *args: object) -> None:
 
 def warning_once(message: str) -> None:
     """Log a warning that this process has not logged yet."""
-    if _heard is not None or message not in _said:
+    if message not in _said:
         _said.add(message)
         warning("%s", message)
-
-
-@contextmanager
-def overheard() -> Generator[list[str]]:
-    """Collect the warnings of the block instead of logging them; for one thread, not nested."""
-    global _heard  # noqa: PLW0603  the logger is the process's, too
-    heard: list[str] = []
-    _heard = heard
-    try:
-        yield heard
-    finally:
-        _heard = None
 
 
 def group() -> int:

@@ -27,7 +27,7 @@ from kcache.nvrtc.inventory import MANIFEST, unique_length
 from kcache.util.units import counted, format_size, plain
 
 if TYPE_CHECKING:
-    from kcache.admin.filters import Filters
+    from kcache.admin.passes import Filters
 
 #: How many problems are named one by one.
 _NAMED = 5

@@ -14,7 +14,7 @@ from kcache.cli.terminal import columns, say, show, write_stdout
 from kcache.config import VARIABLES, Setting
 from kcache.engine.opening import SAVED
 from kcache.nvrtc import library
-from kcache.util.distribution import how_to_install
+from kcache.util.hints import how_to_install
 from kcache.util.units import format_size, plain
 
 _SIZES = ("max_size", "memory_size")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.admin.filters import Filters, is_wanted
 from kcache.admin.info import count_kinds, told_kinds
+from kcache.admin.passes import Filters, is_wanted
 from kcache.cli.entries import SHORT, complete_keys, key_prefix, resolve
 from kcache.cli.open_cache import may_write, open_existing
 from kcache.cli.options import directory_option, filter_options, flag, json_option

@@ -20,7 +20,7 @@ from kcache.errors import ConfigError, KcacheError
 from kcache.nvrtc.cuda_headers import folder_of
 from kcache.nvrtc.options import parse_arch
 from kcache.util.child_process import without_dropin
-from kcache.util.distribution import how_to_install
+from kcache.util.hints import how_to_install
 from kcache.util.units import format_size, format_time
 
 _SOURCE = Path(__file__).with_name("demo.cu")

@@ -12,7 +12,6 @@ from kcache.cli.open_cache import load_settings
 from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import columns, show
 from kcache.config import Config
-from kcache.util import log
 from kcache.util.units import counted, plain
 
 if TYPE_CHECKING:
@@ -69,8 +68,8 @@ def _only_remotes(directory: str | None) -> Iterator[Finding]:
     from kcache.admin.doctor import OK, PROBLEM, Finding
     from kcache.kernels.remote_diagnosis import diagnose_remotes
 
-    with log.overheard() as said:
-        config, _ = load_settings(directory)
+    said: list[str] = []
+    config, _ = load_settings(directory, complain=said.append)
     findings = [Finding(PROBLEM, "settings", sentence) for sentence in said]
     findings += diagnose_remotes(config)
     yield from findings or [Finding(OK, "remote", "KCACHE_REMOTE names no remote")]

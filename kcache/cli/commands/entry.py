@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.admin.filters import Filters, is_wanted
+from kcache.admin.passes import Filters, is_wanted
 from kcache.cli.entries import SHORT, item_json, key_argument, listing, open_entry
 from kcache.cli.open_cache import open_existing
 from kcache.cli.options import directory_option, filter_options, flag, json_option

@@ -32,7 +32,7 @@ from kcache.engine.stats import Stats, StatsFile
 from kcache.errors import BackendError, ConfigError
 from kcache.nvrtc import PRODUCER, library
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item, items
-from kcache.util.distribution import how_to_install
+from kcache.util.hints import how_to_install
 from kcache.util.units import counted, format_age, format_size, format_time, local_time, plain
 
 if TYPE_CHECKING:

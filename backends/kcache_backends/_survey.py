@@ -1,6 +1,7 @@
-"""ColdSample: finds the least recently used of many files, by looking at a few of them.
+"""Survey: what is in the shards of the file backend: all entries, the coldest, and what is wrong.
 
-It lists the shards that hold most until it has `SAMPLE` entries. It sorts them by mtime, offers the
+`ColdSample` finds the least recently used of many files by looking at a few of them. It lists the
+shards that hold most until it has `SAMPLE` entries. It sorts them by mtime, offers the
 coldest quarter, and then takes the next sample. The next iteration begins with the entries that are
 left over.
 """
@@ -8,9 +9,13 @@ left over.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
-from kcache.backend import EntryInfo
+from kcache.backend import EntryInfo, is_key
+from kcache_backends._files import is_temporary, listing, names_in
+from kcache_backends._shards import ShardCount, ShardCounters
 
 #: How many entries a sample has...
 SAMPLE = 2048
@@ -23,6 +28,9 @@ SHARE = 0.25
 #: count as a use.
 FUTURE = 86_400_000_000_000
 
+#: Without file locks, a temporary file counts as an orphan when it is this old, in seconds.
+ORPHAN_AGE = 3600.0
+
 #: (mtime in nanoseconds, key)
 Used = tuple[int, str]
 
@@ -33,25 +41,22 @@ class ColdSample:
     Exact where there are at most `SAMPLE` entries. Threads: each iteration has entries of its own.
 
     Args:
-        path: where the file of a key is.
-        fullest: (entries, shard) of every shard, most entries first.
+        root: the directory.
+        counters: opens its counters.
         look: the entries of a shard, all of them or a sample.
-        is_locked: whether somebody changes a shard now.
         now: the time, in nanoseconds.
     """
 
     def __init__(
         self,
-        path: Callable[[str], str],
-        fullest: Callable[[], list[tuple[int, int]]],
+        root: str,
+        counters: Callable[[], ShardCounters],
         look: Callable[[int], list[Used]],
-        is_locked: Callable[[int], bool],
         now: Callable[[], int],
     ) -> None:
-        self._path = path
-        self._fullest = fullest
+        self._root = root
+        self._counters = counters
         self._look = look
-        self._is_locked = is_locked
         self._now = now
         #: Entries that the last iteration did not offer, the coldest last, and how many of them it
         #: may still offer.
@@ -105,9 +110,13 @@ class ColdSample:
         finally:
             self._pool, self._left = pool, left
 
+    def _is_locked(self, shard: int) -> bool:
+        with self._counters() as counters:
+            return counters.is_locked(shard)
+
     def _info(self, key: str) -> EntryInfo | None:
         try:
-            status = os.stat(self._path(key), follow_symlinks=False)
+            status = os.stat(f"{self._root}/{key[:2]}/{key}", follow_symlinks=False)
         except OSError:
             return None
         return EntryInfo(key, status.st_size, status.st_mtime_ns)
@@ -128,7 +137,9 @@ class ColdSample:
         sample: list[Used] = []
         passed_by = False
         share = 1.0  # these are all entries: their order is exact, and all of them may go
-        for entries, shard in self._fullest():
+        with self._counters() as counters:
+            fullest = counters.fullest()
+        for entries, shard in fullest:
             if shard in visited or not entries:
                 continue
             if sample and len(sample) + min(entries, SAMPLE) > SAMPLE:
@@ -143,3 +154,85 @@ class ColdSample:
         future = self._now() + FUTURE
         sample.sort(key=lambda used: (used[0] < future, *used), reverse=True)
         return sample, max(1, int(len(sample) * share)), passed_by
+
+
+# -- one shard -----------------------------------------------------------------------------------
+
+
+def examine(
+    folder: str, shard: int, counters: ShardCounters, *, most: int
+) -> tuple[ShardCount, list[Used]]:
+    """List a locked shard: correct its record and return it with (mtime, key) of each entry.
+
+    It removes orphans, and files of more than `most` bytes, which no put can have written.
+    """
+    size = 0
+    found: list[Used] = []
+    for name, status in listing(folder):
+        if is_key(name) and status.st_size <= most:
+            size += status.st_size
+            found.append((status.st_mtime_ns, name))
+        elif is_key(name) or _is_orphan(name, status, counters):
+            with suppress(OSError):
+                os.unlink(f"{folder}/{name}")
+        elif is_temporary(name):
+            size += status.st_size
+    old = counters.read(shard)
+    generation = 0 if old is None else (old.generation | 1) + 1
+    count = ShardCount(size, len(found), generation & ~1)
+    counters.write(shard, count)
+    return count, found
+
+
+def _is_orphan(name: str, status: os.stat_result, counters: ShardCounters) -> bool:
+    """Tell whether nobody writes a temporary file: the shard is locked, or the file is old."""
+    if is_temporary(name) is None:
+        return False
+    return counters.locks_work or time.time() - status.st_mtime > ORPHAN_AGE
+
+
+def glance(folder: str, count: int) -> list[Used]:
+    """Return (mtime, key) of `count` entries of a shard, chosen at random."""
+    import random  # its import takes a fresh process 3 ms, and few need it
+
+    names = [name for name in names_in(folder) if is_key(name)]
+    found: list[Used] = []
+    for name in random.sample(names, min(count, len(names))):
+        with suppress(OSError):
+            status = os.stat(f"{folder}/{name}", follow_symlinks=False)
+            found.append((status.st_mtime_ns, name))
+    return found
+
+
+def problems(directory: str, count: ShardCount | None, *, repair: bool = False) -> Iterator[str]:
+    """Yield what is wrong with a shard that `count` is the record of, None if that is damaged.
+
+    With repair, entries of other shards are removed. The traces of a killed process are no fault: a
+    record that is marked and too high, and a temporary file. The shard's next writer mends both.
+    """
+    size = entries = strays = orphans = 0
+    for name, status in listing(directory):
+        if is_temporary(name):
+            orphans += 1
+        elif is_key(name) and name.startswith(os.path.basename(directory)):
+            size += status.st_size
+            entries += 1
+        else:
+            strays += 1
+            if repair and is_key(name):
+                with suppress(OSError):
+                    os.unlink(os.path.join(directory, name))
+    shard = os.path.basename(directory)
+    if count is None:
+        yield f"shard {shard}: its counter is damaged"
+    elif count.under_way and count.bytes >= size and count.entries >= entries:
+        orphans = 0
+    elif (count.bytes, count.entries) != (size, entries):
+        yield (
+            f"shard {shard}: its counter says {count.bytes} bytes in {count.entries} entries, "
+            f"there are {size} in {entries}"
+        )
+    if orphans:
+        yield f"shard {shard}: {orphans} temporary files that nobody is writing"
+    if strays:
+        yield f"shard {shard}: {strays} files that are no entries of it"

@@ -1,0 +1,240 @@
+"""LoadedKernel: a kernel on a device, ready to launch; and the modules that have the code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from threading import Lock
+from typing import Any, NamedTuple
+
+from kcache.errors import ArgumentTypeError, ConfigError, DeviceError
+from kcache.launch.arguments import address_of, pack
+from kcache.launch.contexts import Context, core, driver
+from kcache.util.gpu_code import kernels_of
+
+#: The address of CUDA's default stream (CU_STREAM_LEGACY of cuda.h).
+_LEGACY = 1
+
+
+class LoadedKernel:
+    """A kernel on a device, ready to launch. Made by `CompiledKernel.load`.
+
+    Threads: safe to share. Fork: a child can't use it; a launch there raises an error.
+
+    Its code stays loaded until the process ends. The handle is stale, and a launch and `kernel`
+    raise StaleKernelError, once `kcache.launch.reset` was called for its device or the driver no
+    longer has its context. The driver does not tell if a primary context was reset
+    (`cuDevicePrimaryCtxReset`, `cudaDeviceReset`) and created again between two uses. If your
+    program does that, call `kcache.launch.reset` afterwards.
+
+    Attributes:
+        name: the kernel's name in its module: mangled, unless it is `extern "C"`.
+        device: the device's number.
+        key: the key of the compiled kernel.
+        generation: how often the device's contexts had been reset when the kernel was loaded.
+    """
+
+    __slots__ = ("_context", "_kernel", "_sizes", "device", "generation", "key", "name")
+
+    def __init__(self, module: Module, name: str, key: str) -> None:
+        self._kernel = module.kernel(name)
+        self._sizes = [info.size for info in self._kernel.arguments_info]
+        self._context = module.context
+        self.name = name
+        self.device = module.context.device
+        self.key = key
+        self.generation = module.context.generation
+
+    @property
+    def kernel(self) -> Any:  # noqa: ANN401  optional, and typed by its own stubs
+        """cuda.core's `Kernel`, for more: attributes, occupancy, clusters, cooperative launches."""
+        with self._context.current():
+            return self._kernel
+
+    def launch(
+        self,
+        grid: int | tuple[int, ...],
+        block: int | tuple[int, ...],
+        *args: object,
+        stream: object = None,
+        shared_memory: int = 0,
+    ) -> None:
+        """Launch the kernel; returns at once, the kernel runs in the order of its stream.
+
+        A Python int becomes an integer of the parameter's size, and a Python float a `float` or a
+        `double`; both are refused if they do not fit. The driver tells the sizes of the parameters,
+        not their types: pass `2.0`, not `2`, for a `float`. numpy and ctypes scalars are passed as
+        they are and must have the parameter's size.
+
+        Device memory is a cuda.core `Buffer`, anything with DLPack or `__cuda_array_interface__`,
+        an address (int) or None, the null pointer. Its element type, shape and strides are ignored:
+        the kernel gets the address of the first element. The caller keeps the memory until the
+        kernel is done.
+
+        Args:
+            grid: blocks, an int or up to three.
+            block: threads per block, an int or up to three.
+            args: one value for each parameter.
+            stream: a cuda.core `Stream`, anything with `__cuda_stream__`, a stream's address as
+                other libraries give it, or None: the default stream of CUDA.
+            shared_memory: bytes of dynamic shared memory per block; may exceed 48 KiB.
+
+        Raises:
+            StaleKernelError: the kernel's context no longer exists; load the kernel again.
+            ConfigError: a value is not allowed; the message names it.
+            DeviceError: the driver refused the launch, or an earlier kernel has failed.
+        """
+        cuda = core()
+        with self._context.current():
+            order = _as_stream(stream)
+            address = partial(address_of, device=self.device, stream=int(order.handle))
+            values = pack(self._sizes, args, address)
+            try:
+                config = cuda.LaunchConfig(grid=grid, block=block, shmem_size=shared_memory)
+                cuda.launch(order, config, self._kernel, *values)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ConfigError(f"{self.name} can't be launched: {error}") from error
+            except Exception as error:  # cuda.core's CUDAError has no public name
+                how = f"grid={grid!r}, block={block!r}, shared_memory={shared_memory!r}"
+                raise DeviceError(f"{self.name} was not launched with {how}: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"LoadedKernel({self.name!r}, device={self.device}, generation={self.generation})"
+
+
+def _as_stream(stream: Any) -> Any:  # noqa: ANN401  cuda.core's
+    """Return a stream as cuda.core's.
+
+    Raises:
+        ArgumentTypeError: it is none.
+    """
+    made = core().Stream
+    if isinstance(stream, made):
+        return stream
+    address = stream.__cuda_stream__()[1] if hasattr(stream, "__cuda_stream__") else stream or 0
+    if type(address) is not int or address < 0:
+        raise ArgumentTypeError(
+            f"stream={stream!r} is not allowed; allowed: a cuda.core Stream, an object with "
+            "__cuda_stream__, a stream's address, None"
+        )
+    return made.from_handle(address or _LEGACY)
+
+
+# -- modules ---------------------------------------------------------------------------------------
+
+
+class Code(NamedTuple):
+    """The outputs of one compile that can be loaded."""
+
+    cubin: bytes | None
+    ptx: bytes | None
+    ltoir: bytes | None
+
+
+class Module:
+    """The code of one kernel in one context. It stays loaded until the process ends.
+
+    Threads: safe to share.
+
+    Attributes:
+        context: where it is loaded.
+        code: what it was made of.
+        names: the kernels that it has, sorted.
+    """
+
+    def __init__(self, context: Context, code: Code) -> None:
+        self.context = context
+        self.code = code
+        self._objects = list(_codes(code, context.device))
+        self.names = kernels_of(code.ptx, bytes(self._objects[0].code))
+        self._kernels: dict[str, Any] = {}
+        self._lock = Lock()
+
+    def kernel(self, name: str) -> Any:  # noqa: ANN401  optional, and typed by its own stubs
+        """Return cuda.core's `Kernel` of this name; the context is current.
+
+        Raises:
+            ConfigError: the module has none; the message lists what it has.
+            DeviceError: the driver refuses the code, for example because it is for another GPU.
+        """
+        if self.names and name not in self.names:
+            listed = ", ".join(self.names)
+            raise ConfigError(f"name={name!r} is not a kernel here; allowed: {listed}")
+        with self._lock:
+            if name not in self._kernels:
+                self._kernels[name] = self._load(name)
+            return self._kernels[name]
+
+    def _load(self, name: str) -> Any:  # noqa: ANN401  as above
+        device, reasons = self.context.device, list[str]()
+        for code in self._objects:
+            try:
+                return _loaded(code.get_kernel(name), device)
+            except Exception as error:  # cuda.core's CUDAError has no public name
+                reasons.append(f"{code.code_type}: {error}")
+        where = f"device {device}, which is sm_{core().Device(device).arch}"
+        raise DeviceError(f"{name} can't be loaded on {where}: {'; '.join(reasons)}")
+
+
+def _loaded(kernel: Any, device: int) -> Any:  # noqa: ANN401  cuda.core's
+    """Return a kernel that is really loaded, and may use all the shared memory there is.
+
+    The driver loads code when it is first used. Here it is used, so that errors appear now, and the
+    first launch takes no longer than others. CUDA wants to be asked for more than 48 KiB of
+    dynamic shared memory; a launch with less loses nothing by it.
+    """
+    shared = core().Device(device).properties.max_shared_memory_per_block_optin
+    shared -= kernel.attributes[device].shared_size_bytes
+    cuda = driver()
+    attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    cuda.cuKernelSetAttribute(attribute, max(0, shared), kernel.handle, device)
+    return kernel
+
+
+def _codes(code: Code, device: int) -> Iterator[Any]:
+    """Yield cuda.core's ObjectCode of what may run on a device: the CUBIN, then PTX.
+
+    The driver compiles PTX, and nvJitLink links LTOIR if there is nothing else.
+    """
+    made = core().ObjectCode
+    if code.cubin is not None:
+        yield made.from_cubin(code.cubin)
+    if code.ptx is not None:
+        yield made.from_ptx(code.ptx)
+    elif code.cubin is None:
+        yield _linked(code.ltoir, device)
+
+
+def _linked(ltoir: bytes | None, device: int) -> Any:  # noqa: ANN401  cuda.core's ObjectCode
+    if ltoir is None:
+        raise DeviceError("the kernel has neither CUBIN nor PTX nor LTOIR: nothing to load")
+    cuda = core()
+    arch = f"sm_{cuda.Device(device).arch}"
+    try:
+        options = cuda.LinkerOptions(arch=arch, link_time_optimization=True)
+        return cuda.Linker(cuda.ObjectCode.from_ltoir(ltoir), options=options).link("cubin")
+    except Exception as error:
+        # Of cuda.core, of the bindings, or a RuntimeError, depending on what is missing.
+        raise DeviceError(
+            f"the kernel's LTOIR can't be linked for {arch} (with the package nvidia-nvjitlink, of "
+            f"the driver's CUDA major version): {error}"
+        ) from error
+
+
+_modules: dict[tuple[Context, str], Module] = {}
+_lock = Lock()
+
+
+def load_module(context: Context, key: str, code: Code) -> Module:
+    """Return the module of a kernel in a context, made now unless there is one of the same code.
+
+    Kernels that are never cached may have other code under the same key: one with `__TIME__`, say.
+
+    Raises:
+        DeviceError: there is only LTOIR, and it can't be linked for the device.
+    """
+    with _lock:
+        module = _modules.get((context, key))
+        if module is None or module.code != code:
+            module = _modules[context, key] = Module(context, code)
+        return module
