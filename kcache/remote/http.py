@@ -18,7 +18,7 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import unquote, urljoin
 
 from kcache._version import __version__
 from kcache.environment import proxy_for
@@ -57,14 +57,6 @@ class _Origin(NamedTuple):
     port: int
 
 
-class _Response(NamedTuple):
-    """A response with its body, which means nothing unless the status is 200."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
 class HttpClient:
     """Values by HTTP.
 
@@ -96,12 +88,12 @@ class HttpClient:
 
     def get(self, key: str, limit: int) -> Stored | None:
         """Return the value, or None if there is none."""
-        response = self._request("GET", key, None, {}, limit)
+        response, body = self._request("GET", key, None, {}, limit)
         if response.status in _ABSENT:
             return None
         if response.status != 200:
             raise _failure(response)
-        return Stored(response.body, response.headers.get("etag", ""))
+        return Stored(body, response.headers.get("etag", ""))
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value, replacing the one that is there."""
@@ -123,7 +115,7 @@ class HttpClient:
     def _put(self, key: str, value: bytes, condition: Mapping[str, str]) -> bool:
         """Store a value; tell whether the condition held."""
         headers = {"Content-Type": "application/octet-stream", **condition}
-        response = self._request("PUT", key, value, headers, _MOST_PAGE)
+        response, _ = self._request("PUT", key, value, headers, _MOST_PAGE)
         if response.status == 412 and condition:
             return False
         if response.status == 413:
@@ -134,8 +126,8 @@ class HttpClient:
 
     def _request(
         self, method: str, key: str, body: bytes | None, headers: Mapping[str, str], limit: int
-    ) -> _Response:
-        """Follow redirects, and return the response to a request.
+    ) -> tuple[Any, bytes]:
+        """Follow redirects; return urllib3's response, and its body if the status is 200.
 
         Raises:
             RemoteError: there is none, or it can't be used.
@@ -143,16 +135,16 @@ class HttpClient:
         url = f"{self._url}/{self._layout.format(key[:2], key[2:])}"
         for _ in range(_MOST_REDIRECTS + 1):
             with _answering():
-                response = self._exchange(method, url, body, headers, limit)
+                response, found = self._exchange(method, url, body, headers, limit)
             if response.status not in _REDIRECTS[method]:
-                return response
+                return response, found
             url = _redirected(url, response)
         raise RemoteError("the server redirects again and again")
 
     def _exchange(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], limit: int
-    ) -> _Response:
-        """Return the response of one server, which gets our credentials if the address names it."""
+    ) -> tuple[Any, bytes]:
+        """Ask one server, which gets our credentials if the address names it; as `_request`."""
         origin = _origin(url)
         own = origin == self._origin
         sent = {"User-Agent": f"kcache/{__version__}", "Accept-Encoding": "identity", **headers}
@@ -179,8 +171,7 @@ class HttpClient:
             response.close()
             if response.status == 200:
                 raise
-        names = {name.lower(): value for name, value in response.headers.items()}
-        return _Response(response.status, names, found)
+        return response, found
 
     def _pool(self, origin: _Origin, own: bool) -> Any:  # noqa: ANN401  of two kinds
         """Return the connections to a server, directly or by the proxy of the environment."""
@@ -239,16 +230,9 @@ def _proxied(proxy: str, how: Mapping[str, Any]) -> Any:  # noqa: ANN401
         RemoteError: it is no URL. The message does not show it: it may contain a password.
     """
     try:
-        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-        user, password = unquote(parts.username or ""), unquote(parts.password or "")
-        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        headers = (
-            None
-            if parts.username is None
-            else urllib3.make_headers(proxy_basic_auth=f"{user}:{password}")
-        )
-        url = f"{parts.scheme}://{host}:{parts.port or 80}"
-        return urllib3.ProxyManager(url, proxy_headers=headers, **how)
+        parts = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
+        headers = urllib3.make_headers(proxy_basic_auth=parts.auth and unquote(parts.auth))
+        return urllib3.ProxyManager(parts._replace(auth=None).url, proxy_headers=headers, **how)
     except (ValueError, urllib3.exceptions.HTTPError):
         reason = "the proxy that the environment names is no URL (quote its password: %2F for /)"
         raise RemoteError(reason) from None
@@ -279,7 +263,7 @@ def _body(response: Any, limit: int, end: float) -> bytes:  # noqa: ANN401
     return bytes(body)
 
 
-def _failure(response: _Response) -> RemoteError:
+def _failure(response: Any) -> RemoteError:  # noqa: ANN401
     name = http.client.responses.get(response.status, "")
     hint = " (nginx: create_full_put_path on; or use layout=flat)" if response.status == 409 else ""
     return RemoteError(f"the server answers {response.status} {name}".rstrip() + hint)
@@ -296,14 +280,14 @@ def _origin(url: str) -> _Origin:
     return _Origin(scheme, host, parts.port or _PORTS.get(scheme, 0))
 
 
-def _redirected(url: str, response: _Response) -> str:
+def _redirected(url: str, response: Any) -> str:  # noqa: ANN401
     """Return the URL that a redirect leads to.
 
     Raises:
         RemoteError: the redirect leads to no HTTP server, or out of TLS.
     """
     try:
-        found = urljoin(url, response.headers.get("location", ""))
+        found: str = urljoin(url, response.headers.get("location", ""))
         origin = _origin(found)
     except (ValueError, urllib3.exceptions.HTTPError) as error:
         raise RemoteError("the server redirects to nowhere") from error

@@ -26,6 +26,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import ConfigError
@@ -47,23 +48,93 @@ _NO_PACKAGE = (
 )
 
 
-class Keys(NamedTuple):
-    """The keys of a file.
+#: It is signed, too, so that our signatures are valid nowhere else, and signatures that were made
+#: for something else are not valid here.
+_MAGIC = b"KCSIGN1\n"
+_SIGNATURE = len(_MAGIC) + ID_SIZE
+#: Bytes that a seal adds.
+SEAL_ROOM = _SIGNATURE + 64
+
+
+class SealError(Exception):
+    """A value is not signed as it has to be."""
+
+
+class Sealer(NamedTuple):
+    """The keys of a file. It signs with the private one, and accepts only what one has signed.
+
+    Without any key, it signs nothing, and accepts everything.
+
+    Threads: safe to share.
 
     Attributes:
         signer: the key that signs; None if there are only public keys.
         verifiers: id -> the key whose signatures are good.
     """
 
-    signer: Ed25519PrivateKey | None
-    verifiers: Mapping[bytes, Ed25519PublicKey]
+    signer: Ed25519PrivateKey | None = None
+    verifiers: Mapping[bytes, Ed25519PublicKey] = MappingProxyType({})
 
     def __repr__(self) -> str:
         """Return the ids alone."""
         return f"<Ed25519 keys {', '.join(each.hex() for each in self.verifiers)}>"
 
+    @property
+    def can_seal(self) -> bool:
+        """Whether others accept what this object seals; if not, it should not be sent."""
+        return self.signer is not None or not self.verifiers
 
-def read_keys(path: str) -> Keys:
+    def seal(self, envelope: bytes) -> bytes:
+        """Return the envelope with a signature.
+
+        Raises:
+            SealError: there is no private key.
+        """
+        if not self.verifiers:
+            return envelope
+        if self.signer is None:
+            raise SealError("the key file has no private key to sign with")
+        signature: bytes = self.signer.sign(_MAGIC + envelope)
+        return b"".join((_MAGIC, id_of(self.signer.public_key()), signature, envelope))
+
+    def unseal(self, sealed: bytes) -> bytes:
+        """Return the envelope, which the caller checks as every other one.
+
+        Raises:
+            SealError: no known key has signed it.
+        """
+        is_signed = sealed.startswith(_MAGIC)
+        envelope = sealed[SEAL_ROOM:] if is_signed else sealed
+        if not self.verifiers:
+            return envelope
+        if not is_signed:
+            raise SealError("it is not signed")
+        signer = sealed[len(_MAGIC) : _SIGNATURE]
+        key = self.verifiers.get(signer)
+        if key is None:
+            raise SealError(f"it is signed by an unknown key, {signer.hex()}")
+        from cryptography.exceptions import InvalidSignature
+
+        try:
+            key.verify(sealed[_SIGNATURE:SEAL_ROOM], _MAGIC + envelope)
+        except InvalidSignature:
+            raise SealError("its signature is wrong") from None
+        return envelope
+
+
+def make_sealer(key_file: str | None = None) -> Sealer:
+    """Return the sealer, which signs and verifies if there is a file of keys.
+
+    Raises:
+        ConfigError: the file can't be used.
+    """
+    return Sealer() if key_file is None else read_keys(key_file)
+
+
+# -- files of keys ---------------------------------------------------------------------------------
+
+
+def read_keys(path: str) -> Sealer:
     """Return the keys in a file.
 
     The file must belong to the present user or to root. If it has a private key, nobody else may
@@ -85,7 +156,7 @@ def read_keys(path: str) -> Keys:
         raise ConfigError(f"the file of signing keys {path} can't be used: {error}") from error
 
 
-def _parsed(blocks: Mapping[bytes, bytes]) -> Keys:
+def _parsed(blocks: Mapping[bytes, bytes]) -> Sealer:
     """Return the keys in some blocks of PEM, each with its label.
 
     Raises:
@@ -116,7 +187,7 @@ def _parsed(blocks: Mapping[bytes, bytes]) -> Keys:
             raise ConfigError(f"a {label.decode()} in it is no Ed25519 key")
     if not public:
         raise ConfigError("it holds no Ed25519 key in PEM (`kcache key new` makes one)")
-    return Keys(next(iter(private), None), {id_of(key): key for key in public})
+    return Sealer(next(iter(private), None), {id_of(key): key for key in public})
 
 
 def id_of(key: Ed25519PublicKey) -> bytes:
@@ -142,7 +213,7 @@ def make_keys() -> tuple[bytes, bytes]:
     return text, _public_pem(private.public_key())
 
 
-def public_part(keys: Keys) -> bytes:
+def public_part(keys: Sealer) -> bytes:
     """Return the public halves of all keys as PEM."""
     return b"".join(map(_public_pem, keys.verifiers.values()))
 
@@ -169,82 +240,3 @@ def write_keys(path: str, text: bytes, *, mode: int = 0o600) -> None:
     except BaseException:
         os.unlink(path)
         raise
-
-
-# -- signatures ------------------------------------------------------------------------------------
-
-#: It is signed, too, so that our signatures are valid nowhere else, and signatures that were made
-#: for something else are not valid here.
-_MAGIC = b"KCSIGN1\n"
-_SIGNATURE = len(_MAGIC) + ID_SIZE
-#: Bytes that a seal adds.
-SEAL_ROOM = _SIGNATURE + 64
-
-
-class SealError(Exception):
-    """A value is not signed as it has to be."""
-
-
-class Sealer:
-    """Signs with the private key, and accepts only what one of the keys has signed.
-
-    Threads: safe to share.
-
-    Args:
-        keys: the keys of the file; None signs nothing, and accepts everything.
-
-    Attributes:
-        can_seal: whether others accept what this object seals. Without a private key, it should
-            not be sent.
-    """
-
-    def __init__(self, keys: Keys | None = None) -> None:
-        self._keys = keys
-        self.can_seal = keys is None or keys.signer is not None
-
-    def seal(self, envelope: bytes) -> bytes:
-        """Return the envelope with a signature.
-
-        Raises:
-            SealError: there is no private key.
-        """
-        if self._keys is None:
-            return envelope
-        signer = self._keys.signer
-        if signer is None:
-            raise SealError("the key file has no private key to sign with")
-        signature: bytes = signer.sign(_MAGIC + envelope)
-        return b"".join((_MAGIC, id_of(signer.public_key()), signature, envelope))
-
-    def unseal(self, sealed: bytes) -> bytes:
-        """Return the envelope, which the caller checks as every other one.
-
-        Raises:
-            SealError: no known key has signed it.
-        """
-        is_signed = sealed.startswith(_MAGIC)
-        envelope = sealed[SEAL_ROOM:] if is_signed else sealed
-        if self._keys is None:
-            return envelope
-        if not is_signed:
-            raise SealError("it is not signed")
-        signer = sealed[len(_MAGIC) : _SIGNATURE]
-        key = self._keys.verifiers.get(signer)
-        if key is None:
-            raise SealError(f"it is signed by an unknown key, {signer.hex()}")
-        from cryptography.exceptions import InvalidSignature
-
-        try:
-            key.verify(sealed[_SIGNATURE:SEAL_ROOM], _MAGIC + envelope)
-        except InvalidSignature:
-            raise SealError("its signature is wrong") from None
-        return envelope
-
-
-def make_sealer(key_file: str | None = None) -> Sealer:
-    """Return the sealer, which signs and verifies if there is a file of keys.
-
-    Raises:
-        ConfigError: the file can't be used.
-    """
-    return Sealer(None if key_file is None else read_keys(key_file))
