@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kcache.config import COMPILER_VARIABLES
 from kcache.dropin.protocol import Answer, Program
-from kcache.nvrtc.parsed_options import parse_options, without_automatic_pch
+from kcache.nvrtc.parsed_options import are_harmless, parse_options, without_automatic_pch
 from kcache.nvrtc.search import are_own_files
 from kcache.util import log
 from kcache.util.open_file import open_own, replacing
@@ -55,33 +55,9 @@ _PASSED_ON = ("--ptxas-options", "-Xcudafe")
 _FAILED_EARLY = b" detected in the compilation of "
 #: A source without these words, once its lines are joined, reads no file and no clock.
 _READS = (b"include", b"import", b"embed", b"__DATE__", b"__TIME", b"??")
-#: Options that name no file, and do not put the working directory into the output.
-_SELF_CONTAINED = (
-    "-arch",
-    "--gpu-architecture",
-    "-std",
-    "--std",
-    "-D",
-    "--define-macro",
-    "-use_fast_math",
-    "--use_fast_math",
-    "-default-device",
-    "--device-as-default-execution-space",
-    "-ftz",
-    "--ftz",
-    "-fmad",
-    "--fmad",
-    "-prec-",
-    "--prec-",
-    "-maxrregcount",
-    "--maxrregcount",
-    "--ptxas-options=-O",
-    "-dlto",
-    "--relocatable-device-code",
-    "-rdc",
-    "-w",
-    "--disable-warnings",
-)
+#: Of the options after which a compiler is as good as new, those that name files, or put the
+#: working directory into the output.
+_WITH_PATHS = ("-I", "--generate-line-info")
 _SUCCESS, _COMPILATION, _INVALID_OPTION = 0, 6, 5
 #: Version and architectures of an NVRTC build. A program asks for them before its first compile.
 #: Loading the library for the answer would take 100 ms, so small files keep them.
@@ -150,7 +126,8 @@ class Answering:
             self._check_standing(program.standing)
             plain = self._without_pch(program)
             self._check(plain)
-            return self._compile(program, plain)
+            kernel = self._cache._get_or_compile_for(*self._asked(plain))
+            return _answer(program, kernel)
         except DeclinedError:
             raise
         except MissError as error:
@@ -176,23 +153,20 @@ class Answering:
         Raises:
             DeclinedError: it is no longer the one of the first use; OSError: there is none.
         """
-        self._check_stamp(path)
-        if path not in self._about:
-            self._about[path] = self._ask(path)
-        return self._about[path]
-
-    def _ask(self, path: bytes) -> tuple[str, Release]:
         from kcache.nvrtc import library
 
-        name = os.fsdecode(path)
-        identity = library.at(name).identity
-        about = recall(self._folder, identity)
-        if about is None:
-            from kcache.nvrtc import compiler
+        self._check_stamp(path)
+        if path not in self._about:
+            name = os.fsdecode(path)
+            identity = library.at(name).identity
+            about = recall(self._folder, identity)
+            if about is None:
+                from kcache.nvrtc import compiler
 
-            about = compiler.version(name), compiler.supported_archs(name)
-            remember(self._folder, identity, about)
-        return identity, about
+                about = compiler.version(name), compiler.supported_archs(name)
+                remember(self._folder, identity, about)
+            self._about[path] = identity, about
+        return self._about[path]
 
     def warm_up(self) -> None:
         """Do once what the first hit needs, while the program that will ask is still starting.
@@ -273,9 +247,6 @@ class Answering:
             raise DeclinedError("NVRTC was replaced")
 
     # -- asking the cache --------------------------------------------------------------------------
-
-    def _compile(self, program: Program, plain: Program) -> Answer:
-        return _answer(program, self._cache._get_or_compile_for(*self._asked(plain)))
 
     def _asked(self, program: Program) -> tuple[Caller, CompileRequest]:
         """Return where the program compiles, and its request."""
@@ -367,11 +338,11 @@ def _is_alone(program: Program) -> bool:
 def _decides_itself(program: Program) -> bool:
     """Tell whether the request alone decides the outcome, and no file, clock or path does."""
     joined = program.source.replace(b"\\\r\n", b"").replace(b"\\\n", b"")
-    options = [_decoded(option).strip(" ") for option in program.options]
+    options = parse_options([*map(_decoded, program.options)])
     return (
-        not any(word in joined for word in _READS)
-        and not any(word.decode() in option for word in _READS for option in options)
-        and all(option.startswith(_SELF_CONTAINED) for option in options)
+        not any(word in text for word in _READS for text in (joined, *program.options))
+        and are_harmless(options)
+        and not any(option.name in _WITH_PATHS for option in options)
         and not program.headers
     )
 

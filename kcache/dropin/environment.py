@@ -90,20 +90,7 @@ def service(environment: Mapping[str, str]) -> Service:
 def _told(name: str, value: str) -> str:
     if name in _PATHS:
         return os.path.abspath(os.path.expanduser(value))
-    if name == _REMOTE:
-        return _shown(value)
-    return f"*** ({_digest(value)})" if name == _TOKEN else value
-
-
-def _shown(remote: str) -> str:
-    """Return addresses without credentials, with a digest that tells credentials apart."""
-    from kcache.remote.address import parse_addresses
-
-    try:
-        shown = " ".join(map(str, parse_addresses(remote, name=_REMOTE)))
-    except ValueError:  # the server says what is wrong with it
-        shown = "not allowed"
-    return f"{shown} ({_digest(remote)})"
+    return f"*** ({_digest(value)})" if name in (_REMOTE, _TOKEN) else value
 
 
 def _digest(secret: str) -> str:

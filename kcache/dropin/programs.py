@@ -194,10 +194,10 @@ class Counts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._handed: Counter[str] = Counter()
         self._saved = 0.0
-        self._processes: dict[int, None] = {}
+        self._reasons: Counter[str] = Counter()
         self._names: Counter[str] = Counter()
+        self._processes: dict[int, None] = {}
 
     def answered(self, *, hit: bool, failed: bool, saved: float = 0.0) -> None:
         """Count an answer; `saved` is the compile time in seconds that a hit saved."""
@@ -208,9 +208,8 @@ class Counts:
     def handed(self, reason: str) -> None:
         """Count a compile that the program, or this server, left to the real NVRTC."""
         with self._lock:
-            if reason in self._handed or len(self._handed) < _MOST:
-                self._handed[reason] += 1
             self._counts["handed_over"] += 1
+            self._reasons[_bounded(reason, self._reasons)] += 1
 
     def asked(self, process: int) -> None:
         """Remember that a process asked, and count it the first time."""
@@ -223,20 +222,19 @@ class Counts:
             self._counts["programs"] += 1
         name = _name_of(process)
         with self._lock:
-            self._names[name if name in self._names or len(self._names) < _MOST else "others"] += 1
+            self._names[_bounded(name, self._names)] += 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
+        names = ("hits", "misses", "failed", "handed_over", "programs")
         with self._lock:
-            return {
-                **{
-                    name: self._counts[name]
-                    for name in ("hits", "misses", "failed", "handed_over", "programs")
-                },
-                "saved_seconds": round(self._saved, 3),
-                "reasons": dict(self._handed),
-                "names": dict(self._names),
-            }
+            counts: dict[str, Any] = {name: self._counts[name] for name in names}
+            lists = {"reasons": dict(self._reasons), "names": dict(self._names)}
+            return {**counts, "saved_seconds": round(self._saved, 3), **lists}
+
+
+def _bounded(name: str, counted: Counter[str]) -> str:
+    return name if name in counted or len(counted) < _MOST else "others"
 
 
 def _name_of(process: int) -> str:

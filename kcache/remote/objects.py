@@ -134,28 +134,9 @@ def _made(address: Address, timeout: float) -> object:
         ConfigError: a file can't be used.
     """
     make, endpoint = _MAKERS[address.scheme]
-    known: dict[str, Any] = {
-        endpoint: address.option("endpoint"),
-        "skip_signature": address.flag("anonymous"),
-    }
-    if address.scheme == "s3":
-        known["region"] = address.option("region")
-        known["virtual_hosted_style_request"] = address.flag("virtual_hosted")
-        if not address.flag("anonymous"):
-            known |= _profile()
-    return make(
-        address.hosts,
-        prefix=address.path or None,
-        client_options=_client_options(address, timeout),
-        # A program that asks has no time for a second try; the service tries again later.
-        retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
-        **{name: value for name, value in known.items() if value},
-    )
-
-
-def _client_options(address: Address, timeout: float) -> dict[str, Any]:
+    server = address.option("endpoint")
     options: dict[str, Any] = {
-        "allow_http": address.option("endpoint").startswith("http://"),
+        "allow_http": server.startswith("http://"),
         "connect_timeout": timedelta(seconds=address.connect_timeout),
         "timeout": timedelta(seconds=timeout),
     }
@@ -166,7 +147,20 @@ def _client_options(address: Address, timeout: float) -> dict[str, Any]:
                 options["root_certificate"] = file.read()
         except OSError as error:
             raise ConfigError(f"{path} can't be read: {error.strerror}") from error
-    return options
+    known: dict[str, Any] = {endpoint: server, "skip_signature": address.flag("anonymous")}
+    if address.scheme == "s3":
+        known["region"] = address.option("region")
+        known["virtual_hosted_style_request"] = address.flag("virtual_hosted")
+        if not address.flag("anonymous"):
+            known |= _profile()
+    return make(
+        address.hosts,
+        prefix=address.path or None,
+        client_options=options,
+        # A program that asks has no time for a second try; the service tries again later.
+        retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
+        **{name: value for name, value in known.items() if value},
+    )
 
 
 def _profile() -> dict[str, str]:

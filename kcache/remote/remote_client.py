@@ -59,7 +59,6 @@ class RemoteClient(Protocol):
         Raises:
             RemoteTooLong: it is longer than `limit` bytes; RemoteError: the remote failed.
         """
-        ...
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value in place of what is there.
@@ -67,7 +66,6 @@ class RemoteClient(Protocol):
         Raises:
             RemoteError: it is not stored, or its state is unknown.
         """
-        ...
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
         """Store a value in place of `old` (None: of nothing); tell whether it is stored.
@@ -78,11 +76,9 @@ class RemoteClient(Protocol):
         Raises:
             RemoteError: its state is unknown.
         """
-        ...
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
-        ...
 
 
 @runtime_checkable
@@ -94,19 +90,15 @@ class Leases(Protocol):
 
     def check_writable(self) -> None:
         """Raise RemoteError if the server stores nothing now (it is full). Stores nothing."""
-        ...
 
     def lease(self, key: str, token: str, seconds: float) -> bool:
         """Take the lease of `key`; tell whether it was free. Raises RemoteError."""
-        ...
 
     def renew(self, key: str, token: str, seconds: float) -> bool:
         """Extend a lease; tell whether the token still had it. Raises RemoteError."""
-        ...
 
     def release(self, key: str, token: str) -> bool:
         """Release a lease; tell whether the token still had it. Raises RemoteError."""
-        ...
 
 
 def open_client(address: Address) -> RemoteClient:

@@ -27,7 +27,7 @@ import os
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcache.errors import ConfigError
 from kcache.remote.credentials import own_file, require_unreadable
@@ -42,12 +42,6 @@ if TYPE_CHECKING:
 #: Bytes of a key's id.
 ID_SIZE = 8
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\s.*?-----END \1-----", re.DOTALL)
-_NO_PACKAGE = (
-    "signing keys need the package cryptography: pip install cryptography, "
-    "or install kcache with the extra signing"
-)
-
-
 #: It is signed, too, so that our signatures are valid nowhere else, and signatures that were made
 #: for something else are not valid here.
 _MAGIC = b"KCSIGN1\n"
@@ -162,12 +156,9 @@ def _parsed(blocks: Mapping[bytes, bytes]) -> Sealer:
     Raises:
         ConfigError, ValueError, TypeError: there is none, or one is of another kind or damaged.
     """
-    try:
-        from cryptography.exceptions import UnsupportedAlgorithm
-        from cryptography.hazmat.primitives import serialization as pem
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ImportError as error:
-        raise ConfigError(_NO_PACKAGE) from error
+    pem, ed25519 = _packages()
+    from cryptography.exceptions import UnsupportedAlgorithm
+
     private: list[Ed25519PrivateKey] = []
     public: list[Ed25519PublicKey] = []
     for block, label in blocks.items():
@@ -190,6 +181,23 @@ def _parsed(blocks: Mapping[bytes, bytes]) -> Sealer:
     return Sealer(next(iter(private), None), {id_of(key): key for key in public})
 
 
+def _packages() -> tuple[Any, Any]:
+    """Return the modules for PEM and for Ed25519.
+
+    Raises:
+        ConfigError: the package `cryptography` is missing.
+    """
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        raise ConfigError(
+            "signing keys need the package cryptography: pip install cryptography, "
+            "or install kcache with the extra signing"
+        ) from error
+    return serialization, ed25519
+
+
 def id_of(key: Ed25519PublicKey) -> bytes:
     """Return the id by which a signature names its key."""
     return hashlib.sha256(key.public_bytes_raw()).digest()[:ID_SIZE]
@@ -201,12 +209,8 @@ def make_keys() -> tuple[bytes, bytes]:
     Raises:
         ConfigError: the package `cryptography` is missing.
     """
-    try:
-        from cryptography.hazmat.primitives import serialization as pem
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    except ImportError as error:
-        raise ConfigError(_NO_PACKAGE) from error
-    private = Ed25519PrivateKey.generate()
+    pem, ed25519 = _packages()
+    private = ed25519.Ed25519PrivateKey.generate()
     text: bytes = private.private_bytes(
         pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption()
     )
@@ -219,8 +223,7 @@ def public_part(keys: Sealer) -> bytes:
 
 
 def _public_pem(key: Ed25519PublicKey) -> bytes:
-    from cryptography.hazmat.primitives import serialization as pem
-
+    pem, _ = _packages()
     text: bytes = key.public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
     return text
 

@@ -24,7 +24,7 @@ from kcache.util.wire import WireError, heading
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
 #: Questions that every service answers.
@@ -354,7 +354,7 @@ def begin(
             raise OSError("the settings of the service are too long")
         start, leave = (_fork, "") if forks else (_run, _LEAVE)
         command = [sys.executable, *_FLAGS, leave + _CODE, *_search_path()]
-        start(command, told, passed, environment, speaks=speaks)
+        start(command, told, passed, environment, speaks)
     except BaseException:
         with suppress(OSError):
             os.unlink(path)
@@ -365,12 +365,7 @@ def begin(
 
 
 def _run(
-    command: list[str],
-    told: bytes,
-    passed: Sequence[int],
-    environment: Mapping[str, str],
-    *,
-    speaks: bool,
+    command: list[str], told: bytes, passed: list[int], environment: Mapping[str, str], speaks: bool
 ) -> None:
     """Start the process of a service from a program, which may have threads; raise OSError."""
     import subprocess
@@ -391,12 +386,7 @@ def _run(
 
 
 def _fork(
-    command: list[str],
-    told: bytes,
-    passed: Sequence[int],
-    environment: Mapping[str, str],
-    *,
-    speaks: bool,
+    command: list[str], told: bytes, passed: list[int], environment: Mapping[str, str], speaks: bool
 ) -> None:
     """Start the process of a service from a launcher, whose child it is not; raise OSError."""
     child = os.fork()

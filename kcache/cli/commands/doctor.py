@@ -103,7 +103,9 @@ def _table(findings: list[Finding]) -> Table:
 # -- what it covers --------------------------------------------------------------------------------
 
 _RUN = "kcache run -- COMMAND"
+_TRITON = "TRITON_CACHE_MANAGER=kcache.integrations.triton:CacheManager"
 _DROPIN, _ADAPTER, _NOT = "the drop-in", "one line", "not covered"
+_BOTH = f"{_DROPIN}, {_ADAPTER}"
 
 
 class Framework(NamedTuple):
@@ -128,34 +130,16 @@ class Framework(NamedTuple):
 _FRAMEWORKS: tuple[tuple[str, tuple[str, ...], str, str, str], ...] = (
     ("cuda.bindings", ("cuda-bindings",), "13.5", _DROPIN, _RUN),
     (
-        "cuda.core",
-        ("cuda-core",),
-        "1.2.2",
-        f"{_DROPIN}, {_ADAPTER}",
+        *("cuda.core", ("cuda-core",), "1.2.2", _BOTH),
         "program.compile(..., cache=kcache.integrations.cuda_core.ProgramCache())",
     ),
     (
-        "CuPy",
-        ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
-        "14.2",
-        _DROPIN,
+        *("CuPy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "14.2", _DROPIN),
         f"CUPY_CACHE_IN_MEMORY=1 {_RUN}",
     ),
     ("numba-cuda", ("numba-cuda",), "0.30", _DROPIN, _RUN),
-    (
-        "Triton",
-        ("triton",),
-        "3.9",
-        _ADAPTER,
-        "TRITON_CACHE_MANAGER=kcache.integrations.triton:CacheManager",
-    ),
-    (
-        "torch",
-        ("torch",),
-        "",
-        f"{_DROPIN}, {_ADAPTER}",
-        f"TRITON_CACHE_MANAGER=kcache.integrations.triton:CacheManager {_RUN}",
-    ),
+    ("Triton", ("triton",), "3.9", _ADAPTER, _TRITON),
+    ("torch", ("torch",), "", _BOTH, f"{_TRITON} {_RUN}"),
     ("cuda.compute", ("cuda-cccl",), "", _DROPIN, _RUN),
     ("nvmath-python", ("nvmath-python",), "", _DROPIN, _RUN),
     ("Transformer Engine", ("transformer-engine",), "", _DROPIN, _RUN),
