@@ -20,7 +20,7 @@ from kcache.remote.protocol import Counts, Found, Setup, Upload, key_in
 from kcache.remote.remote import Remote
 from kcache.remote.remote_client import RemoteError
 from kcache.remote.signing import Sealer, make_sealer
-from kcache.service.server import LINGER
+from kcache.service.server import LINGER, limit
 from kcache.service.start import DONE
 from kcache.util.wire import WireError, number_in
 
@@ -57,11 +57,8 @@ def limit_memory(most: int) -> None:
     import resource
 
     threading.stack_size(_STACK)
-    for which, limit in ((resource.RLIMIT_DATA, most), (resource.RLIMIT_CORE, 0)):
-        hard = resource.getrlimit(which)[1]
-        allowed = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        with suppress(OSError, ValueError):
-            resource.setrlimit(which, (allowed, hard))
+    limit(resource.RLIMIT_DATA, most)
+    limit(resource.RLIMIT_CORE, 0)
 
 
 class Remotes:

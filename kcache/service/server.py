@@ -311,6 +311,8 @@ Make = Callable[[bytes, int, int], Handlers]
 
 def main() -> None:
     """Be a service: `kcache.service.start` runs this, with what it is told on standard input."""
+    import resource
+
     listener, watched, lasting, group, path, serves, told = receive(0)
     until = int(watched) or None
     said = os.dup(2)
@@ -318,7 +320,7 @@ def main() -> None:
     for number in kept:
         os.set_inheritable(number, False)
     detach(kept)
-    _raise_descriptor_limit()
+    limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
     make: Make = importlib.import_module(serves.decode()).make
     handlers = make(told, int(group), said)
     place = os.fsdecode(path)
@@ -327,11 +329,11 @@ def main() -> None:
     sweep(os.path.dirname(place))
 
 
-def _raise_descriptor_limit() -> None:
+def limit(which: int, wanted: int) -> None:
+    """Set the limit of a resource (setrlimit(2)) for this process, as far as it may."""
     import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    hard = resource.getrlimit(which)[1]
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(which, (allowed, hard))

@@ -51,7 +51,10 @@ def doctor(*, as_json: bool, directory: str | None, program: str | None, remotes
     else:
         findings = [*diagnose(directory), *diagnosis.diagnose()]
         if not any(finding.topic == "libraries" for finding in findings):
-            findings += _remotes(directory)
+            from kcache.kernels import remote_diagnosis
+
+            config = Config.load({"directory": directory}, complain=lambda _: None)
+            findings += remote_diagnosis.diagnose(config)
     if as_json:
         show([finding._asdict() for finding in findings])
     else:
@@ -73,15 +76,6 @@ def _only_remotes(directory: str | None) -> Iterator[Finding]:
     findings = [Finding(PROBLEM, "settings", sentence) for sentence in said]
     findings += diagnose_remotes(config)
     yield from findings or [Finding(OK, "remote", "KCACHE_REMOTE names no remote")]
-
-
-def _remotes(directory: str | None) -> Iterator[Finding]:
-    """Yield the findings on layers and remotes, if there are any."""
-    config = Config.load({"directory": directory}, complain=lambda _: None)
-    if config.remote.value or config.signing_key_file.value:
-        from kcache.kernels import remote_diagnosis
-
-        yield from remote_diagnosis.diagnose(config)
 
 
 def _table(findings: list[Finding]) -> Table:
