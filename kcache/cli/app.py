@@ -43,7 +43,7 @@ _ALIASES = {"info": "stats"}
 #: The modules of commands that share one; others have a module of their name. A module is imported
 #: only when its command is run.
 _MODULES = {
-    **dict.fromkeys(("trim", "rm", "clear"), "deleting"),
+    **dict.fromkeys(("trim", "rm", "clear", "verify"), "deleting"),
     **dict.fromkeys(("ls", "show", "extract"), "entry"),
     "integrations": "doctor",
     "path": "config",

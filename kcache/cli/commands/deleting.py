@@ -1,4 +1,7 @@
-"""Deleting: `kcache trim` evicts the coldest entries, `rm` deletes some, and `clear` all."""
+"""Deleting: `kcache trim` evicts the coldest entries, `rm` deletes some, `clear` all.
+
+`verify` finds what is damaged, and deletes it if it is asked to.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,25 @@ from typing import TYPE_CHECKING
 import click
 
 from kcache.admin.info import count_kinds, told_kinds
-from kcache.admin.passes import Filters, is_wanted
+from kcache.admin.passes import Filters, Report, is_wanted
+from kcache.admin.passes import verify as examine
 from kcache.cli.entries import SHORT, complete_keys, key_prefix, resolve
 from kcache.cli.open_cache import may_write, open_existing
 from kcache.cli.options import directory_option, filter_options, flag, json_option
-from kcache.cli.terminal import can_ask, say, show
+from kcache.cli.terminal import can_ask, progress, say, show
 from kcache.engine.eviction import LOW_WATER
 from kcache.errors import BackendError
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import KERNEL, items, would_evict
-from kcache.util.units import counted, format_size, parse_age, parse_size
+from kcache.nvrtc.inventory import (
+    DAMAGED,
+    KERNEL,
+    MANIFEST,
+    OTHER,
+    UNREADABLE,
+    items,
+    would_evict,
+)
+from kcache.util.units import counted, format_size, parse_age, parse_size, plain
 
 if TYPE_CHECKING:
     from kcache import KernelCache
@@ -164,3 +176,67 @@ def clear(*, yes: bool, as_json: bool, directory: str | None) -> None:
 def _show(as_json: bool, told: str, **amounts: object) -> None:
     """Show what was done: as JSON the amounts, else the sentence."""
     show(amounts if as_json else told)
+
+
+# -- what is damaged -------------------------------------------------------------------------------
+
+
+@click.command(short_help="Read and check every entry.")
+@flag("--repair", help="Delete damaged entries, and repair the files of the backend.")
+@json_option("object")
+@directory_option
+def verify(*, repair: bool, as_json: bool, directory: str | None) -> None:
+    """Read and check every entry, then check the files of the backend.
+
+    kcache never uses a damaged entry. It compiles the kernel again when a program asks for it, so
+    `--repair` only frees space. Exits with 1 if damage was found and not repaired. Changes nothing
+    without `--repair`.
+    """
+    if repair:
+        may_write("verify --repair", directory)
+    report = Report()
+    with open_existing(directory, read_only=not repair, changes=repair) as cache:
+        examine(cache.engine.backend, report, repair=repair, progress=progress)
+        for item in report.bad if repair else ():
+            if item.kind == DAMAGED:
+                cache.engine.note("refused", item.key, item.problem)
+    show(_json(report) if as_json else "\n".join(_lines(report, repair=repair)))
+    if not report.sound:
+        raise click.exceptions.Exit(1)
+
+
+def _lines(report: Report, *, repair: bool) -> list[str]:
+    kinds = report.kinds
+    lines = [f"{item.kind} {item.key[:SHORT]}: {plain(item.problem)}" for item in report.bad]
+    lines += [f"backend: {plain(problem)}" for problem in report.medium]
+    lines.append(f"{counted(report.entries)} read, {format_size(report.bytes)}")
+    lines.append(f"  {kinds[KERNEL] + kinds[MANIFEST]} sound")
+    if kinds[OTHER]:
+        lines.append(f"  {kinds[OTHER]} of another version of kcache, or of another program")
+    if kinds[DAMAGED]:
+        lines.append(f"  {kinds[DAMAGED]} damaged{f', {report.deleted} deleted' if repair else ''}")
+    if kinds[UNREADABLE]:
+        lines.append(f"  {kinds[UNREADABLE]} unreadable")
+    if report.medium:
+        done = f", {len(report.left)} left after the repair" if repair else ""
+        lines.append(f"{counted(len(report.medium), 'problem')} in the backend{done}")
+    if not report.sound and not repair:
+        lines.append("What is damaged is never used. `kcache verify --repair` deletes it.")
+    return lines
+
+
+def _json(report: Report) -> dict[str, object]:
+    return {
+        "entries": report.entries,
+        "size_bytes": report.bytes,
+        "sound": report.kinds[KERNEL] + report.kinds[MANIFEST],
+        "other": report.kinds[OTHER],
+        "damaged": report.kinds[DAMAGED],
+        "unreadable": report.kinds[UNREADABLE],
+        "deleted": report.deleted,
+        "problems": [
+            {"key": item.key, "kind": item.kind, "problem": item.problem} for item in report.bad
+        ],
+        "backend_problems": report.medium,
+        "backend_problems_left": report.left,
+    }
