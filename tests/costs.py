@@ -4,8 +4,6 @@ Counted is what the tests' own processes do: the processes that they start, not 
 start, and the kernels that they have compiled, by the cache or directly.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from typing import Any

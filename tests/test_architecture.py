@@ -1,7 +1,5 @@
 """ARCHITECTURE.md: its folders, its picture and the import linter's layers say the same."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib
@@ -49,7 +47,6 @@ def exists(name: str) -> bool:
 
 def picture() -> list[str]:
     drawn = re.search(r"^```text\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-    assert drawn is not None
     return drawn[1].splitlines()
 
 

@@ -6,8 +6,6 @@ are figures that nobody measured: they are listed here, each with what it is, an
 code has are taken from there.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The house: how long a module may be, and what has one place in the code."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

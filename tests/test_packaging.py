@@ -1,10 +1,7 @@
 """The distribution: what the sdist and the wheel hold, and what an installation declares."""
 
-from __future__ import annotations
-
 import os
 import re
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -14,6 +11,7 @@ from importlib.metadata import EntryPoint, distribution, entry_points, version
 from pathlib import Path, PurePosixPath
 
 import pytest
+from core.helpers import run
 
 import kcache
 from kcache.backend import open_backend
@@ -28,13 +26,7 @@ BUILD = "import sys, hatchling.build as b; print(getattr(b, sys.argv[1])(sys.arg
 
 def build(kind: str, source: Path, out: Path) -> Path:
     """Builds an sdist or a wheel of `source` as an installer would, without isolation."""
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, f"build_{kind}", str(out)],
-        cwd=source,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(sys.executable, "-c", BUILD, f"build_{kind}", out, cwd=source)
     assert done.returncode == 0, done.stderr
     return out / done.stdout.split()[-1]
 

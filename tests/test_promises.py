@@ -1,7 +1,5 @@
 """tests/README.md: every file that is said to guard a promise is there, and holds tests."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

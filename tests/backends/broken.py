@@ -1,7 +1,5 @@
 """Backends that are wrong, each in one way, for the contract to find out."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -3,8 +3,6 @@
 Run as a script, it answers requests on its input, a line of JSON each; `Looker` asks them.
 """
 
-from __future__ import annotations
-
 import atexit
 import base64
 import json
@@ -26,13 +24,8 @@ class Looker:
         if self._process is None or self._pid != os.getpid():  # a forked child has its own
             self._pid = os.getpid()
             self._process = subprocess.Popen(
-                [sys.executable, __file__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
+                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([command, str(place), *arguments]) + "\n")
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
@@ -40,8 +33,6 @@ class Looker:
     def end(self) -> None:
         process, self._process = self._process, None
         if process is not None and self._pid == os.getpid():
-            assert process.stdin is not None
-            assert process.stdout is not None
             process.stdin.close()
             process.wait()
             process.stdout.close()

@@ -1,7 +1,5 @@
 """How the contract suite opens each of our backends, and looks at its medium."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -19,10 +17,10 @@ from kcache_backends.lmdb import LmdbBackend
 from kcache_backends.zstd import ZstdBackend
 
 
-class FileSuite(BackendContract):
-    """Files, looked at as files."""
+class DiskSuite(BackendContract):
+    """A backend of ours, on a disk."""
 
-    backend: Callable[..., Backend] = FileBackend
+    backend: Callable[..., Backend]
 
     def open(
         self,
@@ -34,6 +32,12 @@ class FileSuite(BackendContract):
     ) -> Backend:
         clock = clock or time.time_ns
         return self.backend(place, max_size=max_size, read_only=read_only, clock=clock)
+
+
+class FileSuite(DiskSuite):
+    """Files, looked at as files."""
+
+    backend = FileBackend
 
     def look(self, place: Path) -> Mapping[str, int]:
         return look(place).entries
@@ -51,19 +55,10 @@ class FileSuite(BackendContract):
         return look(place).temporary
 
 
-class LmdbSuite(BackendContract):
+class LmdbSuite(DiskSuite):
     """An LMDB database, looked at from another process."""
 
-    def open(
-        self,
-        place: Path,
-        *,
-        max_size: int = 64 << 20,
-        read_only: bool = False,
-        clock: Callable[[], int] | None = None,
-    ) -> Backend:
-        clock = clock or time.time_ns
-        return LmdbBackend(place, max_size=max_size, read_only=read_only, clock=clock)
+    backend = LmdbBackend
 
     def look(self, place: Path) -> Mapping[str, int]:
         return {name: _pages(length) for name, length in raw.look(place).items()}
@@ -110,17 +105,9 @@ class MemorySuite(BackendContract):
     shared = False
     _opened: MemoryBackend | None = None
 
-    def open(
-        self,
-        place: Path,
-        *,
-        max_size: int = 64 << 20,
-        read_only: bool = False,
-        clock: Callable[[], int] | None = None,
-    ) -> Backend:
-        self._opened = self.backend(clock=clock or time.time_ns)
+    def open(self, place: Path, **options: Any) -> Backend:
+        self._opened = self.backend(clock=options.get("clock") or time.time_ns)
         return self._opened
 
     def look(self, place: Path) -> Mapping[str, int]:
-        assert self._opened is not None
         return {name: len(value) for name, value in self._opened.values.items()}

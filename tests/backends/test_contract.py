@@ -1,7 +1,5 @@
 """Every backend keeps the contract."""
 
-from __future__ import annotations
-
 from backends.suites import FileSuite, LmdbSuite, MemorySuite, ZstdFileSuite, ZstdLmdbSuite
 
 

@@ -1,7 +1,5 @@
 """The contract fails for backends that are wrong, each by the test that is there for it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from pathlib import Path

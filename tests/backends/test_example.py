@@ -3,18 +3,14 @@
 The page is docs/how-to/write-a-backend.md, the example kcache-sqlite.
 """
 
-from __future__ import annotations
-
-import os
 import re
 import shutil
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from core.helpers import output_of
+from core.helpers import output_of, run
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "kcache-sqlite"
@@ -45,13 +41,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = shutil.copytree(
         EXAMPLE, folder / "source", ignore=shutil.ignore_patterns(".*", "__pycache__")
     )
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(folder)],
-        cwd=source,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(sys.executable, "-c", BUILD, folder, cwd=source)
     assert done.returncode == 0, done.stderr
     with zipfile.ZipFile(folder / done.stdout.split()[-1]) as wheel:
         assert {"kcache_sqlite.py"} == {n for n in wheel.namelist() if ".dist-info/" not in n}
@@ -78,14 +68,9 @@ except kcache.UnknownBackendError as error:
 def test_it_keeps_the_contract(installed: Path, tmp_path: Path) -> None:
     """Runs the example's own tests, as its author does: with pytest's defaults, elsewhere."""
     shutil.copytree(EXAMPLE / "tests", tmp_path / "tests")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "tests"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ("-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "tests")
+    environ = {"PYTHONPATH": str(installed)}
+    done = run(sys.executable, *words, cwd=tmp_path, environ=environ)
     assert done.returncode == 0, done.stdout[-8000:]
     assert re.search(r"\b3\d passed", done.stdout), done.stdout
     # SQLite looks neither whose a directory is nor how long a value has grown.

@@ -1,7 +1,5 @@
 """Shared by the tests of bundles: caches with entries that no compiler had to make."""
 
-from __future__ import annotations
-
 import io
 import os
 import random
@@ -70,15 +68,6 @@ def bundle_of(entries: Mapping[str, Entry], folder: Path) -> bytes:
     """Returns a bundle of entries, by a cache made for it."""
     fill(folder, entries)
     return export(folder)
-
-
-def contents(directory: Path, backend: str = "file") -> dict[str, Entry]:
-    """Returns every entry of a cache, as the backend has it."""
-    with kcache.KernelCache(directory, backend=backend, read_only=True, memory_size=0) as cache:
-        keys = [info.key for info in cache.engine.backend.scan()]
-        found = {name: cache.engine.get(name) for name in keys}
-    assert None not in found.values()
-    return {name: entry for name, entry in found.items() if entry is not None}
 
 
 def envelope(name: str, entry: Entry) -> bytes:

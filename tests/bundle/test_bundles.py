@@ -1,7 +1,5 @@
 """Bundles: what goes into one comes out of it, whatever the backend, and nothing else changes."""
 
-from __future__ import annotations
-
 import io
 import os
 import sqlite3
@@ -15,15 +13,14 @@ import pytest
 from bundle.bundles import (
     REQUEST,
     bundle_of,
-    contents,
     export,
     header_set,
     kernels,
     with_headers,
     written,
 )
-from cli.helpers import BACKENDS, age, damage, fill, held, kernel, key
-from core.helpers import fork, wait
+from cli.helpers import BACKENDS, age, contents, damage, fill, held, kernel, key
+from core.helpers import fork, umask, wait
 
 import kcache
 from kcache import BundleError, Entry, KernelCache
@@ -117,9 +114,8 @@ def test_another_file_is_left_alone(tmp_path: Path) -> None:
     folder.mkdir()
     os.mkfifo(pipe)
     with KernelCache(tmp_path / "cache") as cache:
-        before = os.umask(0o027)
-        kcache.export_bundle(cache, tmp_path / "for the group")
-        os.umask(before)
+        with umask(0o027):
+            kcache.export_bundle(cache, tmp_path / "for the group")
         for path in (letter, folder, pipe):
             with pytest.raises(BundleError, match="left alone"):
                 kcache.export_bundle(cache, path)
@@ -325,7 +321,6 @@ def test_threads_and_a_forked_child_share_it(tmp_path: Path) -> None:
         def read() -> None:
             for name in entries:
                 value = bundle.get(name)
-                assert value is not None
                 assert name in value[24:56].hex()
 
         def read_on() -> None:

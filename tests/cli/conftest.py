@@ -1,7 +1,5 @@
 """What the tests of the command line share: real processes, the app in this one, and a kernel."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
@@ -27,6 +25,11 @@ class Said(NamedTuple):
     code: int
     out: str
     err: str
+
+    def clean(self) -> str:
+        """The output of a command that went well, and had nothing else to say."""
+        assert (self.code, self.err) == (0, "")
+        return self.out
 
 
 AXPY = """template <typename T> __global__ void axpy(T a, const T* x, T* y, int n) {

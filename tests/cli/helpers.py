@@ -1,18 +1,13 @@
 """Shared by the tests of the command line: caches with entries that no compiler had to make."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
-import sys
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, wait
+from core.helpers import become_nobody, command
 
 from kcache import Entry, KernelCache
 from kcache.nvrtc.headers import encode
@@ -103,6 +98,14 @@ def held(directory: Path, backend: str = "file") -> list[str]:
         return [info.key for info in coldest_first(cache.engine.backend)]
 
 
+def contents(directory: Path, backend: str = "file") -> dict[str, Entry]:
+    """Returns every entry of a cache that is sound and kcache's own."""
+    with KernelCache(directory, backend=backend, read_only=True, memory_size=0) as cache:
+        keys = [info.key for info in cache.engine.backend.scan()]
+        found = {name: cache.engine.get(name) for name in keys}
+    return {name: entry for name, entry in found.items() if entry is not None}
+
+
 def recency(directory: Path, backend: str = "file") -> dict[str, int]:
     """Returns when each entry was last used."""
     with KernelCache(directory, backend=backend, read_only=True) as cache:
@@ -111,9 +114,7 @@ def recency(directory: Path, backend: str = "file") -> dict[str, int]:
 
 def rows(text: str) -> list[dict[str, object]]:
     """Returns the objects of a JSON array."""
-    found = json.loads(text)
-    assert isinstance(found, list)
-    return found
+    return list(json.loads(text))
 
 
 def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -122,25 +123,9 @@ def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return backend
 
 
-NOBODY = 65534
-
-
 def can_become_nobody() -> bool:
     """Tells whether this process may change its user."""
     return os.name != "nt" and os.geteuid() == 0
-
-
-@contextmanager
-def nobodys_directory() -> Iterator[Path]:
-    """Makes a directory that user `NOBODY` owns, in a place that it can reach."""
-    with tempfile.TemporaryDirectory(prefix="kcache-nobody-") as name:
-        place = Path(name)
-        place.chmod(0o755)
-        cache = place / "cache"
-        cache.mkdir(mode=0o700)
-        if can_become_nobody():
-            os.chown(cache, NOBODY, NOBODY)
-        yield cache
 
 
 def as_nobody(*arguments: str | Path) -> tuple[int, str, str]:
@@ -148,24 +133,7 @@ def as_nobody(*arguments: str | Path) -> tuple[int, str, str]:
 
     What the command imports must have been imported: a child may not be able to read it.
     """
-    import kcache.nvrtc.workers.nvrtc  # noqa: F401
     import kcache_backends.file  # noqa: F401
-    from kcache.cli.app import app
 
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-
-        def child() -> None:
-            sys.stdout, sys.stderr = out, err
-            if can_become_nobody():
-                os.setgroups([])
-                os.setgid(NOBODY)
-                os.setuid(NOBODY)
-            code = app.run(list(map(str, arguments)))
-            print(code, file=err)
-            sys.stdout.flush()
-
-        assert wait(fork(child)) == 0
-        out.seek(0)
-        err.seek(0)
-        *said, code = err.read().splitlines(keepends=True)
-        return int(code), out.read(), "".join(said)
+    done = command(*arguments, before=become_nobody)
+    return done.returncode, done.stdout, done.stderr

@@ -1,16 +1,14 @@
 """`kcache compile` with the real compiler: what hits, what is written, what goes wrong, nvcc's ways."""
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
-import sys
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli.conftest import Said
+from core.helpers import python
 
 import kcache
 
@@ -31,8 +29,7 @@ def flags(directory: Path) -> list[str]:
         entries = [cache.engine.get(info.key) for info in cache.engine.backend.scan()]
     kernels = [entry for entry in entries if entry and entry.metadata["kind"] == "kernel"]
     (found,) = [kernel.metadata["flags"] for kernel in kernels]
-    assert isinstance(found, list)
-    return [str(flag) for flag in found]
+    return list(found)
 
 
 # -- what hits -------------------------------------------------------------------------------------
@@ -133,9 +130,8 @@ def test_options_reach_the_compiler(work: Path, here: Callable, cache_directory:
 def test_json(work: Path, here: Callable) -> None:
     (work / "bad.cu").write_text("int x = ;\n")
     line = ["compile", "axpy.cu", "--arch", "sm_90", "--name", "axpy<float>", "--json"]
-    said = here(*line)
-    assert (said.code, said.err) == (0, "")
-    (first,) = json.loads(said.out)
+    out = here(*line).clean()
+    (first,) = json.loads(out)
     assert (first["source"], first["arch"], first["names"]) == ("axpy.cu", "sm_90", ["axpy<float>"])
     assert (first["cached"], first["stored"], first["error"]) == (False, True, None)
     assert (first["output"], first["emit"]) == ("axpy.cubin", "cubin")
@@ -254,16 +250,44 @@ def test_what_is_not_allowed_is_2(
 
 def test_a_half_written_output_is_removed(work: Path) -> None:
     pytest.importorskip("resource")
-    limit = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1)); "
-    done = subprocess.run(
-        [
-            *(sys.executable, "-P", "-c", limit + "from kcache.cli import main; sys.exit(main())"),
-            *("compile", "axpy.cu", "--arch", "sm_90", "--name", "axpy<float>", "--no-cache"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, -1)); "
+        "from kcache.cli import main; sys.exit(main())"
     )
+    line = ("compile", "axpy.cu", "--arch", "sm_90", "--name", "axpy<float>", "--no-cache")
+    done = python(code, *line)
     assert (done.returncode, done.stderr) == (1, "kcache: error: axpy.cubin: File too large\n")
     assert os.listdir(work) == ["axpy.cu"]
+
+
+# -- `kcache demo` ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_compiles_in_one_process_and_hits_in_the_next(
+    run: Callable, cccl: Path, tmp_path: Path, cache_directory: Path
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    kept = tmp_path / "kept"
+    line = ["demo", "--arch", "sm_90", "--directory", kept]
+    for _ in range(2):  # it compiles, whatever is in the cache
+        done = run(
+            *line, TMPDIR=str(temporary), COLUMNS="60", KCACHE_DISABLE="1", KCACHE_ON_MISS="error"
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        text = done.stdout.decode()
+        assert re.search(r"\n *process 1 +process 2", text)
+        assert re.search(r"\nkernel +\d+\.\d (m?s) +\d+\.\d (us|ms) +[\d,]+ times\n", text)
+        headers = re.search(r"\nheaders +(\d+) read +(\d+) verified\n", text)
+        assert int(headers[1]) == int(headers[2]) > 100
+        assert len(re.findall(r"\n(?:CUBIN|PTX) +\S+ [KM]iB +same bytes\n", text)) >= 1
+    assert list(temporary.iterdir()) == []
+    assert not cache_directory.exists()
+
+
+def test_a_target_that_is_not_known_is_one_line(run: Callable, cccl: Path) -> None:
+    done = run("demo", "--arch", "sm_999")
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"kcache: error: arch='sm_999' is not known")
+    assert done.stderr.count(b"\n") == 1

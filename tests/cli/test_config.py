@@ -1,7 +1,5 @@
 """`kcache config`: every setting and its source, what `--set` saves, and where entries are then."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,15 +15,13 @@ EMPTY = "is empty, and there is a folder of file"
 
 def saved(directory: Path) -> dict[str, str]:
     """Returns the settings that are saved in a cache's directory."""
-    found: dict[str, str] = json.loads((directory / "kcache.json").read_text())["settings"]
-    return found
+    return dict(json.loads((directory / "kcache.json").read_text())["settings"])
 
 
 def settings(here: Callable, *arguments: str | Path, **more: str) -> dict[str, dict[str, object]]:
     said = here("config", "--json", *arguments, **more)
     assert said.code == 0, said.err
-    found: dict[str, dict[str, object]] = json.loads(said.out)["settings"]
-    return found
+    return dict(json.loads(said.out)["settings"])
 
 
 def test_every_setting_has_its_value_and_its_source(here: Callable, cache_directory: Path) -> None:
@@ -65,9 +61,8 @@ def test_the_compiler_and_its_identity(here: Callable) -> None:
 def test_a_cap_is_saved_once_for_every_program(
     cache_directory: Path, here: Callable, run: Callable
 ) -> None:
-    said = here("config", "--set", "max_size=5GiB", "--set", "wait = 7")
-    assert (said.code, said.err) == (0, "")
-    rows = [line.split() for line in said.out.splitlines()[1:]]
+    out = here("config", "--set", "max_size=5GiB", "--set", "wait = 7").clean()
+    rows = [line.split() for line in out.splitlines()[1:]]
     assert rows == [["max_size", "kcache.json", "5.0", "GiB"], ["wait", "kcache.json", "7.0"]]
     with kcache.KernelCache() as cache:
         assert (cache.engine.max_size, cache.config.wait.value) == (5 << 30, 7.0)

@@ -1,25 +1,12 @@
 """`kcache doctor`, on set-ups that are really broken."""
 
-from __future__ import annotations
-
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.helpers import (
-    NOBODY,
-    as_nobody,
-    can_become_nobody,
-    damage,
-    fill,
-    kernel,
-    key,
-    nobodys_directory,
-    rows,
-)
+from cli.helpers import as_nobody, can_become_nobody, damage, fill, kernel, key, rows
+from core.helpers import NOBODY, nobodys_directory, python
 
 import kcache
 from kcache.admin.doctor import OK, PROBLEM, WARNING, diagnose
@@ -42,15 +29,14 @@ def of_the_place(text: str) -> list[dict[str, object]]:
 
 def test_a_sound_machine(cache_directory: Path, here: Callable, backend: str) -> None:
     fill(cache_directory, {key(1): kernel()}, backend)
-    said = here("doctor")
-    assert (said.code, said.err) == (0, "")
-    *lines, empty, last = said.out.splitlines()
+    out = here("doctor").clean()
+    *lines, empty, last = out.splitlines()
     assert empty == ""
     assert last.startswith("0 problems, ")
-    assert f"{backend} (there are: " in said.out
-    assert f"{cache_directory} (KCACHE_DIR)" in said.out
-    assert "1 read, none is damaged" in said.out
-    assert "NVRTC 1" in said.out
+    assert f"{backend} (there are: " in out
+    assert f"{cache_directory} (KCACHE_DIR)" in out
+    assert "1 read, none is damaged" in out
+    assert "NVRTC 1" in out
     assert all(line.startswith(("ok  ", "warning  ", "    ")) for line in lines)
     assert problems(here("doctor", "--json").out) == []
 
@@ -196,8 +182,7 @@ sys.exit(app.run(["doctor", "--json"]))
 
 def broken(break_it: str) -> list[dict[str, object]]:
     """Returns what doctor finds in a process in which something is broken."""
-    command = [sys.executable, "-P", "-c", BROKEN.format(break_it=break_it)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = python(BROKEN.format(break_it=break_it))
     assert done.stderr == ""
     return rows(done.stdout)
 

@@ -1,7 +1,5 @@
 """`kcache key`: it makes keys that only their owner can read, and shows no secret."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,35 +1,30 @@
 """`kcache migrate`: every entry arrives, in order, within the cap, whatever interrupts it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.helpers import BACKENDS, damage, fill, held, kernel, key, manifest, recency
+from cli.helpers import BACKENDS, contents, damage, fill, held, kernel, key, manifest, recency
+from core.helpers import started
 
 import kcache
 from kcache import Entry
 from kcache.admin.passes import TOO_LARGE, Migration
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import coldest_first, look_into
+from kcache.nvrtc.inventory import coldest_first
 
 #: Each backend is left once, and entered once.
 PAIRS = list(zip(BACKENDS, (*BACKENDS[1:], BACKENDS[0]), strict=True))
 
 
-def contents(directory: Path, backend: str) -> dict[str, Entry]:
-    """Return every sound entry of a backend."""
-    with kcache.KernelCache(directory, backend=backend, read_only=True) as cache:
-        place = cache.engine.backend
-        found = {info.key: look_into(place, info, PRODUCER) for info in place.scan()}
-    return {name: o.entry for name, o in found.items() if o is not None and o.entry is not None}
+def move_all(source: kcache.KernelCache, migration: Migration) -> None:
+    for info in coldest_first(source.engine.backend):
+        migration.move(info)
 
 
 def mixed(count: int = 12) -> dict[str, Entry]:
@@ -47,10 +42,9 @@ def test_every_entry_arrives_in_the_order_of_use(
         cache.engine.get(key(0))
     order = held(cache_directory, origin)
     assert order[-1] == key(0)
-    said = here("migrate", "--from", origin, "--to", target)
-    assert (said.code, said.err) == (0, "")
-    assert re.match(rf"moved 13 entries, .*, from {re.escape(origin)} to ", said.out)
-    assert f"\nSaved with the cache: backend={target}. " in said.out
+    out = here("migrate", "--from", origin, "--to", target).clean()
+    assert re.match(rf"moved 13 entries, .*, from {re.escape(origin)} to ", out)
+    assert f"\nSaved with the cache: backend={target}. " in out
     assert contents(cache_directory, target) == entries
     assert held(cache_directory, target) == order
     assert contents(cache_directory, origin) == {}
@@ -74,9 +68,8 @@ def test_a_rehearsal_changes_nothing(
     fill(cache_directory, mixed())
     before = recency(cache_directory)
     monkeypatch.setenv("KCACHE_READ_ONLY", "1")
-    said = here("migrate", "--to", "lmdb", "--dry-run")
-    assert (said.code, said.err) == (0, "")
-    assert said.out.startswith("would move 13 entries, ")
+    out = here("migrate", "--to", "lmdb", "--dry-run").clean()
+    assert out.startswith("would move 13 entries, ")
     assert recency(cache_directory) == before
     assert not (cache_directory / "lmdb").exists()
     assert here("migrate", "--to", "lmdb").code == 2
@@ -149,8 +142,7 @@ def test_both_together_never_exceed_the_cap_and_one_entry(
             return size
 
         destination.engine.backend.put = watched  # type: ignore[method-assign]
-        for info in coldest_first(source.engine.backend):
-            migration.move(info)
+        move_all(source, migration)
         assert used
         assert max(used) <= cap + largest
         assert migration.left_out[TOO_LARGE] == 0
@@ -175,8 +167,7 @@ def test_two_full_backends_keep_the_cap(tmp_path: Path) -> None:
         migration = Migration(source.engine, destination.engine, producer=PRODUCER)
         assert migration.make_room() > 0
         assert source.size_bytes + destination.size_bytes <= cap
-        for info in coldest_first(source.engine.backend):
-            migration.move(info)
+        move_all(source, migration)
         assert destination.size_bytes <= cap
     assert set(held(tmp_path, "zstd")) >= {key(n) for n in range(12, 19)}
 
@@ -189,8 +180,7 @@ def test_an_entry_larger_than_the_cap_stays(
     with kcache.KernelCache(cache_directory, backend="file", max_size="1MB") as source:
         with kcache.KernelCache(cache_directory, backend="lmdb") as destination:
             migration = Migration(source.engine, destination.engine, producer=PRODUCER)
-            for info in coldest_first(source.engine.backend):
-                migration.move(info)
+            move_all(source, migration)
         assert (migration.left_out[TOO_LARGE], migration.moved) == (1, 1)
         assert source.entry_count == 1
 
@@ -234,30 +224,22 @@ def test_interrupted_it_goes_on_the_next_time(
     entries = mixed(30)
     fill(cache_directory, entries)
     order = held(cache_directory)
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", STEPS, target],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stderr is not None
+    process = started(STEPS, target, stderr=subprocess.PIPE)
     for _ in range(10):
-        assert process.stderr.readline() == b"moved\n"
-        process.stdin.write(b"x")
+        assert process.stderr.readline() == "moved\n"
+        process.stdin.write("x")
         process.stdin.flush()
-    assert process.stderr.readline() == b"moved\n"
+    assert process.stderr.readline() == "moved\n"
     process.send_signal(end)
     out, err = process.communicate(timeout=60)
-    assert b"Traceback" not in err
+    assert "Traceback" not in err
     if end == signal.SIGINT:
         assert process.returncode == 130
-    assert out == b""
+    assert out == ""
     here_now, there_now = contents(cache_directory, "file"), contents(cache_directory, target)
     assert {**here_now, **there_now} == entries
     assert len(there_now) >= 11
-    said = here("migrate", "--to", target)
-    assert (said.code, said.err) == (0, "")
+    here("migrate", "--to", target).clean()
     assert contents(cache_directory, target) == entries
     assert held(cache_directory, target) == order
     assert not (cache_directory / "file").exists()

@@ -1,7 +1,5 @@
 """What appears on a terminal, seen through a pseudo-terminal, and must not appear in a pipe."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -124,11 +122,6 @@ def filled(cache_directory: Path) -> Path:
     return cache_directory
 
 
-def left(directory: Path) -> int:
-    with kcache.open_engine(directory) as engine:
-        return engine.entry_count
-
-
 @pytest.mark.parametrize(("answer", "code", "remaining"), [(b"y\n", 0, 0), (b"\n", 1, 1)])
 def test_clear_asks(answer: bytes, code: int, remaining: int, filled: Path) -> None:
     with Terminal("clear") as terminal:
@@ -138,7 +131,8 @@ def test_clear_asks(answer: bytes, code: int, remaining: int, filled: Path) -> N
     assert ended == code
     assert b"Delete 1 entry" in seen
     assert output.startswith(b"deleted 1 entry" if code == 0 else b"")
-    assert left(filled) == remaining
+    with kcache.open_engine(filled) as engine:
+        assert engine.entry_count == remaining
 
 
 def test_an_interrupt_ends_warm_and_says_what_is_done(work: Path) -> None:

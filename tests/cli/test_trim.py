@@ -1,23 +1,12 @@
 """`kcache trim`, `rm` and `clear`: what goes, what stays, and that a rehearsal changes nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.helpers import (
-    age,
-    damage,
-    fill,
-    held,
-    kernel,
-    key,
-    manifest,
-    recency,
-)
+from cli.helpers import age, damage, fill, held, kernel, key, manifest, recency
 
 import kcache
 
@@ -46,9 +35,8 @@ def test_the_least_recently_used_go(cache_directory: Path, here: Callable, backe
     with kcache.KernelCache(cache_directory) as cache:
         goal = cache.size_bytes // 2
         cache.engine.get(names[0])
-    said = here("trim", "--max-size", goal)
-    assert (said.code, said.err) == (0, "")
-    assert counts(said.out) == 5
+    out = here("trim", "--max-size", goal).clean()
+    assert counts(out) == 5
     assert held(cache_directory, backend) == [*names[6:], names[0]]
     with kcache.KernelCache(cache_directory) as cache:
         assert cache.total_stats().evictions == 5
@@ -108,9 +96,8 @@ def test_a_rehearsal_changes_nothing(
 def test_single_entries_are_deleted(cache_directory: Path, here: Callable, backend: str) -> None:
     names = filled(cache_directory, backend, 5)
     damage(cache_directory, names[1], backend)
-    said = here("rm", names[0][:6], names[1], names[0], names[0][:9].upper(), "--yes")
-    assert (said.code, said.err) == (0, "")
-    assert re.fullmatch(r"deleted 2 entries, \d.*\n", said.out)
+    out = here("rm", names[0][:6], names[1], names[0], names[0][:9].upper(), "--yes").clean()
+    assert re.fullmatch(r"deleted 2 entries, \d.*\n", out)
     assert set(held(cache_directory, backend)) == set(names[2:])
     with kcache.KernelCache(cache_directory) as cache:
         assert cache.entry_count == 3
@@ -150,10 +137,9 @@ def test_clear_deletes_every_entry_and_keeps_the_counts(
     cache_directory: Path, here: Callable, backend: str
 ) -> None:
     fill(cache_directory, {key(1): kernel(), key(2): manifest(), key(3): kernel()}, backend)
-    said = here("clear", "--yes")
-    assert (said.code, said.err) == (0, "")
+    out = here("clear", "--yes").clean()
     # As `ls` and `stats` count.
-    assert said.out.startswith("deleted 3 entries (2 kernels, 1 manifest), ")
+    assert out.startswith("deleted 3 entries (2 kernels, 1 manifest), ")
     figures = json.loads(here("stats", "--json").out)
     assert (figures["entries"], figures["puts"]) == (0, 3)
     assert held(cache_directory, backend) == []

@@ -1,19 +1,14 @@
 """`kcache verify`: every kind of damage is found, and only a repair changes anything."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli.helpers import (
-    NOBODY,
     as_nobody,
     can_become_nobody,
     damage,
@@ -22,14 +17,14 @@ from cli.helpers import (
     kernel,
     key,
     manifest,
-    nobodys_directory,
     recency,
 )
-from core.helpers import look, path_of
+from core.helpers import NOBODY, look, nobodys_directory, path_of, started
 
 import kcache
 from kcache.entry import FORMAT_VERSION, encode
 from kcache.nvrtc import PRODUCER
+from kcache.testing import flipped
 
 A, B, C, M = (key(name) for name in "abcm")
 
@@ -44,9 +39,8 @@ def test_damage_is_found_and_only_a_repair_changes_anything(
     filled: Path, here: Callable, backend: str
 ) -> None:
     before = recency(filled, backend)
-    said = here("verify")
-    assert (said.code, said.err) == (0, "")
-    assert re.fullmatch(r"4 entries read, \S+ KiB\n  4 sound\n", said.out)
+    out = here("verify").clean()
+    assert re.fullmatch(r"4 entries read, \S+ KiB\n  4 sound\n", out)
     damage(filled, A, backend)
     damage(filled, M, backend)
     said = here("verify")
@@ -65,9 +59,8 @@ def test_damage_is_found_and_only_a_repair_changes_anything(
     assert (after[B], after[C]) == (before[B], before[C])
     with kcache.KernelCache(filled) as cache:
         assert cache.total_stats().requests == 0
-    said = here("verify", "--repair")
-    assert (said.code, said.err) == (0, "")
-    assert "  2 sound\n  2 damaged, 2 deleted\n" in said.out
+    out = here("verify", "--repair").clean()
+    assert "  2 sound\n  2 damaged, 2 deleted\n" in out
     assert set(held(filled, backend)) == {B, C}
     assert here("verify").out.endswith("  2 sound\n")
 
@@ -77,9 +70,7 @@ def test_every_kind_of_damage_of_a_file(cache_directory: Path, here: Callable) -
     nonsense = kcache.Entry({"set0": b"no header set"}, {"kind": "manifest"})
     fill(cache_directory, {**{name: kernel(500) for name in names}, M: nonsense})
     paths = [path_of(cache_directory / "file", name) for name in names]
-    flipped = bytearray(paths[0].read_bytes())
-    flipped[-1] ^= 0x10
-    paths[0].write_bytes(flipped)
+    paths[0].write_bytes(flipped(-1, 0x10)(paths[0].read_bytes()))
     shutil.copyfile(paths[2], paths[1])  # another key's
     said = here("verify")
     assert said.code == 1
@@ -172,14 +163,8 @@ with KernelCache(max_size='1MB', memory_size=0) as cache:
 @pytest.mark.usefixtures("cache_directory", "backend")
 def test_a_cache_in_use_is_sound(here: Callable) -> None:
     """Another process puts, evicts and deletes meanwhile: no command trips over it."""
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-    ) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == b"on\n"
+    with started(WRITER) as writer:
+        assert writer.stdout.readline() == "on\n"
         for _ in range(5):
             for command in (["ls", "--all"], ["verify"], ["trim", "--dry-run"], ["doctor"]):
                 done = here(*command)

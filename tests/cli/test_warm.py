@@ -1,18 +1,16 @@
 """`kcache warm`, in real processes with the real compiler, and what a recorded run asked for."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli.conftest import Said
+from core.helpers import run
 
 import kcache
 from kcache import CompileOptions
@@ -225,14 +223,7 @@ ASKED = 10
 def program(folder: Path, *arguments: str, **environment: str) -> int:
     """Runs the program in `folder`; returns how many kernels it had to compile."""
     (folder / "program.py").write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, "-P", folder / "program.py", *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = run(sys.executable, "-P", folder / "program.py", *arguments, environ=environment)
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 

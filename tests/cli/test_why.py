@@ -1,18 +1,15 @@
 """`kcache why`: each way to miss, made for real, and what is said about it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli.helpers import damage, key, recency
+from core.helpers import output_of
 
 import kcache
 from kcache.backend import NoBackend
@@ -75,9 +72,8 @@ def why(here: Callable, work: Path, line: Callable) -> Why:
     """Ask about the same."""
 
     def why(*arguments: str | Path, **more: str) -> Told:
-        said = here(*line("why", *arguments, **more), "--json")
-        assert (said.code, said.err) == (0, "")
-        return Told(said.out)
+        out = here(*line("why", *arguments, **more), "--json").clean()
+        return Told(out)
 
     return why
 
@@ -164,14 +160,8 @@ def test_another_compiler(
     found = kcache.nvrtc.library.find()  # type: ignore[attr-defined]
     other = tmp_path / "libnvrtc.so.13"
     other.write_bytes(b"\x7fELF")  # no ELF file: known by its content
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", ANOTHER_COMPILER, other, *line("why", "--json")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    cause = Told(done.stdout).the("compiler")
+    said = output_of(ANOTHER_COMPILER, other, *line("why", "--json"))
+    cause = Told(said).the("compiler")
     assert f"it was NVRTC {nvrtc[0]}.{nvrtc[1]}, build" in cause["what"]
     assert cause["before"] == found.identity
     assert cause["after"].startswith("nvrtc sha256:")

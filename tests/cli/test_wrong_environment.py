@@ -5,8 +5,6 @@ with the reason, rehearsals too: they would work on another cache, or with anoth
 user meant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple

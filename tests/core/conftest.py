@@ -1,7 +1,5 @@
 """Fixtures of the core's tests: no file descriptor, thread or child outlives a test."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

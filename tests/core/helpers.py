@@ -1,30 +1,37 @@
 """Shared by the tests of the core: keys, entries, looks at the raw directory."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
 import re
+import select
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TextIO
+from typing import Any, NamedTuple, NoReturn, TextIO
 
+import xxhash
 from hypothesis import HealthCheck, settings
 
 import kcache.cli
 from kcache import Entry
-from kcache.entry import encode
+from kcache.entry import FORMAT_VERSION, encode
 
 _KEY = re.compile(r"[0-9a-f]{64}").fullmatch
 
+TESTS = Path(__file__).parents[1]
+NOBODY = 65534
+#: What an envelope begins with.
+HEADER = struct.Struct("<6sHQd32sHHI")
 #: For properties that are tried in a fraction of a second...
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 #: ... and for the long versions of them.
@@ -45,6 +52,40 @@ def entry(size: int = 100, fill: int = 0, **metadata: float) -> Entry:
 def stored_size(size: int = 100) -> int:
     """Returns how many bytes `entry(size)` takes in a backend."""
     return len(encode(key(0), entry(size)))
+
+
+def envelope(
+    name: str,
+    sections: Sequence[tuple[bytes, bytes]] = (),
+    metadata: bytes = b"{}",
+    *,
+    producer: bytes = b"",
+    sizes: Sequence[int] | None = None,
+    **forged: object,
+) -> bytes:
+    """Builds an envelope from the table in the format's description, with any field forged."""
+    lengths = [len(value) for _, value in sections] if sizes is None else sizes
+    table = b"".join(
+        bytes((len(title),)) + title + struct.pack("<Q", length)
+        for (title, _), length in zip(sections, lengths, strict=True)
+    )
+    rest = producer + table + metadata + b"".join(value for _, value in sections)
+    total, key = HEADER.size + len(rest) + 16, bytes.fromhex(name)
+    fields = {
+        "magic": b"KCACHE",
+        "version": FORMAT_VERSION,
+        "total": total,
+        "cost": 0.0,
+        "key": key,
+    }
+    counts = {"count": len(sections), "producer_length": len(producer)}
+    counts["metadata_length"] = len(metadata)
+    return seal(HEADER.pack(*(fields | counts | forged).values()) + rest)
+
+
+def seal(body: bytes) -> bytes:
+    """Appends the right checksum."""
+    return body + xxhash.xxh3_128_digest(body)
 
 
 class Tree(NamedTuple):
@@ -85,41 +126,43 @@ def path_of(directory: Path | str, name: str) -> Path:
 
 def together(count: int, work: Callable[[], object]) -> list[object]:
     """Runs `work` in threads that start together; returns what each returned or raised."""
-    gate = threading.Barrier(count)
-    results: list[object] = []
+    return run_all(*[work] * count)
 
-    def run() -> None:
+
+def run_all(*works: Callable[[], object]) -> list[object]:
+    """Runs each in a thread, all from one moment on; returns what each returned or raised."""
+    gate = threading.Barrier(len(works))
+
+    def run(work: Callable[[], object]) -> object:
         gate.wait(60)
-        try:
-            results.append(work())
-        except Exception as error:
-            results.append(error)
+        return work()
 
-    workers = [threading.Thread(target=run) for _ in range(count)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    return results
+    with ThreadPoolExecutor(len(works)) as pool:
+        futures = [pool.submit(run, work) for work in works]
+    return [future.exception() or future.result() for future in futures]
 
 
 # -- other processes ---------------------------------------------------------------------------
 
 
-def python(
-    code: str, *arguments: object, environ: Mapping[str, str | None] | None = None
+def run(
+    *command: object, environ: Mapping[str, str | None] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs code in a fresh interpreter; None as a variable's value removes it."""
+    """Runs a program to its end; None as a variable's value removes it."""
     changed = environ or {}
     environment = {k: v for k, v in os.environ.items() if k not in changed}
     environment |= {k: v for k, v in changed.items() if v is not None}
+    words = list(map(str, command))
     return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
+        words, capture_output=True, text=True, check=False, env=environment, cwd=cwd, timeout=900
     )
+
+
+def python(
+    code: str, *arguments: object, environ: Mapping[str, str | None] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs code in a fresh interpreter."""
+    return run(sys.executable, "-c", code, *arguments, environ=environ)
 
 
 def output_of(
@@ -129,6 +172,14 @@ def output_of(
     done = python(code, *arguments, environ=environ)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def started(code: str, *arguments: object, **more: Any) -> subprocess.Popen[str]:
+    """Starts code in an interpreter that finds the helpers of the tests, with pipes."""
+    environ = {**os.environ, "PYTHONPATH": str(TESTS), **more.pop("environ", {})}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, env=environ, **pipes, **more)
 
 
 def fork(work: Callable[[], object], *, limit: int = 60) -> int:
@@ -155,13 +206,20 @@ def fork(work: Callable[[], object], *, limit: int = 60) -> int:
 
 
 def command(
-    *words: object, environ: Mapping[str, str] | None = None
+    *words: object,
+    environ: Mapping[str, str] | None = None,
+    before: Callable[[], object] = lambda: None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command `kcache` in a forked child, which saves the start of an interpreter."""
+    """Runs the command `kcache` in a forked child, which saves the start of an interpreter.
+
+    Args:
+        before: what the child does first.
+    """
     from kcache.cli import app  # noqa: F401  # here, and not in every child
 
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        pid = fork(lambda: _become_command(list(map(str, words)), environ or {}, out, err))
+        given = list(map(str, words))
+        pid = fork(lambda: (before(), _become_command(given, environ or {}, out, err)))
         code = wait(pid)
         out.seek(0)
         err.seek(0)
@@ -187,6 +245,53 @@ def _become_command(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else code is not None)
+
+
+def in_child(work: Callable[[], object]) -> None:
+    """Runs `work` in a forked child, where nothing may go wrong."""
+    assert wait(fork(work)) == 0
+
+
+def become_nobody() -> None:
+    """Has this process lose its rights, if it has some."""
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    """Has files made with these rights taken away, for the block."""
+    old = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(old)
+
+
+@contextmanager
+def nobodys_directory() -> Iterator[Path]:
+    """Makes a directory that user `NOBODY` owns, in a place that it can reach."""
+    with tempfile.TemporaryDirectory(prefix="kcache-nobody-") as name:
+        os.chmod(name, 0o755)
+        cache = Path(name) / "cache"
+        cache.mkdir(mode=0o700)
+        if os.geteuid() == 0:
+            os.chown(cache, NOBODY, NOBODY)
+        yield cache
+
+
+def has_ended(process: int) -> bool:
+    """Waits until a process that may be no child has ended."""
+    try:
+        descriptor = os.pidfd_open(process)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], 60)[0])
+    finally:
+        os.close(descriptor)
 
 
 def wait(pid: int) -> int:

@@ -1,16 +1,18 @@
 """Config: argument, else environment, else default; a bad value is named with what is allowed."""
 
-from __future__ import annotations
-
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from core.helpers import python
+from core.helpers import fork, python, wait
 
-from kcache import ConfigError, KernelCache, UnknownBackendError
+from kcache import ConfigError, Entry, KernelCache, UnknownBackendError, open_engine
+from kcache.cli.open_cache import save
 from kcache.config import VARIABLES, Config
+from kcache.directory import CacheDirectory, open_directory
+from kcache.engine.opening import SAVED
 from kcache.remote.address import parse_addresses
 from kcache.util.units import parse_age, parse_size
 
@@ -66,61 +68,41 @@ def test_what_is_no_age_is_refused_by_name(text: str | float) -> None:
 
 # -- where a value comes from --------------------------------------------------------------------
 
-#: For every variable: a valid text with its value, and texts that are not allowed.
-VALUES: dict[str, tuple[str, Any, list[str]]] = {
-    "KCACHE_BACKEND": ("zstd", "zstd", [" "]),
-    "KCACHE_DIR": ("/somewhere/kcache", "/somewhere/kcache", [" ", "a\0b", "~nobody-knows/kcache"]),
-    "KCACHE_MAX_SIZE": ("2GiB", 2 << 30, ["0", "-1", "lots", "1.5"[:0] + "1XB"]),
-    "KCACHE_MEMORY_SIZE": ("0", 0, ["-1", "lots"]),
-    "KCACHE_READ_ONLY": ("yes", True, ["2", "maybe", "tru"]),
-    "KCACHE_DISABLE": ("1", True, ["2", "never"]),
-    "KCACHE_RECACHE": ("On", True, ["2", "again"]),
-    "KCACHE_HEADER_CHECK": ("once", "once", ["never", "1"]),
-    "KCACHE_RELOCATION": ("eager", "eager", ["never", "1"]),
-    "KCACHE_WAIT": ("2.5", 2.5, ["-1", "nan", "inf", "1e9", "soon"]),
-    "KCACHE_WORKERS": ("3", 3, ["-1", "1.5", "many", "99999"]),
-    "KCACHE_ON_MISS": ("Error", "error", ["fail", "1"]),
-    "KCACHE_COMPILE_TIMEOUT": ("90", 90.0, ["0", "-1", "nan", "inf", "soon"]),
-    "KCACHE_SIGNING_KEY_FILE": ("/some/keys.pem", "/some/keys.pem", []),
+#: For every variable: a valid text with its value, another value as an argument, and texts that are
+#: not allowed.
+VALUES: dict[str, tuple[str, Any, Any, list[str]]] = {
+    "KCACHE_BACKEND": ("zstd", "zstd", "lmdb", [" "]),
+    "KCACHE_DIR": ("/some/cache", "/some/cache", "/argument", [" ", "a\0b", "~nobody-knows/kc"]),
+    "KCACHE_MAX_SIZE": ("2GiB", 2 << 30, 123, ["0", "-1", "lots", "1XB"]),
+    "KCACHE_MEMORY_SIZE": ("0", 0, "1KB", ["-1", "lots"]),
+    "KCACHE_READ_ONLY": ("yes", True, False, ["2", "maybe", "tru"]),
+    "KCACHE_DISABLE": ("1", True, False, ["2", "never"]),
+    "KCACHE_RECACHE": ("On", True, False, ["2", "again"]),
+    "KCACHE_HEADER_CHECK": ("once", "once", "always", ["never", "1"]),
+    "KCACHE_RELOCATION": ("eager", "eager", "lazy", ["never", "1"]),
+    "KCACHE_WAIT": ("2.5", 2.5, 7, ["-1", "nan", "inf", "1e9", "soon"]),
+    "KCACHE_WORKERS": ("3", 3, 2, ["-1", "1.5", "many", "99999"]),
+    "KCACHE_ON_MISS": ("Error", "error", "compile", ["fail", "1"]),
+    "KCACHE_COMPILE_TIMEOUT": ("90", 90.0, 60, ["0", "-1", "nan", "inf", "soon"]),
+    "KCACHE_SIGNING_KEY_FILE": ("/some/keys.pem", "/some/keys.pem", "/argument.pem", []),
     "KCACHE_REMOTE": (
         "redis://host?ro",
         parse_addresses("redis://host?ro", name="x"),
+        "file:///opt/kernels",
         ["host", "ftp://host", "redis://", "redis://host?rw=maybe", "file://relative"],
     ),
-    "KCACHE_RECORD": ("/some/kernels.jsonl", "/some/kernels.jsonl", ["  "]),
-    "KCACHE_LOG": ("Debug", "debug", ["loud", "7"]),
-}
-ARGUMENTS: dict[str, Any] = {
-    "backend": "lmdb",
-    "directory": "/argument",
-    "max_size": 123,
-    "memory_size": "1KB",
-    "read_only": False,
-    "disable": False,
-    "recache": False,
-    "header_check": "always",
-    "relocation": "lazy",
-    "wait": 7,
-    "workers": 2,
-    "compile_timeout": 60,
-    "on_miss": "compile",
-    "signing_key_file": "/argument.pem",
-    "remote": "file:///opt/kernels",
-    "record": "/argument.jsonl",
-    "log": "error",
+    "KCACHE_RECORD": ("/some/list.jsonl", "/some/list.jsonl", "/argument.jsonl", ["  "]),
+    "KCACHE_LOG": ("Debug", "debug", "error", ["loud", "7"]),
 }
 
 
-def test_the_tables_here_know_every_variable_and_setting() -> None:
+def test_the_table_here_knows_every_variable() -> None:
     assert {variable.name for variable in VARIABLES} == set(VALUES)
-    assert {variable.setting for variable in VARIABLES} == set(ARGUMENTS)
 
 
 @pytest.mark.parametrize("variable", VARIABLES, ids=lambda variable: variable.name)
 def test_argument_beats_environment_beats_default(variable: Any) -> None:
-    text, value, _ = VALUES[variable.name]
-    argument = ARGUMENTS[variable.setting]
-
+    text, value, argument, _ = VALUES[variable.name]
     default = getattr(Config.load(environ={}), variable.setting)
     assert default == (variable.default, "default")
     from_environment = getattr(Config.load(environ={variable.name: text}), variable.setting)
@@ -132,7 +114,7 @@ def test_argument_beats_environment_beats_default(variable: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [(name, text) for name, (_, _, bad) in VALUES.items() for text in bad]
+    ("name", "text"), [(name, text) for name, (*_, bad) in VALUES.items() for text in bad]
 )
 def test_a_bad_value_names_the_variable_the_value_and_what_is_allowed(name: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -175,7 +157,7 @@ def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Config.load({"directory": Path("~/kc")}, environ={}).directory.value == "/home/me/kc"
 
 
-COMPILES_TWICE = """
+OPENS_TWICE = """
 import kcache
 entry = kcache.Entry({"a": b"x"})
 for number in range(2):
@@ -184,6 +166,15 @@ for number in range(2):
         assert cache.engine.get("0" * 64) is not None
         print(cache.directory, cache.config.backend.value, cache.engine.max_size)
 """
+
+
+def one_warning(directory: str, said: str, **environ: str) -> list[str]:
+    """Opens a cache twice in a new process, which warns once; returns what it prints."""
+    done = python(OPENS_TWICE, environ={"KCACHE_DIR": directory, **environ})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith(f"kcache: warning: {said}")
+    assert done.stderr.count("\n") == 1
+    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -196,29 +187,21 @@ for number in range(2):
 def test_what_the_environment_says_wrongly_is_one_warning(
     name: str, text: str, said: str, tmp_path: Path
 ) -> None:
-    done = python(COMPILES_TWICE, environ={"KCACHE_DIR": str(tmp_path / "cache"), name: text})
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith(f"kcache: warning: {said}")
-    assert done.stderr.count("\n") == 1
-    assert done.stdout.splitlines() == [f"{tmp_path / 'cache'} file {1 << 30}"] * 2
+    place = str(tmp_path / "cache")
+    assert one_warning(place, said, **{name: text}) == [f"{place} file {1 << 30}"] * 2
 
 
 @pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
-@pytest.mark.parametrize("place", ["writable", "file", "nobody"])
+@pytest.mark.parametrize("place", ["writable", "file", "~nobody-knows/kcache"])
 def test_a_directory_of_the_environment_that_is_unsafe_costs_the_disk_tier_alone(
-    place: str, tmp_path: Path
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "writable").mkdir()
-    (tmp_path / "writable").chmod(0o777)
-    text = "~nobody-knows/kcache" if place == "nobody" else str(tmp_path / place)
-    done = python(COMPILES_TWICE, environ={"KCACHE_DIR": text})
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("kcache: warning: KCACHE_DIR")
-    assert done.stderr.endswith(" caches in memory alone\n")
-    assert done.stderr.count("\n") == 1
-    assert done.stdout.splitlines() == [f"None file {1 << 30}"] * 2
-    assert list((tmp_path / "writable").iterdir()) == []
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("writable").mkdir()
+    Path("writable").chmod(0o777)
+    assert one_warning(place, "KCACHE_DIR") == [f"None file {1 << 30}"] * 2
+    assert os.listdir("writable") == []
 
 
 def test_what_a_program_passes_wrongly_stays_an_error(tmp_path: Path) -> None:
@@ -243,3 +226,124 @@ with kcache.KernelCache() as cache:
         done = python(code, environ={"KCACHE_DIR": str(place), "KCACHE_LOG": level})
         assert done.returncode == 0, done.stderr
         assert ("cache get failed" in done.stderr) is expected
+
+
+# -- settings that stay with a directory -----------------------------------------------------------
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> CacheDirectory:
+    """A cache's directory, in which nothing is saved."""
+    return open_directory(str(tmp_path / "cache"))
+
+
+def saved(files: CacheDirectory) -> dict[str, object]:
+    """Returns what the file holds."""
+    return dict(json.loads(Path(files.marker).read_text())["settings"])
+
+
+def write(files: CacheDirectory, settings: object) -> None:
+    """Writes as a user with an editor does."""
+    about = json.loads(Path(files.marker).read_text())
+    Path(files.marker).write_text(json.dumps({**about, "settings": settings}))
+
+
+# -- precedence ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_argument_beats_environment_beats_saved_beats_default(
+    name: str, files: CacheDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = next(each for each in VARIABLES if each.setting == name)
+    monkeypatch.delenv(variable.name, raising=False)
+
+    def found(**arguments: object) -> object:
+        with KernelCache(files.path, **arguments) as cache:  # type: ignore[arg-type]
+            return getattr(cache.config, name)
+
+    assert found() == (variable.default, "default")
+    text, value, other, _ = VALUES[variable.name]
+    save(files.path, {name: text})
+    assert found() == (value, "kcache.json")
+    monkeypatch.setenv(variable.name, str(other))
+    assert found() == (variable.parse(str(other), name=name), variable.name)
+    assert found(**{name: value}) == (value, "argument")
+    monkeypatch.delenv(variable.name)
+    save(files.path, {}, [name])
+    assert found() == (variable.default, "default")
+    assert saved(files) == {}
+
+
+# -- what can't be used ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_size": "lots"}, "max_size='lots' is not allowed; allowed:"),
+        ({"max_size": [5]}, "max_size=[5] is not allowed"),
+        ({"colour": "red"}, "setting 'colour' can't be saved; allowed: backend,"),
+        ({"disable": "1"}, "setting 'disable' can't be saved"),
+        ({"backend": "redis"}, "backend='redis' is not known; allowed: file,"),
+    ],
+)
+def test_a_setting_that_can_not_be_used_is_one_warning_and_the_default(
+    settings: dict[str, object], said: str, files: CacheDirectory
+) -> None:
+    write(files, settings)
+    told = one_warning(files.path, f"{files.marker}: {said}")
+    assert told == [f"{files.path} file {1 << 30}"] * 2
+    assert saved(files) == settings
+    save(files.path, {"wait": "3"}, settings)
+    assert saved(files) == {"wait": "3"}
+
+
+def test_what_only_another_version_knows_stays(files: CacheDirectory) -> None:
+    write(files, {"colour": "red"})
+    (warning,) = save(files.path, {"wait": "3"})
+    assert "'colour' can't be saved" in warning
+    assert saved(files) == {"colour": "red", "wait": "3"}
+
+
+def test_processes_that_save_at_the_same_time_lose_nothing(files: CacheDirectory) -> None:
+    def work(name: str) -> None:
+        for number in range(60):
+            save(files.path, {name: str(number + 1)})
+            save(files.path, {}, [name])
+        save(files.path, {name: "77"})
+
+    names = ("memory_size", "wait", "workers")
+    children = [fork(lambda name=name: work(name)) for name in names]
+    ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while not all(os.waitid(os.P_PID, child, ended) for child in children):
+        open_directory(files.path)  # raises for a torn file
+    assert [wait(child) for child in children] == [0] * len(names)
+    assert saved(files) == dict.fromkeys(names, "77")
+    assert [name for name in os.listdir(files.path) if name.startswith(".")] == []
+
+
+# -- entries in another backend --------------------------------------------------------------------
+
+MISSES = """
+import sys, kcache
+for number in range(2):
+    with kcache.KernelCache(sys.argv[1]) as cache:
+        for again in range(2):
+            cache.lookup("__global__ void k() {}", (), kcache.CompileOptions(arch="sm_80"))
+        print(cache.config.backend.value)
+"""
+
+
+@pytest.mark.usefixtures("nvrtc")
+def test_an_empty_backend_beside_a_folder_of_another_is_one_warning(files: CacheDirectory) -> None:
+    with open_engine(files.path, backend="zstd") as engine:
+        engine.put("0" * 64, Entry({"a": b"b"}))
+    done = python(MISSES, files.path)
+    assert (done.returncode, done.stdout.split()) == (0, ["file"] * 2)  # nothing else is opened
+    assert "the backend file (the default) is empty, and there is a folder of zstd. To" in (
+        done.stderr
+    )
+    assert done.stderr.count("\n") == 1
+    done = python(MISSES, files.path, environ={"KCACHE_BACKEND": "zstd"})
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,43 +1,27 @@
 """The directory of a cache: made private, refused where others could put code into it, found."""
 
-from __future__ import annotations
-
+import itertools
 import os
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, output_of, wait
+from core.helpers import fork, in_child, output_of, started, umask, wait
 
-from kcache import (
-    ConfigError,
-    Entry,
-    KernelCache,
-    default_cache_directory,
-    open_engine,
-)
+from kcache import ConfigError, Entry, KernelCache, default_cache_directory, open_engine
 from kcache.directory import open_directory
 from kcache.util import open_file
 
+#: Where a directory comes in.
+DOORS = (open_directory, open_engine, KernelCache)
 SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
 
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
-
-
-@contextmanager
-def umask(mask: int) -> Iterator[None]:
-    old = os.umask(mask)
-    try:
-        yield
-    finally:
-        os.umask(old)
 
 
 @pytest.mark.parametrize("mask", [0, 0o022, 0o077])
@@ -64,8 +48,9 @@ def test_a_file_in_its_place_or_on_its_way_is_refused_by_name(
 ) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"precious")
-    with pytest.raises(ConfigError, match=r"directory='.*file.*a file"):
-        open_directory(str(file / below), read_only=read_only)
+    for opens in DOORS:
+        with pytest.raises(ConfigError, match=r"directory='.*file.*a file"):
+            opens(str(file / below), read_only=read_only)
     assert file.read_bytes() == b"precious"
 
 
@@ -74,9 +59,9 @@ def test_a_directory_that_others_can_write_to_is_refused(bits: int, tmp_path: Pa
     place = tmp_path / "cache"
     place.mkdir()
     place.chmod(bits)
-    for read_only in (False, True):
-        with pytest.raises(ConfigError, match=rf"{bits:04o}.*chmod go-w"):
-            open_directory(str(place), read_only=read_only)
+    for opens, read_only in itertools.product(DOORS, (False, True)):
+        with pytest.raises(ConfigError, match=rf"{place}.*{bits:04o}.*chmod go-w"):
+            opens(str(place), read_only=read_only)
     assert list(place.iterdir()) == []
 
 
@@ -229,32 +214,7 @@ def test_a_user_without_home_and_name_gets_the_temporary_directory(
         with pytest.raises(ConfigError, match="~/kcache"):
             KernelCache("~/kcache")
 
-    assert wait(fork(child)) == 0
-
-
-@pytest.mark.parametrize("fault", ["file", "writable by others"])
-def test_a_named_directory_that_is_unsafe_is_an_error_of_every_front_door(
-    fault: str, tmp_path: Path
-) -> None:
-    place = tmp_path / "cache"
-    if fault == "file":
-        place.write_bytes(b"")
-    else:
-        place.mkdir()
-        place.chmod(0o777)
-    with pytest.raises(ConfigError, match=str(place)):
-        open_engine(place)
-    with pytest.raises(ConfigError, match=str(place)):
-        KernelCache(place)
-
-
-def test_an_unusable_default_falls_back_to_a_private_one_below_the_temporary_directory(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "xdg").write_bytes(b"a file")
-    found = Path(where(XDG_CACHE_HOME=tmp_path / "xdg", TMPDIR=tmp_path))
-    assert found == tmp_path / f"kcache-{os.getuid()}"
-    assert mode(found) == 0o700
+    in_child(child)
 
 
 OPENS = """
@@ -271,20 +231,14 @@ for number in range(int(sys.argv[2])):
 
 
 def test_processes_that_make_the_same_directory_at_once_all_use_it(tmp_path: Path) -> None:
-    rounds, processes = 40, 4
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", OPENS, str(tmp_path), str(rounds)], stdin=subprocess.PIPE
-        )
-        for _ in range(processes)
-    ]
-    for process in started:
-        assert process.stdin is not None
-        process.stdin.write(b"\n")
+    rounds, count = 40, 4
+    processes = [started(OPENS, tmp_path, rounds) for _ in range(count)]
+    for process in processes:
+        process.stdin.write("\n")
         process.stdin.flush()
-    assert [process.wait() for process in started] == [0] * processes
-    for process in started:
+    for process in processes:
         process.communicate()
+    assert [process.returncode for process in processes] == [0] * count
     for number in range(rounds):
         with open_engine(tmp_path / "deep" / str(number)) as engine:
-            assert engine.entry_count == 2 * processes
+            assert engine.entry_count == 2 * count

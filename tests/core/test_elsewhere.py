@@ -1,7 +1,5 @@
 """What runs where the calls of POSIX are not there, in a process that takes itself for Windows."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess
@@ -9,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from core.helpers import python
+from core.helpers import output_of, python
 
 SIMULATED = Path(__file__).with_name("without_posix.py")
 
@@ -139,14 +137,7 @@ for _ in range(2):
 
 
 def run_without_linux(program: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT + program],
-        env={**os.environ, "KCACHE_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = python(_WITHOUT + program, environ={"KCACHE_DIR": str(folder)})
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout
@@ -161,5 +152,4 @@ def test_without_the_calls_of_linux_kernels_and_commands_work(tmp_path: Path) ->
 
 
 def test_kcache_runs_where_assertions_are_off() -> None:
-    done = python("import kcache", environ={"PYTHONOPTIMIZE": "2"})
-    assert done.returncode == 0, done.stderr
+    output_of("import kcache", environ={"PYTHONOPTIMIZE": "2"})

@@ -1,7 +1,5 @@
 """CacheEngine: the cap, who is evicted, what is served, what is counted."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,15 +11,7 @@ from typing import Any
 import pytest
 from core.helpers import entry, key, look, stored_size, together
 
-from kcache import (
-    Backend,
-    BackendError,
-    CacheEngine,
-    ConfigError,
-    Entry,
-    KernelCache,
-    open_engine,
-)
+from kcache import Backend, BackendError, CacheEngine, ConfigError, Entry, KernelCache, open_engine
 from kcache.backend import Usage
 from kcache.directory import open_directory
 from kcache.engine.engine import TOUCH_INTERVAL
@@ -116,18 +106,13 @@ def test_trim_goes_to_the_size_that_is_asked_for_even_in_a_large_cache(tmp_path:
         assert engine.stats().evictions == 600
 
 
-def aged(directory: Path, ages: dict[int, float]) -> None:
-    """Fill a file backend with entries that were last used so many seconds ago."""
-    open_directory(str(directory))
-    now = time.time_ns()
-    for number, age in ages.items():
-        used = now - int(age * 1e9)
-        with closing(FileBackend(directory / "file", clock=lambda used=used: used)) as backend:
-            backend.put(key(number), encode(key(number), entry()))
-
-
 def test_trim_by_age_evicts_what_was_not_used_for_so_long(tmp_path: Path) -> None:
-    aged(tmp_path, {1: 1e6, 2: 7200, 3: 3500, 4: 10})
+    open_directory(str(tmp_path))
+    now = time.time_ns()
+    for number, seconds in {1: 1e6, 2: 7200, 3: 3500, 4: 10}.items():
+        used = now - int(seconds * 1e9)
+        with closing(FileBackend(tmp_path / "file", clock=lambda used=used: used)) as backend:
+            backend.put(key(number), encode(key(number), entry()))
     with open_engine(tmp_path) as engine:
         assert engine.trim(older_than=3600) == 2 * SIZE
         assert stored(engine.backend) == {key(3), key(4)}
@@ -171,23 +156,6 @@ def test_memory_answers_and_records_the_use_once_a_minute() -> None:
 # -- races between a get that fills memory and what changes the entry ------------------------------
 
 
-class GatedBackend(MemoryBackend):
-    """Lets something happen between reading a value and returning it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.meanwhile: Callable[[], object] | None = None
-
-    def get(self, key: str) -> bytes | None:
-        value = super().get(key)
-        meanwhile, self.meanwhile = self.meanwhile, None
-        if meanwhile is not None:
-            thread = threading.Thread(target=meanwhile)
-            thread.start()
-            thread.join()
-        return value
-
-
 CHANGES: dict[str, tuple[Callable[[CacheEngine], object], Entry | None]] = {
     "put": (lambda engine: engine.put(key(1), entry(2)), entry(2)),
     "delete": (lambda engine: engine.delete(key(1)), None),
@@ -198,12 +166,18 @@ CHANGES: dict[str, tuple[Callable[[CacheEngine], object], Entry | None]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_get_does_not_bring_back_into_memory_what_was_changed_meanwhile(change: str) -> None:
-    backend = GatedBackend()
+    backend = FaultyBackend()
     engine = CacheEngine(backend, memory_size=10**6)
     engine.put(key(1), entry(1))
     engine.memory.clear()
     work, expected = CHANGES[change]
-    backend.meanwhile = lambda: work(engine)
+
+    def meanwhile(value: bytes) -> bytes:  # it is read, and not yet returned
+        backend.damage = None
+        together(1, lambda: work(engine))
+        return value
+
+    backend.damage = meanwhile
     assert engine.get(key(1)) in (entry(1), expected)
     assert engine.get(key(1)) == expected
 

@@ -1,16 +1,15 @@
 """Entry and its envelope: what comes out is what went in, or CorruptEntryError."""
 
-from __future__ import annotations
-
 import math
 import struct
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-import xxhash
-from core.helpers import QUICK, key
+from core import helpers
+from core.helpers import QUICK, key, seal
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,48 +31,9 @@ ENTRY = Entry(
     {"ptx": b".version 8.8\0", "cubin": b"\x7fELF" + bytes(20), "empty": b""},
     {"log": "größer \u4e2d", "names": {"f<int>": "_Z1fIiEvv"}, "compile_seconds": 0.25},
 )
-HEADER = struct.Struct("<6sHQd32sHHI")
 
 
-def seal(body: bytes) -> bytes:
-    """Appends the right checksum."""
-    return body + xxhash.xxh3_128_digest(body)
-
-
-def envelope(
-    sections: list[tuple[bytes, bytes]] | None = None,
-    metadata: bytes = b"{}",
-    *,
-    magic: bytes = b"KCACHE",
-    version: int = FORMAT_VERSION,
-    cost: float = 0.0,
-    name: str = KEY,
-    producer: bytes = b"",
-    count: int | None = None,
-    metadata_length: int | None = None,
-    producer_length: int | None = None,
-    sizes: list[int] | None = None,
-    total: int | None = None,
-) -> bytes:
-    """Builds an envelope from the table in the format's description, with any field forged."""
-    parts = sections or []
-    lengths = sizes if sizes is not None else [len(value) for _, value in parts]
-    table = b"".join(
-        bytes((len(title),)) + title + struct.pack("<Q", length)
-        for (title, _), length in zip(parts, lengths, strict=True)
-    )
-    rest = producer + table + metadata + b"".join(value for _, value in parts)
-    header = HEADER.pack(
-        magic,
-        version,
-        HEADER.size + len(rest) + 16 if total is None else total,
-        cost,
-        bytes.fromhex(name),
-        len(parts) if count is None else count,
-        len(producer) if producer_length is None else producer_length,
-        len(metadata) if metadata_length is None else metadata_length,
-    )
-    return seal(header + rest)
+envelope = partial(helpers.envelope, KEY)
 
 
 def decodes(blob: bytes) -> bool:
@@ -230,13 +190,7 @@ def peak_of(work: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize(
     ("payload", "metadata"),
-    [
-        ([("ptx", b"")], {}),
-        (None, {}),
-        ({1: b""}, {}),
-        ({"ptx": "text"}, {}),
-        ({}, [("a", 1)]),
-    ],
+    [([("ptx", b"")], {}), (None, {}), ({1: b""}, {}), ({"ptx": "text"}, {}), ({}, [("a", 1)])],
 )
 def test_wrong_types_are_refused_when_an_entry_is_made(payload: Any, metadata: Any) -> None:
     with pytest.raises(ArgumentTypeError, match=r"payload|metadata"):

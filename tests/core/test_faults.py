@@ -1,7 +1,5 @@
 """What fails below the engine is survived, counted, and loses nothing: backends, disks, rights."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable
 

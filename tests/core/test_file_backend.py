@@ -1,7 +1,5 @@
 """FileBackend: the storage contract, looked at through the files that it writes."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import stat
@@ -9,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, key, look, path_of, wait
+from core.helpers import fork, key, look, path_of, umask, wait
 
 from kcache.directory import open_directory
 from kcache_backends.file import FileBackend
@@ -33,11 +31,8 @@ def backend(place: Path) -> Iterator[FileBackend]:
 def test_one_private_file_per_entry_below_its_first_two_digits(
     backend: FileBackend, place: Path
 ) -> None:
-    old = os.umask(0)
-    try:
+    with umask(0):
         backend.put(key(1), b"value")
-    finally:
-        os.umask(old)
     path = place / key(1)[:2] / key(1)
     assert path.read_bytes() == b"value"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

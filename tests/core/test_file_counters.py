@@ -1,7 +1,5 @@
 """The counters of the file backend: never below the truth, whatever happens to their file."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -11,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from core.helpers import QUICK, fork, key, look, output_of, path_of, python, wait
+from core.helpers import QUICK, in_child, key, look, output_of, path_of, python, umask
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -66,11 +64,8 @@ def test_what_is_made_again_is_for_the_user_alone(mask: int, tmp_path: Path) -> 
     place = tmp_path / "cache" / "file"
     with closing(FileBackend(place)) as backend:
         shutil.rmtree(tmp_path / "cache")
-        old = os.umask(mask)
-        try:
+        with umask(mask):
             backend.put(key(1), b"value")
-        finally:
-            os.umask(old)
     for path in (place.parent, place, place / key(1)[:2]):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
@@ -110,24 +105,20 @@ def test_the_temporary_file_of_a_killed_namesake_is_no_obstacle(place: Path) -> 
 
 def test_processes_with_one_process_id_use_different_temporary_names(place: Path) -> None:
     """As copies of one process do in several PID namespaces: all that Python knows is the same."""
-    names: list[str] = []
-    with closing(FileBackend(place)) as backend:
+    noted = place.with_name("noted")
+    with closing(FileBackend(place)) as backend, noted.open("a") as names:
         real = os.replace
+
+        def work() -> None:
+            os.replace = lambda source, target: (  # type: ignore[assignment]
+                print(os.path.basename(source), file=names, flush=True),
+                real(source, target),
+            )
+            backend.put(key(1), b"value")
+
         for _ in range(2):
-            reading, writing = os.pipe()
-
-            def work(writing: int = writing) -> None:
-                os.replace = lambda source, target: (  # type: ignore[assignment]
-                    os.write(writing, os.path.basename(source).encode()),
-                    real(source, target),
-                )
-                backend.put(key(1), b"value")
-
-            assert wait(fork(work)) == 0
-            names.append(os.read(reading, 100).decode())
-            os.close(reading)
-            os.close(writing)
-    assert len(set(names)) == 2
+            in_child(work)
+    assert len(set(noted.read_text().split())) == 2
 
 
 def test_no_shard_is_written_while_the_counters_are_made(tmp_path: Path) -> None:

@@ -1,18 +1,16 @@
 """Flight: one of many makes the value, whoever is killed, stopped, forked or interrupted."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from core.helpers import entry, fork, key, together, wait
+from faults.places import stopped
 
 from kcache import CompileError, open_engine
 from kcache.engine.single_flight import Flight, lock_key
@@ -35,19 +33,11 @@ class Shelf:
         self.path = str(folder / "flight")
         self.counters = Counters()
 
-    def flight(self, path: str | None = "", wait: float = LONG) -> Flight:
-        return Flight(self.path if path == "" else path, wait=wait, counters=self.counters)
+    def flight(self, path: str | None = "") -> Flight:
+        return Flight(self.path if path == "" else path, wait=LONG, counters=self.counters)
 
-    def ask(
-        self,
-        flight: Flight,
-        make: Make | None = None,
-        *,
-        key: str = KEY,
-        adopt: Callable[[str], str | None] = str,
-        **more: Any,
-    ) -> str:
-        return flight.run(key, self.look, make or self.make, adopt, **more)
+    def ask(self, flight: Flight, make: Make | None = None) -> str:
+        return flight.run(KEY, self.look, make or self.make, str)
 
     def look(self) -> str | None:
         try:
@@ -61,11 +51,6 @@ class Shelf:
         temporary.write_text("made")
         temporary.rename(self.value)
         return "made", "made"
-
-    def make_slowly(self) -> tuple[str, str]:
-        """Takes long enough that others could begin meanwhile."""
-        threading.Event().wait(0.1)
-        return self.make()
 
     def count(self) -> None:
         with self.made.open("ab", buffering=0) as file:
@@ -100,98 +85,56 @@ class TestThreads:
         assert shelf.ask(one, lambda: (shelf.ask(one), None)) == "made"
 
 
-class Gate:
-    """A pipe: children wait until the parent opens it, and the parent until they knock."""
-
-    def __init__(self) -> None:
-        self._wait, self._open = os.pipe()
-        self._knocks, self._knock = os.pipe()
-
-    def pass_(self) -> None:
-        os.write(self._knock, b"k")
-        os.read(self._wait, 1)
-
-    def knocked(self) -> None:
-        assert os.read(self._knocks, 1) == b"k"
-
-    def open(self) -> None:
-        os.write(self._open, b"o")
-
-    def close(self) -> None:
-        for fd in (self._wait, self._open, self._knocks, self._knock):
-            os.close(fd)
-
-
-@pytest.fixture
-def gate() -> Iterator[Gate]:
-    made = Gate()
-    yield made
-    made.close()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="byte locks of open files exist on Linux")
 class TestProcesses:
-    def child(self, shelf: Shelf, make: Make | None = None) -> int:
-        """Forks a process that asks for the value, and fails unless it gets it."""
+    def others(self, shelf: Shelf) -> list[int]:
+        """Forks processes that ask for the value, and fail unless they get it."""
 
         def work() -> None:
-            assert shelf.ask(shelf.flight(), make) == "made"
+            assert shelf.ask(shelf.flight()) == "made"
 
-        return fork(work)
+        return [fork(work) for _ in range(8)]
 
-    def begin(self, shelf: Shelf, gate: Gate) -> int:
-        """Forks a leader that makes the value when the gate is opened."""
+    def test_a_killed_leader_is_replaced_by_one(self, shelf: Shelf) -> None:
+        def lead(stop: Callable[[], None]) -> None:
+            shelf.ask(shelf.flight(), lambda: (stop(), shelf.make())[1])
 
-        def slow() -> tuple[str, str]:
-            gate.pass_()
-            return shelf.make()
-
-        pid = self.child(shelf, slow)
-        gate.knocked()
-        return pid
-
-    def test_a_killed_leader_is_replaced_by_one(self, shelf: Shelf, gate: Gate) -> None:
-        leader = self.begin(shelf, gate)
-        others = [self.child(shelf) for _ in range(8)]
-        os.kill(leader, signal.SIGKILL)
-        assert wait(leader) == -signal.SIGKILL
+        with stopped(lead, signal.SIGKILL):
+            others = self.others(shelf)
         assert [wait(each) for each in others] == [0] * 8
         assert shelf.times == 1
 
-    def test_after_a_leader_that_failed_another_makes_it(self, shelf: Shelf, gate: Gate) -> None:
-        def slow() -> None:
+    def test_after_a_leader_that_failed_another_makes_it(self, shelf: Shelf) -> None:
+        def lead(stop: Callable[[], None]) -> None:
             def failing() -> tuple[str, str]:
-                gate.pass_()
+                stop()
                 raise CompileError("no", log="the log", source_name="k.cu")
 
             with pytest.raises(CompileError):
                 shelf.ask(shelf.flight(), failing)
 
-        leader = fork(slow)
-        gate.knocked()
-        others = [self.child(shelf) for _ in range(8)]
-        gate.open()
-        assert [wait(each) for each in (leader, *others)] == [0] * 9
+        with stopped(lead):
+            others = self.others(shelf)
+        assert [wait(each) for each in others] == [0] * 8
         assert shelf.times == 1
 
-    def test_the_lock_does_not_outlive_its_process_in_a_child(
-        self, shelf: Shelf, gate: Gate
-    ) -> None:
+    def test_the_lock_does_not_outlive_its_process_in_a_child(self, shelf: Shelf) -> None:
         """A child that is forked while its parent compiles must not keep the parent's lock."""
         life, end = os.pipe()
 
-        def slow() -> tuple[str, str]:
-            if os.fork() == 0:
-                os.close(end)
-                os.read(life, 1)  # lives as long as the test
-                os._exit(0)
-            gate.pass_()
-            return shelf.make()
+        def lead(stop: Callable[[], None]) -> None:
+            def slow() -> tuple[str, str]:
+                if os.fork() == 0:
+                    os.close(end)
+                    os.read(life, 1)  # lives as long as the test
+                    os._exit(0)
+                stop()
+                return shelf.make()
 
-        leader = self.child(shelf, slow)
-        gate.knocked()
-        os.kill(leader, signal.SIGKILL)
-        wait(leader)
+            shelf.ask(shelf.flight(), slow)
+
+        with stopped(lead, signal.SIGKILL):
+            pass
         assert shelf.ask(shelf.flight()) == "made"
         assert shelf.counts == (0, 0, 0)
         os.close(end)

@@ -1,7 +1,5 @@
 """Lists of kernels: what they say, what they must not say, and what a recorder writes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,14 +1,14 @@
 """LmdbBackend: what is its own beyond the contract: uses, space given back, refusals, others' files."""
 
-from __future__ import annotations
-
 import os
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from core.helpers import entry, fork, key, stored_size, wait
+from core.helpers import entry, key, stored_size
+from faults.places import stopped
 
 from kcache import BackendError, ConfigError, KernelCache, open_engine
 from kcache.directory import open_directory
@@ -27,20 +27,18 @@ def test_a_cleared_cache_gives_its_space_back(tmp_path: Path) -> None:
         for number in range(50):
             assert engine.put(key(number), entry(60_000, number))
 
-        def other() -> None:
+        def other(stop: Callable[[], None]) -> None:
             """Has the old file open; it sees the new one."""
-            os.read(reading, 1)
+            engine.get(key(1))
+            stop()
             assert engine.get(key(49)) is None
             assert engine.get(key("new")) == entry()
             assert engine.put(key("more"), entry())
 
-        reading, writing = os.pipe()
-        pid = fork(lambda: (engine.get(key(1)), other()))
-        assert data.stat().st_size > 3_000_000
-        engine.clear()
-        assert engine.put(key("new"), entry())
-        os.write(writing, b".")
-        assert wait(pid) == 0
+        with stopped(other):
+            assert data.stat().st_size > 3_000_000
+            engine.clear()
+            assert engine.put(key("new"), entry())
         assert data.stat().st_size < 100_000
         assert engine.entry_count == 2
     assert {path.name for path in (tmp_path / "lmdb").iterdir()} == {"db", "lock"}

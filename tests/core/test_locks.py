@@ -1,14 +1,13 @@
 """Locks: exclude files, threads and processes, and go with whoever held them. So do turns."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, wait
+from faults.places import stopped
 
 from kcache.util import locks as locks_module
 from kcache.util.locks import Patience, Turns, is_locked, lock, unlock
@@ -54,21 +53,13 @@ def test_only_the_range_is_locked_until_the_file_is_closed(path: str) -> None:
 
 
 def test_the_kernel_releases_what_a_killed_process_held(path: str) -> None:
-    reading, writing = os.pipe()
-
-    def work() -> None:
+    def work(stop: Callable[[], None]) -> None:
         file = opened(path)
         assert lock(file, 0, 32)
-        os.write(writing, b"x")
-        signal.pause()
+        stop()
 
-    child = fork(work)
-    os.close(writing)
-    assert os.read(reading, 1) == b"x"
-    os.close(reading)
-    assert not is_free(path, 0)
-    os.kill(child, signal.SIGKILL)
-    assert wait(child) == -signal.SIGKILL
+    with stopped(work, signal.SIGKILL):
+        assert not is_free(path, 0)
     assert is_free(path, 0)
 
 
@@ -106,19 +97,12 @@ def test_a_turn_that_is_lost_is_over() -> None:
 
 
 def test_a_child_that_lives_on_holds_no_lock_of_its_parent(path: str) -> None:
-    reading, writing = os.pipe()
-    with opened(path) as file:
-        assert lock(file, 0)
-        child = fork(lambda: (os.write(writing, b"x"), signal.pause()))
-        os.read(reading, 1)
+    file = opened(path)
+    assert lock(file, 0)
+    with stopped(lambda stop: stop(), signal.SIGKILL):
         assert not is_free(path, 0)
-    try:
+        file.close()
         assert is_free(path, 0)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        wait(child)
-        os.close(reading)
-        os.close(writing)
 
 
 @pytest.mark.parametrize("code", sorted(locks_module._UNSUPPORTED))

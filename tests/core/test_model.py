@@ -1,7 +1,5 @@
 """Engine and file backend against plain models, under random operations and random harm."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

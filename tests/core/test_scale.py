@@ -1,7 +1,5 @@
 """Scale: what grows with the number of entries, and what must not; counts, never times."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Another user's files are not trusted, wherever they lie below the cache's directory."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

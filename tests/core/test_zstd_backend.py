@@ -1,7 +1,5 @@
 """ZstdBackend: what is stored, and that no stored byte makes it allocate what it should not."""
 
-from __future__ import annotations
-
 import os
 import struct
 import tracemalloc

@@ -3,8 +3,6 @@
 A mark is an HTML comment on a line before a block. `test_blocks.py` says what each one means.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

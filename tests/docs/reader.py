@@ -15,8 +15,6 @@ Of a Dockerfile or a workflow of a CI service, this is translated, and nothing e
 - the only expression of a workflow that a test knows is `github.workspace`.
 """
 
-from __future__ import annotations
-
 import doctest
 import json
 import os
@@ -188,7 +186,6 @@ class Reader:
                 text=True,
             )
         process = self._doctests
-        assert process.stdin is not None
         assert process.stdout is not None
         asked = {"text": block.text, "page": block.page, "line": block.line}
         process.stdin.write(f"{json.dumps(asked)}\n")

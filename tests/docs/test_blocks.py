@@ -31,17 +31,16 @@ A block that calls pip runs in a copy of the checkout with an environment of its
 `test_installing.py`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from core.helpers import run
 from docs.pages import Block, blocks, named, pages
 from docs.reader import Reader, follow
 
@@ -155,13 +154,8 @@ def test_the_python_of_every_page_is_right_for_strict_mypy(tmp_path: Path) -> No
                 name = f"block_{len(where)}.py"
                 where[name] = block.where
                 (tmp_path / name).write_text(block.text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", *where],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    strict = ("--strict", "--ignore-missing-imports")
+    done = run(sys.executable, "-m", "mypy", *strict, *where, cwd=tmp_path)
     told = re.sub(r"^block_\d+\.py", lambda found: where[found[0]], done.stdout, flags=re.M)
     assert done.returncode == 0, told
 
@@ -192,3 +186,32 @@ def test_no_page_destroys_the_cache_of_its_reader(page: str) -> None:
         assert own or not _destroys(block), (
             f"{block.where}: a block before this one has to set KCACHE_DIR"
         )
+
+
+# -- what reads pages finds what is wrong with them ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("```sh\nfalse\n```", r"page\.md:1: exit status 1, not 0"),
+        ("```sh\necho $UNSET\n```", "exit status 1, not 0"),
+        ("<!-- test: exit 1 -->\n```sh\ntrue\n```", r"page\.md:2: exit status 0, not 1"),
+        ("```python\nprint(1)\n```\n\n```text\n2\n```", r"page\.md:5: .*"),
+        ("```console\n$ echo 1\n2\n```", "the page says:\n2\n\nit says:\n1\n"),
+        ("```{doctest}\n>>> 1\n2\n```", "Expected:\n    2\nGot:\n    1"),
+        ("```sh\necho 1\n```\n\nBut:\n\n```text\n1\n```", "nothing's output"),
+        ("```\nplain\n```", "nothing runs a block of 'no language'"),
+        ("```json\n{\n```", "this is no json"),
+        ("```sh\n.venv/bin/pip install x\n```", "a test does not change the machine"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(text: str, told: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text, encoding="utf-8")
+    with closing(Reader(tmp_path / "reader")) as reader:
+        *before, last = blocks(page)
+        for block in before:
+            follow(reader, block)
+        with pytest.raises(AssertionError, match=told):
+            follow(reader, last)

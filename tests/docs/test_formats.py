@@ -1,7 +1,5 @@
 """The page about formats says what the bytes are: its tables read what the code writes."""
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

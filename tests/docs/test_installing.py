@@ -1,7 +1,5 @@
 """Every command that installs does so: in a copy of the checkout, from the package index."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -11,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from core.helpers import run
 from docs.pages import ROOT, Block, blocks, named, pages
 from docs.test_blocks import installs
 
@@ -33,13 +32,7 @@ _BLOCKS = {
 @cache
 def _unreachable() -> str | None:
     """Returns why packages can't be had, or None."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "index", "versions", "tox"],
-        env=_environ(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(sys.executable, "-m", "pip", "index", "versions", "tox", environ=_environ())
     lines = done.stderr.strip().splitlines() or [""]
     return f"no package index can be reached: {lines[-1]}" if done.returncode else None
 
@@ -55,19 +48,14 @@ def _environ() -> dict[str, str]:
 
 def _checkout(place: Path) -> Path:
     """Returns a copy of what a clone holds."""
-    done = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-    )
+    done = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
     if done.returncode:  # an unpacked sdist, which holds nothing else
         unwanted = shutil.ignore_patterns(".*", "__pycache__")
         return Path(shutil.copytree(ROOT, place, ignore=unwanted))
-    for name in filter(None, done.stdout.split(b"\0")):
-        source = ROOT / os.fsdecode(name)
+    for name in filter(None, done.stdout.split("\0")):
+        source = ROOT / name
         if source.is_file():
-            target = place / os.fsdecode(name)
+            target = place / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
     return place

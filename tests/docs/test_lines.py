@@ -4,8 +4,6 @@
 have to exist, and what `tox -e` or `python bench/...` names, too.
 """
 
-from __future__ import annotations
-
 import ast
 import configparser
 import itertools

@@ -1,13 +1,11 @@
 """README.md: it fits one screen, and its program and its code compile once and hit afterwards."""
 
-from __future__ import annotations
-
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from core.helpers import output_of, run
 from docs.pages import ROOT, blocks
 
 README = ROOT / "README.md"
@@ -33,13 +31,8 @@ def test_a_program_compiles_once_and_then_hits(tmp_path: Path) -> None:
     lines = block.text.splitlines()
     for command, said in zip(lines[::2], lines[1::2], strict=True):
         words = command.removeprefix("$ kcache ").replace("python ", f"{sys.executable} ").split()
-        done = subprocess.run(
-            [sys.executable, "-m", "kcache", *words],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        done = run(sys.executable, "-m", "kcache", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
         told, wanted = (re.sub(r"saved .*", "", text) for text in (done.stderr, said))
         assert told.strip() == wanted.strip()
 
@@ -47,8 +40,5 @@ def test_a_program_compiles_once_and_then_hits(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("nvrtc")
 def test_the_code_compiles_once_and_hits_in_the_next_process() -> None:
     code = next(block.text for block in blocks(README) if block.language == "python")
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        for _ in range(2)
-    ]
-    assert [run.stdout.splitlines()[0].rsplit(maxsplit=1)[-1] for run in runs] == ["False", "True"]
+    runs = [output_of(code) for _ in range(2)]
+    assert [run.splitlines()[0].rsplit(maxsplit=1)[-1] for run in runs] == ["False", "True"]

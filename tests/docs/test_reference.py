@@ -1,14 +1,12 @@
 """The hand-written tables of the reference name what there is, all of it and nothing else."""
 
-from __future__ import annotations
-
 import importlib
-import importlib.util
 import re
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 from docs.pages import DOCS, ROOT, named, pages, prose
@@ -30,33 +28,27 @@ def names(page: Path, head: str) -> list[str]:
     """Returns what the first column of a table names, in code or plainly; `head` is its title."""
     text = page.read_text(encoding="utf-8")
     table = re.search(rf"^\| {head} \|.*\n\|[-| ]+\n((?:\|.*\n)+)", text, re.MULTILINE)
-    assert table is not None
     cells = [row.split(" | ")[0].removeprefix("| ") for row in table[1].splitlines()]
     return [name for cell in cells for name in re.findall(r"[^`, ]+", cell)]
 
 
 @pytest.fixture(scope="module")
-def from_code() -> ModuleType:
+def from_code() -> SimpleNamespace:
     """The module that writes what comes from the code."""
     for extra, needed in (("cli", "click"), ("cli", "rich"), ("testing", "hypothesis")):
         pytest.importorskip(needed, reason=f"the extra {extra} is not installed")
-    spec = importlib.util.spec_from_file_location("from_code", DOCS / "from_code.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(DOCS)  # as where it is run as a program
-        spec.loader.exec_module(module)
-    return module
+        return SimpleNamespace(**runpy.run_path(str(DOCS / "from_code.py")))
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in REFERENCE.glob("*.md")))
-def test_what_comes_from_the_code_is_up_to_date(page: str, from_code: ModuleType) -> None:
+def test_what_comes_from_the_code_is_up_to_date(page: str, from_code: SimpleNamespace) -> None:
     text = (REFERENCE / page).read_text(encoding="utf-8")
     assert from_code.updated(text) == text, "run: python docs/from_code.py"
 
 
-def test_every_public_name_is_on_the_page_about_python(from_code: ModuleType) -> None:
+def test_every_public_name_is_on_the_page_about_python(from_code: SimpleNamespace) -> None:
     named = {name for _, name, _ in from_code.documented()}
     told = {name.rpartition(".")[2] for name in named}
     public = {*kcache.__all__, *kcache.launch.__all__} - {"__version__", *kcache.errors.__all__}
@@ -154,7 +146,7 @@ def _is_there(path: str) -> bool:
 
 
 def test_the_manual_page_is_up_to_date_and_well_formed(
-    from_code: ModuleType, tmp_path: Path
+    from_code: SimpleNamespace, tmp_path: Path
 ) -> None:
     page: Path = from_code.MAN_PAGE
     assert page.read_text(encoding="utf-8") == from_code.man_page()

@@ -4,16 +4,14 @@ Building needs the extra `docs`. Nothing here uses a network: where links
 to other sites lead is checked by `sphinx-build -b linkcheck docs OUT`, by hand.
 """
 
-from __future__ import annotations
-
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from core.helpers import run
 from docs.pages import DOCS, ROOT, prose
 
 click = pytest.importorskip("click", reason="the extra cli is not installed")
@@ -28,12 +26,7 @@ _PLAIN = ("www.lmdb.tech",)
 
 def test_it_builds_without_a_warning(tmp_path: Path) -> None:
     """Unknown references are warnings."""
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-n", "-q", "-b", "html", DOCS, tmp_path],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(sys.executable, "-m", "sphinx", "-n", "-q", "-b", "html", DOCS, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -9,8 +9,6 @@ Threads leave out precompiled headers: they belong to the process, so whichever 
 makes the one that the others use, and which one that is differs from run to run of NVRTC itself.
 """
 
-from __future__ import annotations
-
 import ctypes as c
 import hashlib
 import json
@@ -18,7 +16,7 @@ import os
 import random
 import re
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 HEADER = "#pragma once\n__device__ int twice(int i) { return 2 * i; }\n"
 SOURCES = [
@@ -198,11 +196,8 @@ def main() -> None:
     if mode == ["threads"]:
         own = [options for options in OPTIONS if b"--pch" not in options]
         callers = [Caller(library, int(seed) + i, own) for i in range(3)]
-        threads = [threading.Thread(target=each.run, args=(number,)) for each in callers]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(len(callers)) as pool:
+            list(pool.map(lambda each: each.run(number), callers))
         told = [each.told for each in callers]
     elif mode == ["forks"]:
         told = []

@@ -1,7 +1,5 @@
 """Programs under `kcache run`, with interface libraries that are built once."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -10,8 +8,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from core.helpers import run
 
 from kcache.dropin import build
 
@@ -97,17 +97,15 @@ class Dropin:
         flags = ["--stats"] if stats else []
         return self._run([*KCACHE, "run", *flags, "--", *map(str, command)], more)
 
-    def _run(self, command: list[str], more: dict[str, str]) -> Told:
-        done = subprocess.run(
-            command,
-            env={**self.environment, **more},
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
+    def starts(self, *command: object, **how: Any) -> subprocess.Popen[str]:
+        """Starts a program with pipes."""
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.Popen(
+            list(map(str, command)), env=self.environment, cwd=self.folder, **pipes, **how
         )
-        return Told(done)
+
+    def _run(self, command: list[str], more: dict[str, str]) -> Told:
+        return Told(run(*command, environ={**self.environment, **more}, cwd=self.folder))
 
 
 @pytest.fixture
@@ -134,5 +132,4 @@ def real(nvrtc: tuple[int, int]) -> Path:
     from kcache.nvrtc import library
 
     found = library.find()
-    assert found is not None
     return Path(found.path)

@@ -1,7 +1,5 @@
 """`kcache doctor --program`: whether `kcache run` reaches a program, from its file alone."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

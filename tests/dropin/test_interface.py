@@ -1,7 +1,5 @@
 """Random calls on NVRTC's interface: the drop-in returns what the real library returns."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Programs that do what few do: each gets from `kcache run` what it gets without."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil
@@ -95,11 +93,11 @@ def test_another_mount_namespace(real: Path, dropin: Dropin, include: Path, tmp_
     client = f"{sys.executable} {CLIENTS / 'loaded.py'} {include} {real}"
     script = f"{client}; unshare -m sh -c 'mount --bind {other} {include} && {client}'; {client}"
     bare = dropin.bare("sh", "-c", script)
-    if len(bare.output.splitlines()) != 6:
+    if len(bare.output.splitlines()) != 3:
         pytest.skip(f"no directory can be mounted here: {bare.errors}")
     told = dropin.run("sh", "-c", script)
     assert told.output == bare.output
-    assert len(set(bare.output.splitlines())) == 4
+    assert len(set(bare.output.splitlines())) == 2
     assert (told.hits, told.misses) == (1, 1), told.line
     assert "another user, root directory or mount namespace" in told.line
 

@@ -1,7 +1,5 @@
 """Programs that no library of ours fits into, or that forbid one: each runs as without."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -108,11 +106,7 @@ def confined(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("server", [True, False], ids=["", "no server"])
 @pytest.mark.parametrize("confinement", ["nothing", "files 3", "full", "chroot"])
 def test_a_program_that_is_linked_has_nvrtc_from_the_start(
-    confinement: str,
-    server: bool,
-    confined: Path,
-    dropin: Dropin,
-    tmp_path: Path,
+    confinement: str, server: bool, confined: Path, dropin: Dropin, tmp_path: Path
 ) -> None:
     if confinement == "chroot" and os.geteuid() != 0:
         pytest.skip("only root may do it")

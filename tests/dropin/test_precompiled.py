@@ -1,7 +1,5 @@
 """Automatic precompiled headers: they change no code, so the drop-in answers without them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -35,25 +33,6 @@ OTHERS = [
     ["--create-pch=pre/named.pch"],
     ["--pch", "--pch-verbose=true"],
 ]
-#: Arguments: include directory, path of NVRTC, and the options of each compile, with `/` between
-#: them. Prints result, outputs and status of each.
-PROGRAM = """
-import ctypes as c, hashlib, sys
-folder, path, *options = sys.argv[1:]
-nvrtc, program, size = c.CDLL(path), c.c_void_p(), c.c_size_t()
-source = b'#include "scale.h"\\nextern "C" __global__ void scale(float* a) { *a *= SCALE; }'
-for each in "|".join(options).split("|/|"):
-    nvrtc.nvrtcCreateProgram(c.byref(program), source, b"scale.cu", 0, None, None)
-    texts = [*filter(None, each.split("|")), "-arch=sm_90", "-I" + folder]
-    given = (c.c_char_p * len(texts))(*map(str.encode, texts))
-    print(nvrtc.nvrtcCompileProgram(program, len(given), given))
-    for what in ("PTX", "CUBIN"):
-        getattr(nvrtc, f"nvrtcGet{what}Size")(program, c.byref(size))
-        buffer = c.create_string_buffer(size.value)
-        getattr(nvrtc, f"nvrtcGet{what}")(program, buffer)
-        print(what, size.value, hashlib.sha256(buffer.raw).hexdigest())
-    print(nvrtc.nvrtcGetPCHCreateStatus(program))
-"""
 
 
 def _libraries(installed: Path) -> list[Path]:
@@ -93,16 +72,12 @@ def test_they_change_no_code(
 
 
 def _compile(include: Path, real: Path, options: list[str]) -> tuple[object, ...]:
-    return (sys.executable, "-c", PROGRAM, include, real, *options)
+    return (sys.executable, CLIENTS / "forms.py", include, real, *options)
 
 
 @pytest.mark.parametrize("options", FORMS, ids=" ".join)
 def test_a_program_that_asks_for_them_is_answered(
-    options: list[str],
-    nvrtc: tuple[int, int],
-    real: Path,
-    dropin: Dropin,
-    include: Path,
+    options: list[str], nvrtc: tuple[int, int], real: Path, dropin: Dropin, include: Path
 ) -> None:
     if nvrtc < (12, 8):
         pytest.skip(f"NVRTC {nvrtc} has no precompiled headers")

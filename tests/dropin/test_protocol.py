@@ -1,7 +1,5 @@
 """What the interface library and the service tell each other, and what is declined."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`kcache run` behaves as the command by itself: exit status, streams, signals, job control."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -107,19 +105,11 @@ def _links(folder: Path) -> list[str]:
 def test_the_server_keeps_no_descriptor_of_the_launcher(dropin: Dropin) -> None:
     read, write = os.pipe()
     code = "import os, sys; print(os.readlink(f'/proc/self/fd/{sys.argv[1]}'), flush=True); input()"
-    with subprocess.Popen(
-        [*KCACHE, "run", sys.executable, "-c", code, str(write)],
-        env=dropin.environment,
-        pass_fds=[write],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as program:
-        assert program.stdout is not None
+    command = (*KCACHE, "run", sys.executable, "-c", code, write)
+    with dropin.starts(*command, pass_fds=[write]) as program:
         pipe = program.stdout.readline().strip()
         (path,) = dropin.runtime.glob("kcache-*/programs-*")
         about = status(str(path))
-        assert about is not None
         folder = Path("/proc", str(about["process"]), "fd")
         assert pipe.startswith("pipe:")
         assert pipe not in _links(folder)
@@ -129,16 +119,8 @@ def test_the_server_keeps_no_descriptor_of_the_launcher(dropin: Dropin) -> None:
 
 
 def test_the_launcher_becomes_the_program(dropin: Dropin) -> None:
-    command = [
-        *KCACHE,
-        "run",
-        "sh",
-        "-c",
-        "echo $$; wait; echo $(ps --no-headers --ppid $$ | wc -l)",
-    ]
-    with subprocess.Popen(
-        command, env=dropin.environment, stdout=subprocess.PIPE, text=True
-    ) as program:
+    script = "echo $$; wait; echo $(ps --no-headers --ppid $$ | wc -l)"
+    with dropin.starts(*KCACHE, "run", "sh", "-c", script) as program:
         output, _ = program.communicate(timeout=60)
     own, children = output.split()
     assert int(own) == program.pid
@@ -262,14 +244,9 @@ def test_signals_for_the_first_process_of_a_container(
     number: signal.Signals, first: list[str], dropin: Dropin
 ) -> None:
     script = f"trap 'exit 9' {number.name[3:]}; echo ready; while :; do sleep 0.1; done"
-    with subprocess.Popen(
-        [*first, "sh", "-c", script],
-        env=dropin.environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # without a terminal
+    with dropin.starts(  # without a terminal
+        *first, "sh", "-c", script, start_new_session=True
     ) as namespace:
-        assert namespace.stdout is not None
         assert namespace.stdout.readline() == "ready\n"
         children = Path(f"/proc/{namespace.pid}/task/{namespace.pid}/children").read_text()
         os.kill(int(children), number)
@@ -406,16 +383,8 @@ def test_in_the_background(typed: str, terminal: Terminal) -> None:
 
 def test_who_continues_the_launcher_alone_continues_the_program(dropin: Dropin) -> None:
     (dropin.folder / "stoppable.py").write_text(STOPPABLE)
-    with subprocess.Popen(
-        [*KCACHE, "run", "--stats", sys.executable, str(dropin.folder / "stoppable.py")],
-        env=dropin.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    ) as launcher:
-        assert launcher.stdout is not None
+    command = (*KCACHE, "run", "--stats", sys.executable, dropin.folder / "stoppable.py")
+    with dropin.starts(*command, stderr=subprocess.PIPE, process_group=0) as launcher:
         assert launcher.stdout.readline() == "begun\n"
         for _ in range(3):
             os.killpg(launcher.pid, signal.SIGTSTP)

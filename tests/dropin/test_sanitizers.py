@@ -1,7 +1,5 @@
 """The interface library under the sanitizers of the C compiler: threads, forks, a server that lies."""
 
-from __future__ import annotations
-
 import random
 import socket
 import subprocess

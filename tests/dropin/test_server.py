@@ -1,7 +1,5 @@
 """What the service for programs knows: when it is ready, which programs it serves, what it counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Programs of one server that differ in working directory, environment and NVRTC: each gets its own."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -1,9 +1,6 @@
 """Whatever happens to the server, every program gets the right kernel, after a bounded wait."""
 
-from __future__ import annotations
-
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -11,12 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
-from typing import IO, Any
 
 import pytest
+from core.helpers import has_ended
 from dropin.conftest import CLIENTS, KCACHE, Dropin
+from remote.fakes import until
 
 from kcache.dropin import build
 from kcache.dropin import environment as env
@@ -31,11 +30,9 @@ BODIES = [f"a[{n}] = {n};" for n in range(6)]
 @pytest.fixture(scope="module")
 def wanted(real: Path) -> list[str]:
     """What each body compiles to, by the real NVRTC alone."""
-    command = [sys.executable, str(CLIENTS / "repeated.py"), str(real)]
-    told = subprocess.run(
-        command, input="\n".join(BODIES), capture_output=True, text=True, check=True
-    )
-    return told.stdout.splitlines()
+    command = (sys.executable, CLIENTS / "repeated.py", real)
+    said = subprocess.check_output(command, input="\n".join(BODIES), text=True)
+    return said.splitlines()
 
 
 class Program:
@@ -47,19 +44,14 @@ class Program:
         )
 
     def ask(self, line: str) -> str:
-        self._pipe(self.process.stdin).write(line + "\n")
-        self._pipe(self.process.stdin).flush()
-        return self._pipe(self.process.stdout).readline().strip()
-
-    @staticmethod
-    def _pipe(pipe: IO[str] | None) -> IO[str]:
-        assert pipe is not None
-        return pipe
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
 
     def close(self) -> int:
-        self._pipe(self.process.stdin).close()
+        self.process.stdin.close()
         code = self.process.wait(60)
-        self._pipe(self.process.stdout).close()
+        self.process.stdout.close()
         return code
 
 
@@ -110,20 +102,14 @@ def _socket(dropin: Dropin) -> str:
     return str(path)
 
 
-def _status(path: str) -> dict[str, Any]:
-    told = status(path)
-    assert told is not None
-    return told
-
-
 def _server(dropin: Dropin) -> int:
-    return int(_status(_socket(dropin))["process"])
+    return int(status(_socket(dropin))["process"])
 
 
 def _kill_server(dropin: Dropin) -> None:
     server = _server(dropin)
     os.kill(server, signal.SIGKILL)
-    assert _ends(server)
+    assert has_ended(server)
 
 
 def _user_socket(dropin: Dropin) -> str:
@@ -133,18 +119,6 @@ def _user_socket(dropin: Dropin) -> str:
 
 def _message(*fields: bytes) -> bytes:
     return heading(fields) + b"".join(fields)
-
-
-def _ends(process: int) -> bool:
-    """Wait until a process that is not a child has ended."""
-    try:
-        descriptor = os.pidfd_open(process)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], 60)[0])
-    finally:
-        os.close(descriptor)
 
 
 # -- the server dies, freezes or is another one ----------------------------------------------------
@@ -221,8 +195,7 @@ NONSENSE = {
 def test_a_server_that_answers_nonsense(
     kind: str, start: Callable[..., Program], hasty: str, tmp_path: Path, wanted: list[str]
 ) -> None:
-    fake = Fake(tmp_path, NONSENSE[kind])
-    try:
+    with closing(Fake(tmp_path, NONSENSE[kind])) as fake:
         program = start(fake.path, hasty)
         assert [program.ask(body) for body in BODIES] == wanted
         assert program.close() == 0
@@ -230,8 +203,6 @@ def test_a_server_that_answers_nonsense(
             assert not os.path.exists(fake.path)
             other = start(fake.path)
             assert [other.ask(body) for body in BODIES] == wanted
-    finally:
-        fake.close()
     if kind in ("silence", "garbage", "no fields", "a huge answer", "half an answer"):
         assert fake.connections == 1  # and was not waited for again
 
@@ -240,13 +211,10 @@ def test_a_server_that_answers_nonsense(
 def test_a_server_of_another_user_is_not_asked(
     start: Callable[..., Program], tmp_path: Path, wanted: list[str]
 ) -> None:
-    fake = Fake(tmp_path, NONSENSE["a hang-up"], user=65534)
-    try:
+    with closing(Fake(tmp_path, NONSENSE["a hang-up"], user=65534)) as fake:
         program = start(fake.path)
         assert [program.ask(body) for body in BODIES[:2]] == wanted[:2]
         assert program.close() == 0
-    finally:
-        fake.close()
     assert fake.connections == 0
 
 
@@ -266,12 +234,9 @@ def test_an_answer_without_a_name_that_was_asked_for_is_none(
     dropin: Dropin, real: Path, tmp_path: Path
 ) -> None:
     answer = Answer(0, b"ptx\0", b"cubin", b"", b"\0", [(b"t<float>", b"t")], hit=True, keep=True)
-    fake = Fake(tmp_path, _says(DONE, *pack_answer(answer)))
     command = (sys.executable, "-c", NAMED, real)
-    try:
+    with closing(Fake(tmp_path, _says(DONE, *pack_answer(answer)))) as fake:
         told = dropin.run("env", f"KCACHE_DROPIN_SOCKET={fake.path}", *command)
-    finally:
-        fake.close()
     assert fake.connections == 1
     assert (told.code, told.output) == (0, dropin.bare(*command).output)
 
@@ -280,13 +245,10 @@ def test_an_answer_without_a_name_that_was_asked_for_is_none(
 def test_a_server_that_tells_nonsense_of_itself(
     says: bytes, dropin: Dropin, tmp_path: Path
 ) -> None:
-    fake = Fake(tmp_path, lambda each: each.sendall(_message(DONE, says)))
     outer = tmp_path / os.path.basename(_user_socket(dropin))
-    os.rename(fake.path, outer)
-    try:
+    with closing(Fake(tmp_path, lambda each: each.sendall(_message(DONE, says)))) as fake:
+        os.rename(fake.path, outer)
         told = dropin.run("/bin/echo", "hello", KCACHE_DROPIN_SOCKET=str(outer))
-    finally:
-        fake.close()
     assert fake.connections == 1
     assert (told.code, told.output) == (0, "hello\n")
     assert told.line.startswith("kcache: hits 0"), told.errors
@@ -307,14 +269,11 @@ def test_a_program_that_was_stopped_for_long_goes_on_asking(
         os.kill(process, signal.SIGCONT)
         connection.sendall(_message(NO, b"no"))
 
-    fake = Fake(tmp_path, stop_and_answer)
-    try:
+    with closing(Fake(tmp_path, stop_and_answer)) as fake:
         program = start(fake.path)
         started.put(program.process.pid)
         assert program.ask(BODIES[0]) == wanted[0]
         assert program.close() == 0
-    finally:
-        fake.close()
     assert os.path.exists(fake.path)
 
 
@@ -332,12 +291,12 @@ def test_the_server_comes_back(
     assert dropin.bare(*KCACHE, "server", "start").code == 0
     program = start()
     assert program.ask(BODIES[0]) == wanted[0]
-    assert _status(path)["connections"] == 2  # the program's, and this one
+    assert status(path)["connections"] == 2  # the program's, and this one
     assert dropin.bare(*KCACHE, "server", "stop").code == 0
     assert program.ask(BODIES[1]) == wanted[1]
     assert dropin.bare(*KCACHE, "server", "start").code == 0
     assert program.ask(BODIES[2]) == wanted[2]
-    counts = _status(path)["counts"]
+    counts = status(path)["counts"]
     assert (counts["hits"], counts["misses"]) == (0, 1)
     assert dropin.bare(*KCACHE, "server", "stop").code == 0
 
@@ -364,27 +323,20 @@ def test_a_forked_child_asks_by_itself(program: Program, wanted: list[str]) -> N
 def test_the_server_ends_with_the_program(program: Program, dropin: Dropin) -> None:
     server = _server(dropin)
     assert program.close() == 0
-    assert _ends(server)
+    assert has_ended(server)
     assert list(dropin.runtime.iterdir()) == []
 
 
 @pytest.mark.parametrize("stats", [False, True])
 def test_the_server_ends_when_the_launcher_is_killed(stats: bool, dropin: Dropin) -> None:
     flags = ["--stats"] if stats else []
-    command = [*KCACHE, "run", *flags, sys.executable, "-c", "print('up', flush=True); input()"]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=dropin.environment,
-        cwd=dropin.folder,
-    ) as launcher:
-        assert launcher.stdout is not None
-        assert launcher.stdout.readline() == b"up\n"
+    client = (sys.executable, "-c", "print('up', flush=True); input()")
+    with dropin.starts(*KCACHE, "run", *flags, *client) as launcher:
+        assert launcher.stdout.readline() == "up\n"
         server = _server(dropin)
         launcher.kill()
-        assert launcher.stdout.read() == b""  # the program is gone, too
-    assert _ends(server)
+        assert launcher.stdout.read() == ""  # the program is gone, too
+    assert has_ended(server)
     assert list(dropin.runtime.iterdir()) == []
 
 
@@ -401,9 +353,7 @@ def test_what_a_killed_server_left_behind_is_removed(dropin: Dropin, tmp_path: P
         alive.listen()
         told = dropin.run("true")
         assert told.line, told.errors
-        until = time.monotonic() + 60
-        while len(list(folder.iterdir())) != 3 and time.monotonic() < until:
-            time.sleep(0.01)
+        until(lambda: len(list(folder.iterdir())) == 3)
         kept = {"programs-link", "programs-file", "remotes-alive"}
         assert {each.name for each in folder.iterdir()} == kept
 
@@ -417,14 +367,14 @@ def test_a_server_in_another_pid_namespace_is_left_alone(program: Program, dropi
     if not told.line:
         pytest.skip(f"no PID namespace: {told.errors}")
     assert told.code == 3
-    assert _status(_socket(dropin))["connections"] == 2
+    assert status(_socket(dropin))["connections"] == 2
 
 
 def test_a_frozen_server_is_replaced_and_ends_once_it_goes_on(dropin: Dropin) -> None:
     command = (*KCACHE, "server")
     assert dropin.bare(*command, "start").code == 0
     path = _user_socket(dropin)
-    server = int(_status(path)["process"])
+    server = int(status(path)["process"])
     code = (
         "import sys; from kcache.service import start; start.ASK_TIMEOUT = 1.0\n"
         "from kcache.__main__ import main; sys.argv[0] = 'kcache'; main()"
@@ -433,19 +383,15 @@ def test_a_frozen_server_is_replaced_and_ends_once_it_goes_on(dropin: Dropin) ->
     try:
         started = dropin.bare(sys.executable, "-c", code, "server", "start")
         assert started.code == 0, started.errors
-        assert _status(path)["process"] != server
+        assert status(path)["process"] != server
     finally:
         os.kill(server, signal.SIGCONT)
-    assert _ends(server)
+    assert has_ended(server)
     assert dropin.bare(*command, "stop").code == 0
 
 
 def test_a_server_that_is_frozen_for_a_while(
-    program: Program,
-    start: Callable[..., Program],
-    dropin: Dropin,
-    hasty: str,
-    wanted: list[str],
+    program: Program, start: Callable[..., Program], dropin: Dropin, hasty: str, wanted: list[str]
 ) -> None:
     """One program waits for it, for a bounded time; then it serves again."""
     path, server = _socket(dropin), _server(dropin)
@@ -459,12 +405,10 @@ def test_a_server_that_is_frozen_for_a_while(
         assert start(path).ask(BODIES[1]) == wanted[1]
     finally:
         os.kill(server, signal.SIGCONT)
-    until = time.monotonic() + 60
-    while not os.path.exists(path) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert _status(path)["process"] == server
+    until(lambda: os.path.exists(path))
+    assert status(path)["process"] == server
     assert program.close() == 0
-    assert _ends(server)
+    assert has_ended(server)
 
 
 def test_clients_that_misbehave(program: Program, dropin: Dropin, wanted: list[str]) -> None:
@@ -489,7 +433,7 @@ def test_clients_that_misbehave(program: Program, dropin: Dropin, wanted: list[s
     assert [program.ask(body) for body in BODIES] == wanted
     for each in kept:
         each.close()
-    counts = _status(path)["counts"]
+    counts = status(path)["counts"]
     assert counts["misses"] == len(BODIES)
 
 

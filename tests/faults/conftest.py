@@ -1,13 +1,12 @@
 """Fixtures of the tests of faults: small disks, kernels, and nothing is left behind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
 from core.conftest import _nothing_is_left_behind  # noqa: F401
+from dropin.conftest import libraries  # noqa: F401
 from faults.places import mounted
 from remote.conftest import redis_server  # noqa: F401
 

@@ -3,39 +3,25 @@
 Nothing here uses a method under test: what a medium holds is read by another process, or by `os`.
 """
 
-from __future__ import annotations
-
+import contextlib
 import os
+import signal
+import socket
 import subprocess
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 
 import pytest
-from core.helpers import look
+from core.helpers import fork, key, look, wait
 
 from backends import raw
-from kcache import Entry
+from kcache import CacheEngine, Entry
 from kcache.util.locks import is_locked
 from kcache.util.open_file import open_own
 from kcache_backends._lmdb_records import stored_size
-
-__all__ = [
-    "FIXED",
-    "NAMES",
-    "disk_bound",
-    "disk_usage",
-    "fill",
-    "held_locks",
-    "is_lmdb",
-    "is_whole",
-    "leftovers",
-    "mounted",
-    "sealed",
-    "truth",
-]
 
 #: One backend for each medium: files, and LMDB, that below Zstandard. The contract suite has all.
 NAMES = ("file", "zstd+lmdb")
@@ -62,6 +48,12 @@ def truth(place: Path, name: str) -> dict[str, int]:
     if is_lmdb(name):
         return {found: stored_size(size) for found, size in raw.look(place / name).items()}
     return look(place / name).entries
+
+
+def agrees(engine: CacheEngine, place: Path, name: str) -> None:
+    """Asserts that the usage which a backend tells is the truth."""
+    sizes = truth(place, name)
+    assert engine.backend.usage() == (sum(sizes.values()), len(sizes))
 
 
 def leftovers(place: Path, name: str) -> list[Path]:
@@ -124,6 +116,13 @@ def is_whole(number: int, found: Entry) -> bool:
     )
 
 
+def has(engine: CacheEngine, number: int) -> bool:
+    """Tells whether there is an entry for this number, which must be whole then."""
+    found = engine.get(key(number))
+    assert found is None or is_whole(number, found), f"entry {number} is wrong"
+    return found is not None
+
+
 def _body(number: int, version: int, size: int) -> bytes:
     noise = Random(zlib.crc32(f"{number} {version} {size}".encode())).randbytes(size // 2)
     text = f"{number} {version} ".encode()
@@ -154,6 +153,39 @@ def mounted(place: Path, *options: str) -> Iterator[Path]:
         yield place
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def put_all(engine: CacheEngine, numbers: Iterable[int], version: int, size: int) -> None:
+    """Puts an entry for each of these numbers."""
+    for number in numbers:
+        assert engine.put(key(number), sealed(number, version, size))
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def stopped(
+    work: Callable[[Callable[[], None]], object], then: signal.Signals = signal.SIGCONT
+) -> Iterator[int]:
+    """Runs `work` in a child, which stops where it calls its argument.
+
+    After the block it goes on to its end, or is killed.
+    """
+    pid = fork(lambda: work(lambda: os.kill(os.getpid(), signal.SIGSTOP)), limit=600)
+    try:
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), f"it ended instead: {status}"
+        yield pid
+    finally:
+        os.kill(pid, then)
+        assert wait(pid) == (0 if then == signal.SIGCONT else -then)
+
+
+def make_socket(path: Path) -> None:
+    """Leaves the file of a socket, whose own path has to be short."""
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
 
 
 def fill(disk: Path, *, leave: int = 0) -> Path:

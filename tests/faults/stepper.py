@@ -6,15 +6,11 @@ signals: after a call, at the entry to a function, and at the head of a loop. A 
 more: it also interrupts the end of a `with` block, which no signal can.
 """
 
-from __future__ import annotations
-
 import dis
 import sys
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
-
-__all__ = ["Stepper", "interrupt"]
 
 #: Instructions that run the handlers of signals at their end.
 _LOOKING = ("CALL", "JUMP_BACKWARD", "RESUME")

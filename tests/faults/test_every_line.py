@@ -1,7 +1,5 @@
 """Kills and interrupts at every point of an operation: nothing is lost but what was under way."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,12 +1,11 @@
 """Descriptors: whatever closes, removes or forks beside writers, no write lands in another's file."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
@@ -55,35 +54,28 @@ def foreign(tmp_path: Path) -> Iterator[Foreign]:
 
 
 @contextmanager
-def writers(current: list[CacheEngine], count: int = 3) -> Iterator[None]:
-    """Puts, gets and deletes without end, by several threads, in whatever engine is current."""
+def writers(current: list[CacheEngine]) -> Iterator[None]:
+    """Puts, gets and deletes without end, by three threads, in whatever engine is current."""
     done = threading.Event()
-    failed: list[BaseException] = []
 
     def work(seed: int) -> None:
         random = Random(seed)
-        try:
-            while not done.is_set():
-                engine, number = current[0], random.randrange(40)
-                engine.put(key(number), entry(random.randrange(50, 3000)))
-                engine.get(key(random.randrange(40)))
-                with suppress(BackendError):
-                    engine.backend.usage()
-                if random.random() < 0.2:
-                    engine.delete(key(random.randrange(40)))
-        except BaseException as error:
-            failed.append(error)
+        while not done.is_set():
+            engine, number = current[0], random.randrange(40)
+            engine.put(key(number), entry(random.randrange(50, 3000)))
+            engine.get(key(random.randrange(40)))
+            with suppress(BackendError):
+                engine.backend.usage()
+            if random.random() < 0.2:
+                engine.delete(key(random.randrange(40)))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
-    assert failed == []
+    with ThreadPoolExecutor(3) as pool:
+        works = [pool.submit(work, number) for number in range(3)]
+        try:
+            yield
+        finally:
+            done.set()
+    assert [each.result() for each in works] == [None] * 3
 
 
 @pytest.mark.timeout(1800)

@@ -1,12 +1,11 @@
 """Directories that are no cache: nothing in them is read, written or deleted, and the message says why."""
 
-from __future__ import annotations
-
 import hashlib
+import io
+import logging
 import os
 import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,13 +16,24 @@ from pathlib import Path
 import lmdb
 import pytest
 from cli.test_app import leaves
+from cli.test_wrong_environment import CHANGES, LOOKS
 from core.helpers import command, entry, key
-from faults.places import NAMES
+from faults.places import NAMES, make_socket
 
 import kcache
-from kcache import BackendError, ConfigError, Entry, KernelCache, open_engine
+from kcache import (
+    BackendError,
+    CompileOptions,
+    ConfigError,
+    CorruptEntryError,
+    Entry,
+    KernelCache,
+    open_engine,
+)
 from kcache.cli.app import app
 from kcache.directory import open_directory
+from kcache.engine.journal import Journal
+from kcache.engine.stats import FIELDS, StatsFile
 from kcache.util.open_file import MARKER as NAME
 from kcache_backends.file import FileBackend
 from kcache_backends.zstd import zstd_file
@@ -108,17 +118,11 @@ def special(place: Path) -> None:
     place.mkdir()
     for name in ("stats", "slots", "flight", "journal"):
         os.mkfifo(place / name)
-    with socket.socket(socket.AF_UNIX) as listener:
-        before = os.getcwd()
-        os.chdir(place)
-        listener.bind("counters")
-        os.chdir(before)
+    make_socket(place / "counters")
 
 
-FOLDERS = (
-    *(home, bazel, database, same_place, namesakes, almost, forged),
-    *(links, special),
-)
+FOLDERS = (*(home, bazel, database, same_place, namesakes, almost, forged), *(links, special))
+EACH = pytest.mark.parametrize("make", FOLDERS)
 Snapshot = dict[str, tuple[object, ...]]
 
 
@@ -156,40 +160,18 @@ def test_a_marker_that_is_none_is_named_with_the_reason(tmp_path: Path) -> None:
         shutil.rmtree(other)
 
 
-#: Command -> how it is called. PLACE is the folder, OUT one of ours.
-COMMANDS = {
-    "demo": ["--arch sm_80 --directory PLACE"],
-    "compile": [
-        "OUT/k.cu --arch sm_80 -o OUT/k.ptx",
-        "OUT/k.cu --arch sm_80 -o OUT/k.ptx --recache",
-    ],
-    "why": ["OUT/k.cu --arch sm_80"],
-    "warm": ["OUT/list.toml", "-n OUT/list.toml"],
-    "run": ["PYTHON -c print()", "--stats -- PYTHON -c print()"],
-    "server start": [""],
-    "server status": [""],
-    "server stop": [""],
-    "path": [""],
-    "stats": ["", "--json", "--prometheus", "--zero"],
-    "report": ["-o OUT/r.html"],
-    "ls": ["", "--json", "--all"],
-    "show": ["0123456789"],
-    "extract": ["0123456789 -o OUT/x"],
-    "rm": ["0123456789"],
-    "trim": ["", "--max-size 0", "--older-than 1s", "-n"],
-    "clear": ["--yes"],
-    "verify": ["", "--repair"],
-    "bundle export": ["-o OUT/e.kcb"],
-    "bundle import": ["OUT/b.kcb"],
-    "bundle list": ["OUT/b.kcb"],
-    "bundle verify": ["OUT/b.kcb"],
-    "doctor": ["", "--json"],
-    "migrate": ["--to zstd", "--from lmdb --to file", "--to lmdb --keep", "--to lmdb -n"],
-    "integrations": ["", "--json"],
-    "key new": ["OUT/key"],
-    "key show": ["OUT/key"],
-    "config": ["", "--json", "--set max_size=1GiB", "--unset max_size"],
-}
+#: How each command is called, in a folder of ours. PLACE is the one that is no cache.
+LINES = [
+    *(f"{name} {' '.join(words)}" for name, words in LOOKS.items()),
+    *(f"{name} {' '.join(words)}" for name, lines in CHANGES.items() for words in lines),
+    *("demo --arch sm_80 --directory PLACE", "compile k.cu --arch sm_80 -o k.ptx --recache"),
+    *("run PYTHON -c print()", "run --stats -- PYTHON -c print()"),
+    *("server start", "server status", "server stop", "stats --prometheus", "ls --all"),
+    *("trim --older-than 1s", "bundle list kernels.kcb", "bundle verify kernels.kcb"),
+    *("doctor", "doctor --json", "migrate --from lmdb --to file", "migrate --to lmdb --keep"),
+    *("integrations", "key new key", "key show key"),
+]
+NAMES_OF_COMMANDS = [name.removeprefix("kcache ") for name, _ in leaves(app, "kcache")]
 #: These look at no cache, so they have nothing to say of the folder.
 WITHOUT = ("run", "server", "path", "bundle list", "bundle verify", "integrations", "key", "config")
 #: These look at one, or compile: they warn of a folder that the variable names, and do without.
@@ -198,46 +180,50 @@ KERNEL = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'
 
 
 def test_every_command_is_tried() -> None:
-    assert {name for name, _ in leaves(app, "kcache")} == {f"kcache {name}" for name in COMMANDS}
+    assert {name for name, _ in forms()} == set(NAMES_OF_COMMANDS)
 
 
 def forms() -> list[tuple[str, str]]:
     """Returns (command, line) of all calls, the folder named by the variable and by the option."""
-    commands = leaves(app, "kcache")
-    takes = {n for n, c in commands for o in c.params if "--directory" in o.opts}
+    takes = {n for n, c in leaves(app, "kcache") for o in c.params if "--directory" in o.opts}
     found = []
-    for name, lines in COMMANDS.items():
-        for line in lines:
-            found.append((name, f"{name} {line}"))
-            if f"kcache {name}" in takes and name != "demo":
-                option, rest = "--directory PLACE", line
-                found.append((name, f"{name} {option} {rest}"))
+    for line in LINES:
+        (name,) = (each for each in NAMES_OF_COMMANDS if f"{line} ".startswith(f"{each} "))
+        found.append((name, line))
+        if f"kcache {name}" in takes and name != "demo":
+            found.append((name, line.replace(name, f"{name} --directory PLACE", 1)))
     return found
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
-    folder = tmp_path / "out"
-    write(folder / "k.cu", KERNEL)
-    write(folder / "list.toml", '[[kernels]]\nsource = "k.cu"\narch = "sm_80"\n')
-    with KernelCache(tmp_path / "sound") as cache:
-        assert cache.engine.put(key(1), Entry({"cubin": b"x"}, {"kind": "kernel"}))
-        kcache.export_bundle(cache, folder / "b.kcb")
-    return folder
+def place(make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of somebody's, which the environment names."""
+    place = tmp_path / "theirs"
+    make(place)
+    monkeypatch.setenv("KCACHE_DIR", str(place))
+    return place
 
 
 @pytest.fixture
-def runtime() -> Iterator[str]:
-    """Where servers of this test have their sockets, whose paths have to be short."""
-    with tempfile.TemporaryDirectory(prefix="kf-", dir="/tmp") as folder:
-        yield folder
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The working directory has what commands take, and servers have their sockets elsewhere."""
+    folder = tmp_path / "out"
+    write(folder / "k.cu", KERNEL)
+    write(folder / "kernels.toml", '[[kernels]]\nsource = "k.cu"\narch = "sm_80"\n')
+    with KernelCache(tmp_path / "sound") as cache:
+        assert cache.engine.put(key(1), Entry({"cubin": b"x"}, {"kind": "kernel"}))
+        kcache.export_bundle(cache, folder / "kernels.kcb")
+    monkeypatch.chdir(folder)
+    with tempfile.TemporaryDirectory(prefix="kf-", dir="/tmp") as runtime:  # a path of a socket
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        yield
 
 
 def refuses(name: str, line: str, done: subprocess.CompletedProcess[str]) -> None:
     """Asserts that a command has said what is wrong, and what to do."""
     assert "Traceback" not in done.stderr, done.stderr
     option = "PLACE" in line
-    if name.startswith(WITHOUT) and "set max_size" not in line and (name != "run" or not option):
+    if name.startswith(WITHOUT) and "set wait" not in line and (name != "run" or not option):
         assert done.returncode == 0, (line, done.stderr)
         return
     looks = name in LOOKING and "--zero" not in line and "--repair" not in line
@@ -258,13 +244,11 @@ def refuses(name: str, line: str, done: subprocess.CompletedProcess[str]) -> Non
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize("make", FOLDERS)
+@pytest.mark.usefixtures("nvrtc", "ours")
+@EACH
 def test_no_command_changes_a_folder_that_is_no_cache(
-    make: Callable[[Path], None], tmp_path: Path, out: Path, runtime: str, long: bool
+    make: Callable[[Path], None], place: Path, long: bool
 ) -> None:
-    place = tmp_path / "theirs"
-    make(place)
     before = snapshot(place)
     chosen = forms()
     if not long:
@@ -273,19 +257,14 @@ def test_no_command_changes_a_folder_that_is_no_cache(
         chosen = [*random.Random(make.__name__).sample(single, 1), *always]
     words = {"PLACE": str(place), "PYTHON": sys.executable}
     for name, line in chosen:
-        arguments = [words.get(word, word.replace("OUT", str(out))) for word in line.split()]
-        done = command(*arguments, environ={"KCACHE_DIR": str(place), "XDG_RUNTIME_DIR": runtime})
+        arguments = [words.get(word, word) for word in line.split()]
+        done = command(*arguments)
         assert snapshot(place) == before, line
         refuses(name, line, done)
-    print(f"{make.__name__}: {len(chosen)} commands")
 
 
-@pytest.mark.parametrize("make", FOLDERS)
-def test_no_call_changes_a_folder_that_is_no_cache(
-    make: Callable[[Path], None], tmp_path: Path
-) -> None:
-    place = tmp_path / "theirs"
-    make(place)
+@EACH
+def test_no_call_changes_a_folder_that_is_no_cache(place: Path) -> None:
     before = snapshot(place)
     for backend in NAMES:
         for read_only in (False, True):
@@ -296,17 +275,15 @@ def test_no_call_changes_a_folder_that_is_no_cache(
     assert snapshot(place) == before
     for factory in (FileBackend, zstd_file):
         backend = factory(place)
-        with pytest.raises(BackendError):
-            backend.put(key(1), b"x")
         for use in (
+            lambda b=backend: b.put(key(1), b"x"),
+            lambda b=backend: b.delete("3f" + "0" * 62),
             backend.usage,
             lambda b=backend: list(b.coldest()),
             lambda b=backend: list(b.check(repair=True)),
         ):
             with pytest.raises(BackendError):
                 use()
-        with pytest.raises(BackendError):
-            backend.delete("3f" + "0" * 62)
         backend.close()
     assert snapshot(place) == before
 
@@ -416,3 +393,71 @@ def test_maintenance_makes_nothing(line: str, tmp_path: Path) -> None:
         before = set(os.listdir(place)) if place.exists() else None
         command(*line.split(), "--directory", place, environ={"KCACHE_BACKEND": "zstd"})
         assert (set(os.listdir(place)) if place.exists() else None) == before
+
+
+# -- public calls, in a program whose environment names such a folder ------------------------------
+
+OPTIONS = CompileOptions(arch="sm_80")
+
+
+@EACH
+def test_no_call_changes_the_folder_that_the_environment_names(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The cache works in memory alone, and says why."""
+    before = snapshot(place)
+    for backend in NAMES:
+        with caplog.at_level(logging.WARNING), KernelCache(backend=backend) as cache:
+            engine = cache.engine
+            assert engine.get_or_create(key(1), entry) == entry()
+            engine.put(key(2), entry())
+            engine.delete(key(1))
+            engine.refuse(key(2), CorruptEntryError("damaged"))
+            engine.note("evicted", key(1))
+            assert cache.lookup(KERNEL, (), OPTIONS) is None
+            cache.print_info(io.StringIO())
+            for call in (cache.total_stats, engine.flush, cache.trim, cache.clear):
+                call()
+            assert snapshot(place) == before
+        assert snapshot(place) == before
+    assert "allowed: a directory that is new or empty" in caplog.text
+
+
+@EACH
+def test_nothing_goes_to_the_folder_and_the_message_says_so(place: Path, tmp_path: Path) -> None:
+    with KernelCache(tmp_path / "sound") as sound:
+        assert sound.engine.put(key(1), entry())
+        kcache.export_bundle(sound, tmp_path / "b.kcb")
+    before = snapshot(place)
+    assert kcache.list_bundle(tmp_path / "b.kcb") is not None
+    kcache.verify_bundle(tmp_path / "b.kcb")
+    assert kcache.default_cache_directory()
+    with KernelCache() as cache:
+        with pytest.raises(BackendError, match=r"nothing can be imported: .*allowed: a directory"):
+            kcache.import_bundle(cache, tmp_path / "b.kcb")
+        with pytest.raises(BackendError, match=r"nothing can be exported: .*allowed: a directory"):
+            kcache.export_bundle(cache, tmp_path / "new.kcb")
+    assert not (tmp_path / "new.kcb").exists()
+    with suppress(ConfigError), KernelCache(tmp_path / "sound", remote=f"file://{place}") as cache:
+        assert cache.lookup(KERNEL, (), OPTIONS) is None  # a layer, which is only read
+    assert snapshot(place) == before
+
+
+@pytest.mark.parametrize("make", [namesakes, links, special])
+def test_statistics_and_a_journal_replace_no_file_of_another_program(place: Path) -> None:
+    """They had the file renamed: what is damaged in a cache is somebody else's where there is none."""
+    before = snapshot(place)
+    for name in ("stats", "slots"):
+        file = StatsFile(place / name)
+        with pytest.raises(BackendError, match="no file of kcache|symbolic|such device"):
+            file.add([1.0] * len(FIELDS))
+        with pytest.raises(BackendError):
+            file.zero()
+        with suppress(BackendError):
+            assert file.total() == kcache.Stats()
+    journal = Journal(str(place), "file")
+    journal.note("evicted", key(1))
+    journal.later("evicted", key(1))
+    journal.flush()
+    assert list(journal.events()) == []
+    assert snapshot(place) == before

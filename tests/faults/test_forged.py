@@ -1,7 +1,5 @@
 """Files with a right checksum and nonsense inside: read as damage, whatever the nonsense is."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -12,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import xxhash
-from core.helpers import QUICK, command, key, path_of
+from core.helpers import QUICK, command, envelope, key, path_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -64,24 +61,7 @@ def deep(levels: int) -> object:
     return value
 
 
-def envelope(
-    name: str,
-    text: bytes,
-    sections: list[tuple[bytes, bytes]],
-    *,
-    producer: bytes = PRODUCER.encode(),
-    cost: float = 1.0,
-) -> bytes:
-    """Returns an envelope with a right checksum around anything."""
-    table = b"".join(bytes((len(n),)) + n + struct.pack("<Q", len(v)) for n, v in sections)
-    rest = producer + table + text + b"".join(v for _, v in sections)
-    total = struct.calcsize("<6sHQd32sHHI") + len(rest) + 16
-    head = struct.pack(
-        "<6sHQd32sHHI",
-        *(b"KCACHE", 1, total, cost, bytes.fromhex(name)),
-        *(len(sections), len(producer), len(text)),
-    )
-    return head + rest + xxhash.xxh3_128_digest(head + rest)
+OURS = PRODUCER.encode()
 
 
 def dumped(metadata: object) -> bytes:
@@ -120,7 +100,11 @@ def test_a_forged_kernel_is_a_miss_and_named_damaged(
 ) -> None:
     """TypeError, IndexError or MemoryError came out of `get_or_compile`, for ever."""
     name = cache._requests.make(SOURCE, (), OPTIONS).key
-    forge(tmp_path / "cache", name, envelope(name, dumped(metadata), [(b"cubin", b"x")]))
+    forge(
+        tmp_path / "cache",
+        name,
+        envelope(name, [(b"cubin", b"x")], dumped(metadata), producer=OURS, cost=1.0),
+    )
     assert cache.lookup(SOURCE, (), OPTIONS) is None
     assert cache.stats().corrupt == 1
     assert [item.kind for item in items(cache.engine.backend, PRODUCER)] == [DAMAGED]
@@ -150,7 +134,11 @@ def test_no_forged_entry_raises_anything_anywhere(
     metadata = metadata | ({"kind": kind} if kind else {})
     name = cache._requests.make(SOURCE, (), OPTIONS).key
     cache.clear_memory()
-    forge(tmp_path / "cache", name, envelope(name, dumped(metadata), sections, cost=cost))
+    forge(
+        tmp_path / "cache",
+        name,
+        envelope(name, sections, dumped(metadata), producer=OURS, cost=cost),
+    )
     found = cache.lookup(SOURCE, (), OPTIONS)
     if found is not None:
         assert all(type(v) is str for pair in found.lowered_names.items() for v in pair)
@@ -167,7 +155,7 @@ def test_no_forged_metadata_decodes_to_what_cannot_be_stored_again(
 ) -> None:
     name = key(key_number)
     try:
-        found = decode(envelope(name, text, [(b"a", b"b")], producer=b""), name)
+        found = decode(envelope(name, [(b"a", b"b")], text), name)
     except CorruptEntryError:
         return
     try:
@@ -184,7 +172,11 @@ def test_forged_entries_stop_no_migration(tmp_path: Path) -> None:
     texts = [dumped(metadata) for metadata in NONSENSE]
     texts += [b'{"kind": "kernel", "a": 1e999}', b"[]", b"{", b'{"kind": "manifest"}']
     for number, text in enumerate(texts, 100):
-        forge(place, key(number), envelope(key(number), text, [(b"set0", b"\x01" * 40)]))
+        forge(
+            place,
+            key(number),
+            envelope(key(number), [(b"set0", b"\x01" * 40)], text, producer=OURS, cost=1.0),
+        )
     report = f"report -o {tmp_path / 'r.html'}"
     for line in ("ls", "verify", report, "migrate --to zstd", "info"):
         done = command(*line.split(), "--directory", place)
@@ -203,10 +195,6 @@ NUMBERS = st.lists(
 )
 
 
-def _doubles(numbers: list[Any]) -> list[float]:
-    return [float(n) for n in numbers]
-
-
 @SETTINGS
 @given(rows=st.lists(NUMBERS, min_size=1, max_size=3))
 def test_no_forged_statistics_make_a_sum_that_is_none(
@@ -214,7 +202,7 @@ def test_no_forged_statistics_make_a_sum_that_is_none(
 ) -> None:
     image = b"kcache-stats/1".ljust(64, b"\0")
     for numbers in rows:
-        body = struct.pack(f"<4x{len(FIELDS)}d", *_doubles(numbers)).ljust(252, b"\0")
+        body = struct.pack(f"<4x{len(FIELDS)}d", *map(float, numbers)).ljust(252, b"\0")
         image += zlib.crc32(body).to_bytes(4, "little") + body
     (tmp_path / "stats").write_bytes(image)
     total = StatsFile(tmp_path / "stats").total()

@@ -1,27 +1,31 @@
 """Full disks: every compile returns its kernel, and the cache works again once there is room."""
 
-from __future__ import annotations
-
 import os
 import resource
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, key, wait
+from core.helpers import in_child, key
 from faults.conftest import OPTIONS, Kernels
-from faults.places import NAMES, fill, is_lmdb, is_whole, leftovers, sealed, truth
+from faults.places import (
+    NAMES,
+    agrees,
+    fill,
+    has,
+    is_lmdb,
+    is_whole,
+    leftovers,
+    put_all,
+    sealed,
+    truth,
+)
 
 from kcache import BackendError, CompiledKernel, KernelCache, open_engine
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
 
 CAP = 64 << 20
-
-
-def in_child(work: Callable[[], object]) -> None:
-    assert wait(fork(work)) == 0
 
 
 # -- the real compiler -----------------------------------------------------------------------------
@@ -93,15 +97,12 @@ def test_a_disk_full_at_any_moment_of_opening_kills_nobody(
             ):
                 for number in range(3):
                     stored = engine.put(key(number), sealed(number, 1, 20_000))
-                    found = engine.get(key(number))
-                    assert (found is not None) is stored
-                    assert found is None or is_whole(number, found)
+                    assert has(engine, number) is stored
 
         def use(place: Path = place) -> None:
             with open_engine(place, backend=name, max_size=CAP) as engine:
-                for number in range(3):
-                    assert engine.put(key(number), sealed(number, 1, 20_000))
-                    assert engine.get(key(number))
+                put_all(engine, range(3), 1, 20_000)
+                assert all(has(engine, number) for number in range(3))
                 assert engine.backend.usage().bytes >= sum(truth(place, name).values())
 
         in_child(work)
@@ -125,11 +126,9 @@ def test_a_disk_that_its_own_entries_fill_can_be_cleared(name: str, disk: Path) 
         assert engine.entry_count == len(truth(disk / "cache", name)) == 0
         for number in range(20):
             engine.put(key(number), sealed(number, 2, 400_000))
-        held = [engine.get(key(number)) for number in range(20)]
+        held = sum(has(engine, number) for number in range(20))
         # The pages of a transaction's deletes are free for the one after the next.
-        assert sum(found is not None for found in held) >= (18 if is_lmdb(name) else 20)
-        for number, found in enumerate(held):
-            assert found is None or is_whole(number, found)
+        assert held >= (18 if is_lmdb(name) else 20)
 
 
 def test_a_disk_that_is_full_now_and_then_costs_nothing_but_the_coldest(
@@ -155,8 +154,7 @@ def test_a_disk_that_is_full_now_and_then_costs_nothing_but_the_coldest(
             if ballast is not None:
                 ballast.unlink()
         assert engine.stats().corrupt == 0
-        sizes = truth(disk / "cache", name)
-        assert engine.backend.usage() == (sum(sizes.values()), len(sizes))
+        agrees(engine, disk / "cache", name)
 
 
 def test_a_file_that_may_not_grow_is_a_failed_put(name: str, tmp_path: Path) -> None:

@@ -4,18 +4,17 @@ Not tried, because nothing helps: whole pages in each other's place. An assertio
 process then, in one of ten cases; py-lmdb can't replace it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
-from core.helpers import fork, key, wait
-from faults.places import is_whole, sealed
+from core.helpers import fork, in_child, key, wait
+from faults.places import has, put_all, sealed
 
 from kcache import CacheEngine, open_engine
 
@@ -46,7 +45,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for number in range(ENTRIES):
                 assert engine.put(key(number), sealed(number, 1, number * 977 % 20_000 + 10))
 
-    assert wait(fork(work)) == 0
+    in_child(work)
     return place
 
 
@@ -59,24 +58,19 @@ def place(base: Path, tmp_path: Path) -> Path:
 def use(engine: CacheEngine) -> None:
     """Uses a cache that may be damaged: only what is right is served, and in the end it works."""
     for number in range(ENTRIES):
-        found = engine.get(key(number))
-        assert found is None or is_whole(number, found), f"entry {number} is wrong"
+        has(engine, number)
     stored = sum(
         engine.put(key(number), sealed(number, 2, number * 977 % 20_000 + 10))
         for number in range(ENTRIES - 30, ENTRIES + 30)
     )
     assert stored >= 60 - LOST, f"{60 - stored} puts were lost: {engine.stats()}"
     for number in range(ENTRIES + 30):
-        found = engine.get(key(number))
-        assert found is None or is_whole(number, found), f"entry {number} is wrong"
+        has(engine, number)
     assert engine.size_bytes <= CAP
     engine.trim(CAP // 4)
     engine.clear()
-    for number in range(3):
-        assert engine.put(key(number), sealed(number, 3, 5000))
-        found = engine.get(key(number))
-        assert found is not None
-        assert is_whole(number, found)
+    put_all(engine, range(3), 3, 5000)
+    assert all(has(engine, number) for number in range(3))
     # Damage that was never met is still there to be found.
     list(engine.backend.check(repair=True))
     assert list(engine.backend.check()) == []
@@ -245,46 +239,44 @@ def replaced_by_directory(name: str) -> Harm:
     return harm
 
 
-def record(prefix: bytes, content: bytes | None, *, most: int = 1) -> Harm:
-    """Returns a harm to the first records whose keys begin so, through LMDB itself."""
-
-    def work(place: Path) -> None:
-        import lmdb
-
-        with (
-            lmdb.open(str(data_of(place).parent), map_size=4 << 20, lib_version=0) as env,
-            env.begin(write=True) as txn,
-        ):
-            names = [bytes(name) for name, _ in txn.cursor() if name.startswith(prefix)]
-            assert names
-            for name in names[:most]:
-                if content is None:
-                    txn.delete(name)
-                else:
-                    txn.put(name, content)
+def through_lmdb(work: Callable[[Any], object]) -> Harm:
+    """Returns a harm that a transaction does, in another process."""
 
     def harm(place: Path) -> None:
-        assert wait(fork(lambda: work(place))) == 0
+        def child() -> None:
+            import lmdb
+
+            at = str(data_of(place).parent)
+            env = lmdb.open(at, map_size=4 << 20, lib_version=0)
+            with env, env.begin(write=True) as txn:
+                work(txn)
+
+        in_child(child)
 
     return harm
 
 
-def swapped(place: Path) -> None:
-    """Exchanges the values of neighbours, through LMDB itself."""
+def record(prefix: bytes, content: bytes | None, *, most: int = 1) -> Harm:
+    """Returns a harm to the first records whose keys begin so."""
 
-    def work() -> None:
-        import lmdb
+    def work(txn: Any) -> None:
+        names = [bytes(name) for name, _ in txn.cursor() if name.startswith(prefix)]
+        assert names
+        for name in names[:most]:
+            if content is None:
+                txn.delete(name)
+            else:
+                txn.put(name, content)
 
-        with (
-            lmdb.open(str(data_of(place).parent), map_size=4 << 20, lib_version=0) as env,
-            env.begin(write=True) as txn,
-        ):
-            rows = [(bytes(k), bytes(v)) for k, v in txn.cursor() if k.startswith(b"v")]
-            for (one, value_one), (other, value_other) in zip(rows[::2], rows[1::2], strict=False):
-                txn.put(one, value_other)
-                txn.put(other, value_one)
+    return through_lmdb(work)
 
-    assert wait(fork(work)) == 0
+
+def swap(txn: Any) -> None:
+    """Exchanges the values of neighbours."""
+    rows = [(bytes(k), bytes(v)) for k, v in txn.cursor() if k.startswith(b"v")]
+    for (one, value_one), (other, value_other) in zip(rows[::2], rows[1::2], strict=False):
+        txn.put(one, value_other)
+        txn.put(other, value_one)
 
 
 HARMS: dict[str, Harm] = {
@@ -329,7 +321,7 @@ HARMS: dict[str, Harm] = {
     "the index gone": record(b"r", None, most=10_000),
     "a value": record(b"v", b"x" * 3000),
     "a value gone": record(b"v", None),
-    "values swapped": swapped,
+    "values swapped": through_lmdb(swap),
 }
 #: Changes that need not be damage, so that (most of) the entries are still there.
 HARMLESS = ("nothing", "a file for the old one", "a value")
@@ -347,7 +339,7 @@ def test_a_harmed_database_is_used_or_replaced(harm: str, checked: bool, place: 
                 assert list(engine.backend.check()) == []
             use(engine)
 
-    assert wait(fork(work)) == 0
+    in_child(work)
     if harm.startswith("link"):
         assert (place / "somebodys").stat().st_size > PAGE, "somebody's file was changed"
 
@@ -361,4 +353,4 @@ def test_what_is_no_damage_costs_nothing(harm: str, place: Path) -> None:
             hits = sum(engine.get(key(number)) is not None for number in range(ENTRIES))
             assert hits >= engine.entry_count - 1 > ENTRIES / 2
 
-    assert wait(fork(work)) == 0
+    in_child(work)

@@ -1,28 +1,25 @@
 """What happens to a cache's place: rights, limits, mounts, removal, another clock, damage."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
 import subprocess
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
 import pytest
-from core.helpers import fork, key, path_of, wait
-from faults.places import (
-    NAMES,
-    is_whole,
-    leftovers,
-    mount,
-    sealed,
-    truth,
+from core.helpers import (
+    become_nobody,
+    in_child,
+    key,
+    nobodys_directory,
+    output_of,
+    path_of,
 )
+from faults.places import NAMES, agrees, has, leftovers, mount, put_all, sealed, truth
 
 from kcache import CacheEngine, KcacheError, KernelCache, open_engine
 from kcache.backend import open_backend
@@ -31,32 +28,12 @@ from kcache.testing import Fault, FaultyBackend
 ALL = pytest.mark.parametrize("name", NAMES)
 
 
-def become_nobody() -> None:
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
+def put_some(engine: CacheEngine, version: int = 1) -> None:
+    put_all(engine, range(10), version, 3000)
 
 
-def in_child(work: Callable[[], object]) -> None:
-    assert wait(fork(work)) == 0
-
-
-def put_some(engine: CacheEngine, version: int = 1, count: int = 10) -> None:
-    for number in range(count):
-        assert engine.put(key(number), sealed(number, version, 3000))
-
-
-def has_all(engine: CacheEngine, count: int = 10) -> None:
-    for number in range(count):
-        found = engine.get(key(number))
-        assert found is not None
-        assert is_whole(number, found)
-
-
-def agrees(engine: CacheEngine, place: Path, name: str) -> None:
-    sizes = truth(place, name)
-    assert engine.backend.usage() == (sum(sizes.values()), len(sizes))
+def has_all(engine: CacheEngine) -> None:
+    assert all(has(engine, number) for number in range(10))
 
 
 # -- errors of the system ----------------------------------------------------------------------------
@@ -80,8 +57,7 @@ def test_an_error_of_the_system_now_and_then_harms_nothing(
                 chosen = random.randrange(30)
                 engine.put(key(chosen), sealed(chosen, random.randrange(99), 6000))
                 chosen = random.randrange(30)
-                found = engine.get(key(chosen))
-                assert found is None or is_whole(chosen, found)
+                has(engine, chosen)
                 assert backend.inner.usage().bytes <= 100_000
             engine.delete(key(chosen))
             engine.trim(50_000)
@@ -103,8 +79,7 @@ def test_no_descriptors_left_is_survived(name: str, tmp_path: Path) -> None:
             spare = [os.open("/", os.O_RDONLY) for _ in range(taken)]
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(spare), limits[1]))
             for number in range(10):
-                found = engine.get(key(number))
-                assert found is None or is_whole(number, found)
+                has(engine, number)
                 engine.put(key(number), sealed(number, 2, 3000))
             with KernelCache(tmp_path / "other", backend=name) as other:
                 assert other.engine.put(key(1), sealed(1, 1, 100))
@@ -125,12 +100,7 @@ def test_no_descriptors_left_is_survived(name: str, tmp_path: Path) -> None:
 @pytest.fixture
 def nobodys() -> Iterator[Path]:
     """A directory that a process without rights owns and can reach."""
-    with tempfile.TemporaryDirectory(prefix="kcache-nobody-") as folder:
-        os.chmod(folder, 0o755)
-        place = Path(folder) / "cache"
-        place.mkdir(mode=0o700)
-        if os.geteuid() == 0:
-            os.chown(place, 65534, 65534)
+    with nobodys_directory() as place:
         yield place
 
 
@@ -147,8 +117,7 @@ def test_a_directory_without_rights_is_survived_and_works_with_them(
             for folder in reversed(folders):
                 folder.chmod(mode)
             for number in range(10):
-                found = engine.get(key(number))
-                assert found is None or is_whole(number, found)
+                has(engine, number)
                 engine.put(key(number), sealed(number, 2, 3000))
             with suppress(KcacheError), open_engine(nobodys, backend=name) as other:
                 other.put(key(1), sealed(1, 3, 100))
@@ -209,17 +178,13 @@ def test_a_cache_replaced_by_another_while_it_is_open_serves_the_other(
 
         def make_other() -> None:
             with open_engine(other, backend=name) as made:
-                for number in range(100, 105):
-                    assert made.put(key(number), sealed(number, 1, 3000))
+                put_all(made, range(100, 105), 1, 3000)
 
         in_child(make_other)
         one.rename(tmp_path / "away")
         other.rename(one)
         assert engine.put(key(1), sealed(1, 2, 3000))
-        for number in (1, *range(100, 105)):
-            found = engine.get(key(number))
-            assert found is not None
-            assert is_whole(number, found)
+        assert all(has(engine, number) for number in (1, *range(100, 105)))
         assert engine.entry_count == 6
         agrees(engine, one, name)
         assert engine.stats().errors == 0
@@ -267,8 +232,7 @@ def test_planted_files_are_swept_or_left_alone(tmp_path: Path) -> None:
         assert (shard / "notes.txt").read_text() == "somebody's"
         # A file with a name that kcache does not use is left alone.
         assert [path for path in leftovers(tmp_path, name) if path.is_file()] == [shard / ".tmp"]
-        has_last = engine.get(key(59))
-        assert has_last is not None
+        assert has(engine, 59)
         agrees(engine, tmp_path, name)
 
 
@@ -301,7 +265,7 @@ def test_forks_during_another_threads_puts(name: str, tmp_path: Path, long: bool
         writer.start()
         try:
             for child in range(400 if long else 6):
-                assert wait(fork(lambda child=child: use(child))) == 0
+                in_child(lambda child=child: use(child))
         finally:
             over.set()
             writer.join()
@@ -318,14 +282,115 @@ def test_a_fork_with_a_batch_open_changes_what_the_parent_wrote_only(
 
         def use() -> None:
             for number in range(10):
-                found = engine.get(key(number))
-                assert found is None or is_whole(number, found)
+                has(engine, number)
 
         with engine.backend.batch():
             engine.backend.delete(key(1))
-            assert wait(fork(use)) == 0
+            in_child(use)
             engine.backend.put(key("raw"), b"raw")
         assert engine.backend.get(key("raw")) == b"raw"
         assert engine.get(key(1)) is None
         agrees(engine, tmp_path, name)
         assert engine.put(key(1), sealed(1, 2, 100))
+
+
+# -- forks beside imports, and children that exit --------------------------------------------------
+
+SLOW = """
+import os, signal, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+from kcache.util import forks
+forks.PATIENCE = float(sys.argv[2])
+begun = threading.Event()
+def load():
+    begun.set()
+    import slow_package.slow
+thread = threading.Thread(target=load)
+thread.start()
+begun.wait()
+while "slow_package.slow" not in sys.modules:
+    time.sleep(0.001)
+pid = os.fork()
+if not pid:
+    signal.alarm(20)
+    import slow_package.slow
+    os._exit(0 if slow_package.slow.READY else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+thread.join()
+print("well")
+"""
+
+
+@pytest.mark.parametrize("patience", [0.0, 60.0])
+def test_a_child_can_import_what_another_thread_was_importing(
+    patience: float, tmp_path: Path
+) -> None:
+    """By waiting before the fork, and, where that takes too long, by importing it anew."""
+    package = tmp_path / "slow_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "slow.py").write_text("import time\ntime.sleep(0.5)\nREADY = True\n")
+    assert output_of(SLOW, str(tmp_path), str(patience)) == "well"
+
+
+FIRST = """
+import os, signal, sys, threading, time
+from kcache import KernelCache, CompileOptions, Entry
+place, delay = sys.argv[1], float(sys.argv[2])
+entry = Entry({"a": b"x" * 100})
+def use(number):
+    with KernelCache(place) as cache:
+        for n in range(3):
+            key = f"{number:02x}{n:062x}"
+            assert cache.engine.get_or_create(key, lambda: entry) == entry
+            cache.engine.delete(key)
+            cache.lookup(f"#include <x.h>\\n// {n}", (), CompileOptions(arch="sm_80"))
+        cache.total_stats()
+        cache.print_info(open(os.devnull, "w"))
+thread = threading.Thread(target=use, args=(0,))
+thread.start()
+time.sleep(delay)
+children = []
+for number in range(1, 6):
+    pid = os.fork()
+    if not pid:
+        signal.alarm(30)
+        use(number)
+        os._exit(0)
+    children.append(pid)
+for pid in children:
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+thread.join()
+print("well")
+"""
+
+
+def test_forks_beside_the_first_use_leave_no_child_waiting(tmp_path: Path, long: bool) -> None:
+    """7 of 80 children waited for ever, within 120 ms of the parent's first use."""
+    runs = 80 if long else 3
+    for run in range(runs):
+        assert output_of(FIRST, str(tmp_path / "cache"), str(0.12 * run / runs)) == "well"
+
+
+EXITS = """
+import os, sys
+from kcache import Entry, open_engine
+with open_engine(sys.argv[1], backend=sys.argv[2]) as engine:
+    engine.put("1" * 64, Entry({"a": b"1"}, {}))
+    assert engine.get("1" * 64)
+    engine.backend.usage()
+    pid = os.fork()
+    if not pid:
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert engine.backend.usage().entries == 1
+    assert engine.get("1" * 64)
+    assert engine.stats().errors == 0
+"""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_child_that_exits_cleanly_takes_nothing_from_its_parent(
+    name: str, tmp_path: Path
+) -> None:
+    output_of(EXITS, str(tmp_path), name)

@@ -1,27 +1,27 @@
 """Many processes and threads: one cap, stopped holders, readers of what is evicted, other caps."""
 
-from __future__ import annotations
-
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
 import pytest
-from core.helpers import fork, key, wait
+from core.helpers import fork, key, together, wait
 from faults.places import (
     NAMES,
+    agrees,
     disk_bound,
     disk_usage,
+    has,
     held_locks,
     is_lmdb,
-    is_whole,
     leftovers,
+    put_all,
     sealed,
+    stopped,
     truth,
 )
 
@@ -35,19 +35,6 @@ ALL = pytest.mark.parametrize("name", NAMES)
 
 def in_children(*works: Callable[[], object]) -> None:
     assert [wait(pid) for pid in [fork(work) for work in works]] == [0] * len(works)
-
-
-@contextmanager
-def running(*works: Callable[[], object]) -> Iterator[list[int]]:
-    """Runs each in a child, which is killed at the end if it still runs."""
-    children = [fork(work) for work in works]
-    try:
-        yield children
-    finally:
-        for child in children:
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(child, signal.SIGKILL)
-                wait(child)
 
 
 # -- one cap ---------------------------------------------------------------------------------------
@@ -68,7 +55,7 @@ def test_eight_processes_stay_below_one_cap_though_some_are_killed(
     rounds = 2_000 if long else 40
     numbers = 250  # some 20 MB: sizes are mixed, and small ones more frequent
     largest = LARGEST + 1024
-    reading, writing = os.pipe()
+    told = tmp_path / "told"
 
     def work(seed: int) -> None:
         signal.alarm(500)
@@ -76,28 +63,24 @@ def test_eight_processes_stay_below_one_cap_though_some_are_killed(
         with open_engine(place, backend=name, max_size=ONE_CAP) as engine:
             for _ in range(rounds):
                 number = min(int(random.expovariate(4 / numbers)), numbers - 1)
-                found = engine.get(key(number))
-                if found is None:
+                if not has(engine, number):
                     size = int(1000 * LARGEST ** (random.random()) / 1000 ** random.random())
                     size = min(LARGEST, max(1000, size * 8))
                     engine.put(key(number), sealed(number, seed, size))
-                else:
-                    assert is_whole(number, found)
                 engine.put(key(f"{seed} {_}"), sealed(_, seed, random.randrange(50_000, LARGEST)))
             stats = engine.stats()
             assert stats.corrupt == 0
-            os.write(writing, f"{stats.hits} {stats.evictions} {stats.errors}\n".encode())
+            with told.open("a") as file:
+                file.write(f"{stats.hits} {stats.evictions} {stats.errors}\n")
 
     with open_engine(place, backend=name, max_size=ONE_CAP):
         pass
-    highest = samples = 0
+    samples = 0
     children = {fork(lambda seed=seed: work(seed)) for seed in range(WRITERS)}
     while children:
         entries = 0 if is_lmdb(name) else sum(len(files) for _, _, files in os.walk(place))
-        used = disk_usage(place)
         bound = disk_bound(name, ONE_CAP, writers=WRITERS, largest=largest, entries=entries)
-        assert used <= bound
-        highest = max(highest, used)
+        assert disk_usage(place) <= bound
         samples += 1
         if kills and samples % 2 == 0:
             kills -= 1
@@ -110,12 +93,8 @@ def test_eight_processes_stay_below_one_cap_though_some_are_killed(
             if pid:
                 assert status == 0
                 children.remove(child)
-    os.close(writing)
-    with open(reading, encoding="ascii") as lines:
-        hits, evictions, errors = (
-            sum(map(int, row)) for row in zip(*(line.split() for line in lines), strict=True)
-        )
-    print(f"{name}: highest du {highest} in {samples} samples; {hits} hits, {evictions} evictions")
+    rows = [map(int, line.split()) for line in told.read_text().splitlines()]
+    hits, evictions, errors = map(sum, zip(*rows, strict=True))
     assert samples > 3  # a loaded machine looks seldom
     assert hits > 0
     assert evictions > 0
@@ -127,8 +106,7 @@ def test_eight_processes_stay_below_one_cap_though_some_are_killed(
     with open_engine(place, backend=name, max_size=ONE_CAP) as engine:
         list(engine.backend.check(repair=True))
         assert list(engine.backend.check()) == []
-        sizes = truth(place, name)
-        assert engine.backend.usage() == (sum(sizes.values()), len(sizes))
+        agrees(engine, place, name)
         assert leftovers(place, name) == []
 
 
@@ -141,16 +119,10 @@ def test_a_stopped_holder_of_a_lock_is_waited_for_and_then_gone_without(
 ) -> None:
     monkeypatch.setattr(_lmdb_environment, "PATIENCE", 0.3)
     monkeypatch.setattr(file, "PATIENCE", 0.3)
-    reading, writing = os.pipe()
 
-    def hold() -> None:
+    def hold(stop: Callable[[], None]) -> None:
         """Stops itself while it holds what a put of key(1) needs."""
         engine = open_engine(tmp_path, backend=name)
-
-        def stop() -> None:
-            os.write(writing, b".")
-            os.kill(os.getpid(), signal.SIGSTOP)
-
         if is_lmdb(name):
             with engine.backend.batch():
                 stop()
@@ -166,36 +138,26 @@ def test_a_stopped_holder_of_a_lock_is_waited_for_and_then_gone_without(
 
     with open_engine(tmp_path, backend=name) as engine:
         assert engine.put(key(1), sealed(1, 1, 1000))
-        with running(hold) as (child,):
-            assert os.read(reading, 1)
-            os.waitid(os.P_PID, child, os.WSTOPPED)
+        with stopped(hold):
             assert engine.put(key(1), sealed(1, 2, 1000)) is False
             found = engine.get(key(1))
-            assert found is not None
             assert found.metadata["version"] == 1
             assert engine.stats().errors == 1
-            os.kill(child, signal.SIGCONT)
-            assert wait(child) == 0
-            assert engine.put(key(1), sealed(1, 3, 1000))
-            assert engine.get(key(1)) == sealed(1, 3, 1000)
-        with running(hold) as (child,):
-            assert os.read(reading, 1)
-            os.waitid(os.P_PID, child, os.WSTOPPED)
-            os.kill(child, signal.SIGKILL)
-            assert wait(child) == -signal.SIGKILL
-            assert engine.put(key(1), sealed(1, 4, 1000))
+        assert engine.put(key(1), sealed(1, 3, 1000))
+        assert engine.get(key(1)) == sealed(1, 3, 1000)
+        with stopped(hold, signal.SIGKILL):
+            pass
+        assert engine.put(key(1), sealed(1, 4, 1000))
 
 
 def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(tmp_path: Path) -> None:
     """It stopped all stores of all processes once the cache was full."""
-    reading, writing = os.pipe()
 
-    def hold() -> None:
+    def hold(stop: Callable[[], None]) -> None:
         real = os.replace
 
         def stopping(*args: str) -> None:
-            os.write(writing, b".")
-            os.kill(os.getpid(), signal.SIGSTOP)
+            stop()
             real(*args)
 
         os.replace = stopping  # type: ignore[assignment]
@@ -203,11 +165,10 @@ def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(tmp_path: Path) -
             engine.put(key(0), sealed(0, 2, 6000))
 
     with open_engine(tmp_path, max_size=_SMALL) as engine:
-        for number in range(400):  # those of the stopped one's shard are among the coldest
-            assert engine.put(key(number), sealed(number, 1, 6000))
-        with running(hold) as (child,):
-            assert os.read(reading, 1)
-            os.waitid(os.P_PID, child, os.WSTOPPED)
+        put_all(
+            engine, range(400), 1, 6000
+        )  # those of the stopped one's shard are among the coldest
+        with stopped(hold):
             locked = key(0)[:2]
             begun = time.monotonic()
             for number in range(1000, 1400):
@@ -216,10 +177,7 @@ def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(tmp_path: Path) -
                     assert engine.size_bytes <= _SMALL
             assert time.monotonic() - begun < PATIENCE  # so that nobody waited
             assert engine.stats().errors == 0
-            os.kill(child, signal.SIGCONT)
-            assert wait(child) == 0
-        for number in range(2000, 2400):
-            assert engine.put(key(number), sealed(number, 1, 6000))
+        put_all(engine, range(2000, 2400), 1, 6000)
         assert engine.size_bytes <= _SMALL
         assert list(engine.backend.check()) == []
 
@@ -232,87 +190,51 @@ def test_readers_of_what_is_overwritten_and_evicted_get_it_whole_or_not_at_all(
     name: str, tmp_path: Path
 ) -> None:
     cap = 500_000 if "zstd" in name else 1_000_000
-    done, write_done = os.pipe()
+    over = tmp_path / "over"
 
-    def read_all(engine: CacheEngine, ended: Callable[[], bool]) -> int:
+    def read_all(engine: CacheEngine) -> int:
         hits = 0
-        while not ended():
-            for number in range(12):
-                found = engine.get(key(number))
-                if found is not None:
-                    assert is_whole(number, found)
-                    hits += 1
+        while not over.exists():
+            hits += sum(has(engine, number) for number in range(12))
         assert engine.stats().corrupt == engine.stats().errors == 0
         return hits
 
     def read() -> None:
-        os.set_blocking(done, False)
+        with open_engine(tmp_path / "cache", backend=name, max_size=cap) as engine:
+            assert read_all(engine) > 0
 
-        def ended() -> bool:
-            try:
-                return os.read(done, 1) is not None
-            except BlockingIOError:
-                return False
-
-        os.close(write_done)
-        with open_engine(tmp_path, backend=name, max_size=cap) as engine:
-            assert read_all(engine, ended) > 0
-
-    with open_engine(tmp_path, backend=name, max_size=cap) as engine:
-        for number in range(12):
-            engine.put(key(number), sealed(number, 0, 60_000))
+    with open_engine(tmp_path / "cache", backend=name, max_size=cap) as engine:
+        put_all(engine, range(12), 0, 60_000)
         children = [fork(read) for _ in range(3)]
-        over = threading.Event()
-        hits: list[int] = []
-        threads = [
-            threading.Thread(target=lambda: hits.append(read_all(engine, over.is_set)))
-            for _ in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        for version in range(1, 4):
-            for number in range(12):
-                engine.put(key(number), sealed(number, version, 60_000 + 10 * version))
-                engine.put(key(f"other {number}"), sealed(number, version, 30_000))
-        over.set()
-        for thread in threads:
-            thread.join()
-        os.close(write_done)
+        with ThreadPoolExecutor(3) as pool:
+            hits = [pool.submit(read_all, engine) for _ in range(3)]
+            for version in range(1, 4):
+                for number in range(12):
+                    engine.put(key(number), sealed(number, version, 60_000 + 10 * version))
+                    engine.put(key(f"other {number}"), sealed(number, version, 30_000))
+            over.touch()
         assert [wait(child) for child in children] == [0, 0, 0]
-        assert len(hits) == 3
-        assert sum(hits) > 0
+        assert sum(each.result() for each in hits) > 0
         assert engine.stats().evictions > 0
-    os.close(done)
 
 
 def test_more_readers_than_lmdb_knows_of_by_itself(long: bool, tmp_path: Path) -> None:
     """LMDB's own table has 126 places; a read of each of 64 threads in 16 processes takes one."""
     processes, threads = (16, 64) if long else (8, 32)
     with open_engine(tmp_path, backend="lmdb") as engine:
-        for number in range(20):
-            engine.put(key(number), sealed(number, 1, 10_000))
+        put_all(engine, range(20), 1, 10_000)
 
     def work() -> None:
-        failed: list[object] = []
-        together = threading.Barrier(threads)
         with open_engine(tmp_path, backend="lmdb") as engine:
 
             def read() -> None:
-                together.wait()
                 iterators = [engine.backend.scan(), engine.backend.coldest()]
                 for number in range(20):
-                    found = engine.get(key(number))
-                    if found is None or not is_whole(number, found):
-                        failed.append(number)
+                    assert has(engine, number)
                     for iterator in iterators:
                         next(iterator)
 
-            readers = [threading.Thread(target=read) for _ in range(threads)]
-            for reader in readers:
-                reader.start()
-            for reader in readers:
-                reader.join()
-            assert failed == []
+            assert together(threads, read) == [None] * threads
             assert engine.stats().errors == 0
 
     in_children(*[work] * processes)
@@ -321,19 +243,18 @@ def test_more_readers_than_lmdb_knows_of_by_itself(long: bool, tmp_path: Path) -
 def test_killed_readers_do_not_pin_pages_for_ever(tmp_path: Path) -> None:
     """Each leaves a read transaction behind, which would keep all later pages from being reused."""
     cap = 600_000
-    reading, writing = os.pipe()
 
-    def read() -> None:
+    def read(stop: Callable[[], None]) -> None:
         engine = open_engine(tmp_path, backend="lmdb", max_size=cap)
         environment = engine.backend._environment  # type: ignore[attr-defined]
-        environment.read(lambda _: (os.write(writing, b"."), signal.pause()))
+        environment.read(lambda _: stop())
 
     with open_engine(tmp_path, backend="lmdb", max_size=cap) as engine:
         stored = 0
         for number in range(300):
             if number % 20 == 0:
-                with running(read):
-                    assert os.read(reading, 1)
+                with stopped(read, signal.SIGKILL):
+                    pass
             stored += engine.put(key(number), sealed(number, 1, 20_000))
         assert stored == 300
         assert disk_usage(tmp_path) <= disk_bound("lmdb", cap, writers=1, largest=20_000, entries=0)
@@ -348,9 +269,8 @@ def test_two_processes_with_different_caps_share_a_cache(name: str, tmp_path: Pa
 
     def fill_it() -> None:
         with open_engine(tmp_path, backend=name, max_size=large) as engine:
-            for number in range(100):
-                assert engine.put(key(number), sealed(number, 1, 40_000))
-                assert engine.get(key(number))
+            put_all(engine, range(100), 1, 40_000)
+            assert all(has(engine, number) for number in range(100))
 
     with open_engine(tmp_path, backend=name, max_size=small) as engine:
         assert engine.put(key("before"), sealed(0, 1, 1000))
@@ -371,8 +291,7 @@ def test_two_processes_with_different_caps_share_a_cache(name: str, tmp_path: Pa
 @ALL
 def test_a_lowered_cap_is_reached_with_the_first_put(name: str, tmp_path: Path) -> None:
     with open_engine(tmp_path, backend=name, max_size=6_000_000) as engine:
-        for number in range(100):
-            assert engine.put(key(number), sealed(number, 1, 20_000))
+        put_all(engine, range(100), 1, 20_000)
     with open_engine(tmp_path, backend=name, max_size=300_000) as engine:
         assert engine.put(key("new"), sealed(1, 1, 1000))
         assert engine.size_bytes <= 300_000

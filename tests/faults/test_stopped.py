@@ -1,7 +1,5 @@
 """Stopped: a process that is stopped at any moment holds up no other for longer than it may."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -17,7 +15,6 @@ import pytest
 from remote import servers
 
 from kcache import open_engine
-from kcache.dropin import build
 
 #: Each program does one operation after the other, and writes a dot after each.
 _BEGIN = """
@@ -75,7 +72,6 @@ class Program:
         self._process = subprocess.Popen(
             list(map(str, command)), env=environment, stdout=subprocess.PIPE
         )
-        assert self._process.stdout is not None
         self._output = self._process.stdout.fileno()
         os.set_blocking(self._output, False)
         self.pid = self._process.pid
@@ -143,15 +139,6 @@ def programs(
         yield started
 
 
-@pytest.fixture(scope="module")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if build.compiler() is None:
-        pytest.skip("there is no C compiler")
-    folder = tmp_path_factory.mktemp("dropin") / "libraries"
-    build.build(str(folder))
-    return folder
-
-
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_process_that_is_stopped_holds_up_no_other(
@@ -163,8 +150,6 @@ def test_a_process_that_is_stopped_holds_up_no_other(
     if seed and not long:
         pytest.skip("the long form")
     random, found = Random(seed), library.find()
-    assert found is not None
-    slowest: dict[str, float] = {}
     with programs(libraries, Path(found.path), redis_server, tmp_path) as running:
         for program in running.values():
             program.goes_on()
@@ -172,20 +157,16 @@ def test_a_process_that_is_stopped_holds_up_no_other(
             victim = random.choice(sorted(ours(str(tmp_path))))
             time.sleep(random.random() ** 3 / 5)
             with suppress(ProcessLookupError):  # a worker that was not needed any more
-                name = Path(f"/proc/{victim}/cmdline").read_bytes().replace(b"\0", b" ")[-70:]
                 os.kill(victim, signal.SIGSTOP)
             try:
-                for what, program in running.items():
+                for program in running.values():
                     if program.pid != victim:
-                        begun = time.monotonic()
                         program.goes_on()
-                        slowest[what] = max(slowest.get(what, 0.0), time.monotonic() - begun)
             finally:
                 with suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGCONT)
         for program in running.values():
             program.goes_on()
-    print("the longest waits:", slowest)
     for number in range(2):
         said = bytes(running[f"run {number}"].said).replace(b".", b"").split(b"\n")
         assert len(set(said)) <= 31

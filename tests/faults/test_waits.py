@@ -1,10 +1,7 @@
 """Waits that would never end: leaders that hang, and what opens and never reads."""
 
-from __future__ import annotations
-
 import os
 import signal
-import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from core.helpers import command, entry, key, python
+from core.helpers import command, entry, key, python, run_all
+from faults.places import make_socket
 
 from kcache import BackendError, open_engine
 from kcache.engine.journal import Journal
@@ -29,24 +27,6 @@ def _alarm() -> Iterator[None]:
     signal.alarm(100)
     yield
     signal.alarm(0)
-
-
-def run_all(*works: Callable[[], object]) -> list[object]:
-    results: list[object] = []
-
-    def run(work: Callable[[], object]) -> None:
-        try:
-            results.append(work())
-        except Exception as error:
-            results.append(error)
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
-        assert not thread.is_alive()
-    return results
 
 
 # -- leaders that hang -----------------------------------------------------------------------------
@@ -176,70 +156,43 @@ def test_of_many_processes_that_lose_patience_one_makes_the_value(tmp_path: Path
 # -- what is no file -------------------------------------------------------------------------------
 
 
-def _fifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def _socket(path: Path) -> None:
-    before = os.getcwd()
-    os.chdir(path.parent)
-    try:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path.name)
-    finally:
-        os.chdir(before)
-
-
-def _device(path: Path) -> None:
-    try:
-        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5))  # /dev/zero
-    except PermissionError:
-        pytest.skip("only root can make devices")
-
-
-def _folder(path: Path) -> None:
-    path.mkdir()
-
-
-def _link(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
 def _hard_link(path: Path) -> None:
     other = path.parent.parent / f"theirs-{path.name}"
     other.write_bytes(b"precious")
     os.link(other, path)
 
 
-def _sparse(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(5 << 30)
-
-
-THINGS = (_fifo, _socket, _device, _folder, _link, _hard_link, _sparse)
+THINGS: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "socket": make_socket,
+    "device": lambda path: os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5)),  # /dev/zero
+    "folder": Path.mkdir,
+    "link": lambda path: path.symlink_to("/dev/zero"),
+    "hard link": _hard_link,
+    "sparse file": lambda path: (path.touch(), os.truncate(path, 5 << 30)),
+}
 PLACES = ("stats", "slots", "journal", "journal.1", "flight", "CACHEDIR.TAG")
 COMMANDS = ("info", "stats", "stats --zero", "doctor", "report", "verify", "verify --repair", "ls")
-
-
-def put_in(thing: Callable[[Path], None], path: Path) -> None:
-    if path.is_dir():
-        path.rmdir()
-    path.unlink(missing_ok=True)
-    thing(path)
 
 
 @pytest.mark.parametrize("thing", THINGS)
 @pytest.mark.parametrize("what", [*PLACES, "file/counters"])
 def test_whatever_is_in_the_place_of_a_file_nobody_waits_for_it(
-    thing: Callable[[Path], None], what: str, tmp_path: Path, long: bool
+    thing: str, what: str, tmp_path: Path, long: bool
 ) -> None:
+    if thing == "device" and os.geteuid() != 0:
+        pytest.skip("only root can make devices")
     place = tmp_path / "cache"
     with open_engine(place) as engine:
         engine.put(key(1), entry())
         engine.delete(key(2))
         engine.get_or_create(key(3), entry)
         engine.flush()
-    put_in(thing, place / what)
+    path = place / what
+    if path.is_dir():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    THINGS[thing](path)
     with open_engine(place) as engine:
         engine.get(key(1))
         engine.put(key(4), entry())
@@ -255,7 +208,7 @@ def test_whatever_is_in_the_place_of_a_file_nobody_waits_for_it(
     ):
         with suppress(BackendError):
             call()
-    if long or (what == "stats" and thing is _fifo):
+    if long or (what == "stats" and thing == "pipe"):
         for line in COMMANDS:
             out = ("-o", tmp_path / "r.html") if line == "report" else ()
             done = command(*line.split(), *out, "--directory", place)

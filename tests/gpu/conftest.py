@@ -3,8 +3,6 @@
 Every module here is marked `gpu`; `tests/conftest.py` skips what is, where there is no GPU.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

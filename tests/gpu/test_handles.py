@@ -3,15 +3,12 @@
 tests/launch has the rules, over a model of the driver. Here is what the model only claims.
 """
 
-from __future__ import annotations
-
 import ctypes
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from core.helpers import output_of
 
 import kcache
 import kcache.launch
@@ -46,7 +43,6 @@ extern "C" __global__ void reverse(float* x, int n)
     for (int i = threadIdx.x; i < n; i += blockDim.x) x[i] = kept[n - 1 - i];
 }
 """
-AXPY = "_Z4axpyIfEvT_PKS0_PS0_i"
 
 
 @pytest.fixture
@@ -201,15 +197,8 @@ os._exit(0)  # what cuda.core holds is of the context that is gone
 
 
 def test_a_primary_context_that_is_reset_is_noticed(gpu: Any, arch: str, place: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BEHIND, place, Path(__file__).parent],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "of device 0 that was reset or destroyed" in done.stdout
+    said = output_of(BEHIND, place, Path(__file__).parent)
+    assert "of device 0 that was reset or destroyed" in said
 
 
 # -- other architectures and devices -------------------------------------------------------------

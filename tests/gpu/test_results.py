@@ -1,14 +1,11 @@
 """Kernels that are loaded from cached bytes compute what numpy does, in this process and others."""
 
-from __future__ import annotations
-
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from core.helpers import output_of
 from harness.corpus import load
 
 import kcache
@@ -105,15 +102,7 @@ def test_a_second_process_loads_without_compiling(
     cache.get_or_compile(AXPY, "axpy<float>", kcache.CompileOptions(arch=arch))
     source = tmp_path / "axpy.cu"
     source.write_text(AXPY, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", SECOND, place, source, Path(__file__).parent],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "the same\n"
+    assert output_of(SECOND, place, source, Path(__file__).parent) == "the same"
 
 
 @pytest.mark.usefixtures("jit")
@@ -146,10 +135,5 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "load-and-launch.md"
 
 @pytest.mark.usefixtures("gpu", "arch")
 def test_the_how_to_runs_as_printed() -> None:
-    code = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert code is not None
-    done = subprocess.run(
-        [sys.executable, "-c", code[1]], capture_output=True, text=True, check=False, timeout=200
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "[0. 3. 6. 9.]\n"
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[:1]
+    assert output_of(code) == "[0. 3. 6. 9.]"

@@ -1,7 +1,5 @@
 """Child: fresh interpreters in which the guard measures, away from what pytest has loaded."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -12,8 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from guard.operations import MARK
-
-__all__ = ["calls", "code", "environment", "measuring", "no_strace", "output"]
 
 _TESTS = Path(__file__).parent.parent
 #: Calls that read or write no file: memory, threads, clocks, who the process is.

@@ -4,8 +4,6 @@ Run as a program, it prepares a directory, does each operation a few times, and 
 between two marks that strace sees.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import sys
@@ -16,8 +14,6 @@ from pathlib import Path
 import kcache
 from kcache.entry import encode
 from kcache.nvrtc import files
-
-__all__ = ["HEADERS", "KERNEL", "MARK", "PAYLOAD", "entry", "headers_in", "key"]
 
 #: Looked at before and after an operation, to be found among the system calls: nothing is there.
 MARK = "/kcache-guard"

@@ -1,14 +1,11 @@
 """`ProgramCache` and `compile` for cuda.core; `test_nvidia_cache` has NVIDIA's tests of its contract."""
 
-from __future__ import annotations
-
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from core.helpers import python
 from nvrtc.reference import write
 
 import kcache
@@ -147,11 +144,5 @@ def test_an_older_cuda_core_says_so(tmp_path: Path) -> None:
     write(tmp_path / "cuda/__init__.py", "")
     write(tmp_path / "cuda/core/__init__.py", "class ObjectCode: ...\nclass ProgramOptions: ...\n")
     write(tmp_path / "cuda/core/utils.py", "")
-    done = subprocess.run(
-        [sys.executable, "-c", "import kcache.integrations.cuda_core"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("import kcache.integrations.cuda_core", environ={"PYTHONPATH": str(tmp_path)})
     assert "allowed: cuda-core 1.2 or later" in done.stderr.splitlines()[-1]

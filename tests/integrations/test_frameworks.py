@@ -1,7 +1,5 @@
 """`kcache integrations`: what is installed here, and the lines that it prints."""
 
-from __future__ import annotations
-
 import json
 from importlib import import_module
 from importlib.metadata import version

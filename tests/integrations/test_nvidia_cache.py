@@ -6,16 +6,14 @@ hand, with the names of the tests that are left out:
     TEST_CUDA_PYTHON=~/cuda-python pytest -s tests/integrations/test_nvidia_cache.py
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from core.helpers import run
 
 pytest.importorskip("cuda.core")
 
@@ -67,16 +65,10 @@ def test_nvidias_tests_pass(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(REPLACE)
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "-rs", "."],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ("-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "-rs", ".")
+    environ = {"PYTHONPATH": str(tmp_path)}
+    done = run(sys.executable, *words, cwd=tmp_path, environ=environ)
     print(done.stdout)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     counted = re.search(r"with kcache: (\d+)", done.stdout)
-    assert counted is not None
     assert int(counted[1]) >= 20, done.stdout

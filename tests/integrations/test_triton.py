@@ -1,17 +1,16 @@
 """Triton with kcache as its cache, as in use-with.md: real kernels for a GPU that is not there."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from core.helpers import python
 from remote import servers
 
 triton = pytest.importorskip("triton")
@@ -89,19 +88,14 @@ def test_all_hit_after_the_first_run_whatever_became_of_the_files(runs: Runs) ->
         assert engine.total_stats().hits == 8
 
 
-@pytest.fixture(scope="module")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Redis]:
-    with servers.redis(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-def test_a_second_cache_hits_through_redis(runs: Runs, redis_server: servers.Redis) -> None:
-    remote = f"redis://127.0.0.1:{redis_server.port}/0"
-    first, counts = runs.run(0, 2, KCACHE_REMOTE=remote)
-    assert counts["remote_puts"] == 2
+def test_a_second_cache_hits_through_redis(runs: Runs) -> None:
     second = {"KCACHE_DIR": runs.place / "second", "TRITON_CACHE_DIR": runs.place / "other"}
     (runs.place / "other").mkdir()
-    found, counts = runs.run(0, 2, KCACHE_REMOTE=remote, **second)
+    with servers.redis(runs.place / "redis") as server:
+        remote = f"redis://127.0.0.1:{server.port}/0"
+        first, counts = runs.run(0, 2, KCACHE_REMOTE=remote)
+        assert counts["remote_puts"] == 2
+        found, counts = runs.run(0, 2, KCACHE_REMOTE=remote, **second)
     assert (found, counts["hits"], counts["remote_hits"]) == (first, 2, 2)
     found, counts = runs.run(0, 2, **second)
     assert (found, counts["hits"]) == (first, 2)
@@ -120,7 +114,6 @@ def test_processes_that_are_killed_leave_no_mixed_group(runs: Runs, long: bool) 
         running.append(runs.start(0, kernels, KCACHE_MAX_SIZE=cap))
         if len(running) == processes:
             victim = running.pop(chance.randrange(len(running)))
-            assert victim.stdout is not None
             for _ in range(chance.randrange(kernels)):  # killed after so many kernels
                 victim.stdout.readline()
             victim.kill()
@@ -233,7 +226,6 @@ def test_the_settings_count(variable: str, knobs: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(adapter, "_shared", None)
     shutil.rmtree(knobs)
     after = adapter.CacheManager("KEY").get_group("k.json")
-    assert after is not None
     wanted = b"new" if variable == "KCACHE_RECACHE" else b"old"
     assert Path(after["cubin"]).read_bytes() == wanted
 
@@ -266,9 +258,7 @@ print(CacheManager is FileCacheManager)
 
 
 def test_another_interface_leaves_triton_its_own_cache(knobs: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", OTHER_INTERFACE], capture_output=True, text=True, check=True
-    )
+    done = python(OTHER_INTERFACE)
     assert done.stdout == "True\n"
     assert "its put takes self, data, filename, binary, mode" in done.stderr
 

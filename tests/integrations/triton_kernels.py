@@ -6,8 +6,6 @@ The class that `TRITON_CACHE_MANAGER` names is the cache. With `kill`, the proce
 at once, so that it may be killed at any time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

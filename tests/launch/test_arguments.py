@@ -1,7 +1,5 @@
 """Arguments become bytes of the sizes that a kernel takes, or are refused by their position."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from typing import Any

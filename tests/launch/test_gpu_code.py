@@ -1,7 +1,5 @@
 """What PTX and CUBIN say of themselves, on what NVRTC really returns."""
 
-from __future__ import annotations
-
 import pytest
 from nvrtc.reference import compile_fresh
 

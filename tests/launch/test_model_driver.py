@@ -4,8 +4,6 @@ The model is `model_driver.c`: two devices, contexts that can be destroyed, kern
 arguments. tests/gpu has the real thing.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,10 +1,5 @@
 """Without a driver, or without cuda-core, loading says what is missing: at once, every time."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
-
 import pytest
 from core.helpers import output_of
 
@@ -40,15 +35,9 @@ print([name for name in set(sys.modules) - before if name.split(".")[0] == "cuda
 def test_every_call_says_what_is_missing_and_none_hangs() -> None:
     """The message is also on the page load-and-launch.md."""
     without_driver()
-    done = subprocess.run(
-        [sys.executable, "-c", TWICE], capture_output=True, text=True, timeout=60, check=True
-    )
-    *errors, loaded = done.stdout.splitlines()
-    assert len(errors) == 5
-    for error in errors:
-        assert error.startswith(
-            f"DeviceError there is no CUDA driver: the library {LIBRARY} is not"
-        )
+    *errors, loaded = output_of(TWICE).splitlines()
+    said = f"DeviceError there is no CUDA driver: the library {LIBRARY} is not"
+    assert [error.startswith(said) for error in errors] == [True] * 5
     assert loaded == "[]"
 
 

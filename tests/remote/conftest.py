@@ -1,30 +1,48 @@
 """Fixtures: the servers, each started once for the tests of a process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from remote import servers
-from remote.machines import Machines, machines
+from remote.fakes import NO_HURRY, Open, opened
+from remote.machines import Machines
+
+from kcache.remote.remote_client import RemoteClient
 
 
 @pytest.fixture(autouse=True)
 def _no_clients_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the credentials and proxies of whoever runs the tests."""
+    """Without the proxies of whoever runs the tests, and with credentials of the tests' own."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
 
 
 @pytest.fixture
 def hosts(
     nvrtc: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Machines]:
-    with machines(tmp_path, monkeypatch) as made:
-        yield made
+    made = Machines(tmp_path, monkeypatch)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store() -> Iterator[Open]:
+    """Opens clients of addresses, and closes them after the test."""
+    with ExitStack() as stack:
+
+        def opens(url: str, more: str = NO_HURRY) -> RemoteClient:
+            separator = "&" if "?" in url else "?"
+            return stack.enter_context(opened(f"{url}{separator}{more}"))
+
+        yield opens
 
 
 @pytest.fixture(scope="session")

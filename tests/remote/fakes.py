@@ -1,14 +1,12 @@
 """Remotes in memory, and a service in this process, so that a test can see and break everything."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kcache.entry import Entry, encode
@@ -26,6 +24,14 @@ from kcache.util import log
 #: No answer on a loaded machine is too slow.
 PATIENT = "http://memory?slow=60&connect_timeout=60&timeout=60"
 LEASES = "redis://memory?leases=1&slow=60&connect_timeout=60&timeout=60"
+
+
+#: The most bytes that a test's client reads, and a value that it stores.
+MOST = 1 << 20
+VALUE = os.urandom(100 << 10)
+#: Long enough for a loaded machine, where a test is not about time.
+NO_HURRY = "connect_timeout=60&timeout=60"
+Open = Callable[..., RemoteClient]
 
 
 class MemoryClient:
@@ -103,6 +109,11 @@ def opened(text: str) -> Iterator[RemoteClient]:
         client.close()
 
 
+def value_in(client: RemoteClient, name: str, most: int = MOST) -> bytes | None:
+    found = client.get(name, most)
+    return None if found is None else found.value
+
+
 def addresses(*texts: str) -> tuple[Address, ...]:
     return parse_addresses(texts or (PATIENT,), name="remote")
 
@@ -139,6 +150,27 @@ def service(folder: Path, *remotes: Remote) -> Iterator[Client]:
         client.close()
         served.wake()
         thread.join()
+
+
+@contextmanager
+def answering(answer: Callable[[socket.socket], object]) -> Iterator[int]:
+    """A server that does this with each connection, in a thread of its own; yields its port."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=attend, args=(connection,), daemon=True).start()
+
+    def attend(connection: socket.socket) -> None:
+        with connection, suppress(OSError):
+            answer(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1]
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:

@@ -1,25 +1,18 @@
 """Machines: caches with directories and services of their own, and real remotes between them."""
 
-from __future__ import annotations
-
-import os
-import select
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL
+from core.helpers import has_ended
+from nvrtc.reference import KERNEL
 
 import kcache
-from kcache.kernels.remotes import RemoteKernels
 from kcache.remote.client import Client
 from kcache.service.start import STOP, ask, status
-
-__all__ = ["ARCH", "Machines", "end_services", "machines", "of_remote", "of_client", "source"]
 
 
 def source(value: int) -> str:
@@ -27,17 +20,12 @@ def source(value: int) -> str:
 
 
 def of_client(cache: kcache.KernelCache) -> Client:
-    remotes = cache._on_miss().remotes
-    assert isinstance(remotes, RemoteKernels)
-    return remotes.client
+    return cache._on_miss().remotes.client
 
 
 def of_remote(cache: kcache.KernelCache, remote: int = 0) -> dict[str, Any]:
     """What the service of a cache has counted of a remote."""
-    status = of_client(cache).status()
-    assert status is not None
-    remotes: Any = status["remotes"]
-    return dict(remotes[remote])
+    return dict(of_client(cache).status()["remotes"][remote])
 
 
 def end_services(folder: Path) -> None:
@@ -45,10 +33,8 @@ def end_services(folder: Path) -> None:
     for path in list(map(str, folder.rglob("remotes-*"))):  # the services remove their folders
         told = status(path)
         if told is not None:
-            process = os.pidfd_open(told["process"])
             ask(path, STOP)
-            assert select.select([process], [], [], 60)[0]
-            os.close(process)
+            assert has_ended(told["process"])
 
 
 class Machines:
@@ -73,12 +59,3 @@ class Machines:
         self._stack.close()
         end_services(self._runtime)
         shutil.rmtree(self._runtime, ignore_errors=True)
-
-
-@contextmanager
-def machines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machines]:
-    made = Machines(folder, monkeypatch)
-    try:
-        yield made
-    finally:
-        made.close()

@@ -1,7 +1,5 @@
 """Servers: real ones, started for a test on free ports of 127.0.0.1, and ended with it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -12,24 +10,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-
-__all__ = [
-    "Nginx",
-    "Redis",
-    "S3",
-    "certificate",
-    "free_port",
-    "frozen",
-    "nginx",
-    "redis",
-    "redis_cluster",
-    "s3",
-]
+from core.helpers import run
 
 #: Seconds until a server that was started has to answer, on a loaded machine.
 START = 60.0
@@ -119,36 +105,20 @@ class Redis(NamedTuple):
 
     port: int
     process: subprocess.Popen[bytes]
-    tls_port: int = 0
-    password: str = ""
 
 
 @contextmanager
-def redis(
-    place: Path,
-    *more: str,
-    port: int | None = None,
-    within: Callable[..., list[str]] | None = None,
-) -> Iterator[Redis]:
-    """Start a redis-server that keeps nothing on disk; `within` makes its command another one's."""
+def redis(place: Path, *more: str, port: int | None = None) -> Iterator[Redis]:
+    """Start a redis-server that keeps nothing on disk."""
     pytest.importorskip("redis", reason="the package redis is missing")
     path = program("redis-server", "redis-server")
     place.mkdir(parents=True, exist_ok=True)
     port = port or free_port()
     settings = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     settings += ["--dir", str(place), "--loglevel", "warning", *more]
-    command = [path, *settings] if within is None else within(path, *settings)
     log = place / "redis.log"
-    with _running(command, log) as process:
-        if within is None:
-            _until(lambda: _answers(port, b"PING\r\n", b"\r\n"), process, log)
-        else:
-            client = within(program("redis-cli", "redis-tools"), "-p", str(port), "PING")
-            _until(
-                lambda: subprocess.run(client, capture_output=True, check=False).returncode == 0,
-                process,
-                log,
-            )
+    with _running([path, *settings], log) as process:
+        _until(lambda: _answers(port, b"PING\r\n", b"\r\n"), process, log)
         yield Redis(port, process)
 
 
@@ -156,8 +126,6 @@ def redis(
 def redis_cluster(place: Path) -> Iterator[list[Redis]]:
     """Start six of them as a cluster: three that write, and three copies."""
     client = program("redis-cli", "redis-tools")
-    from contextlib import ExitStack
-
     with ExitStack() as stack:
         nodes = []
         for number in range(6):
@@ -167,12 +135,8 @@ def redis_cluster(place: Path) -> Iterator[list[Redis]]:
             cluster += ["--cluster-config-file", "nodes.conf", "--cluster-port", bus]
             nodes.append(stack.enter_context(redis(place / str(number), *cluster, port=port)))
         addresses = [f"127.0.0.1:{node.port}" for node in nodes]
-        made = subprocess.run(
-            [client, "--cluster", "create", *addresses, "--cluster-replicas", "1", "--cluster-yes"],
-            capture_output=True,
-            timeout=120,
-            check=False,
-        )
+        replicas = ("--cluster-replicas", "1", "--cluster-yes")
+        made = run(client, "--cluster", "create", *addresses, *replicas)
         assert made.returncode == 0, made.stdout
         for node in nodes:
             _until(
@@ -254,12 +218,7 @@ def nginx(place: Path, more: str = "") -> Iterator[Nginx]:
     for name in ("files", "tmp"):
         (place / name).mkdir(parents=True)
     ca = certificate(place / "server.pem", place / "server.key")
-    crypted = subprocess.run(
-        [program("openssl", "openssl"), "passwd", "-apr1", "secret"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    crypted = run(program("openssl", "openssl"), "passwd", "-apr1", "secret").stdout
     (place / "users").write_text(f"user:{crypted}")
     root = hasattr(os, "geteuid") and os.geteuid() == 0
     text = _NGINX.format(
@@ -289,16 +248,12 @@ def certificate(path: Path, key: Path) -> Path:
         ("/CN=tests of kcache", ca, ca_key, signs),
         ("/CN=localhost", path, key, [*leaf, "-CAkey", str(ca_key)]),
     ):
-        subprocess.run(
-            [
-                *(program("openssl", "openssl"), "req", "-x509", "-newkey", "ec"),
-                *("-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"),
-                *("-subj", subject, "-keyout", str(private), "-out", str(made), *more),
-            ],
-            capture_output=True,
-            check=True,
-            timeout=60,
+        done = run(
+            *(program("openssl", "openssl"), "req", "-x509", "-newkey", "ec"),
+            *("-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"),
+            *("-subj", subject, "-keyout", private, "-out", made, *more),
         )
+        assert done.returncode == 0, done.stderr
     ssl.create_default_context(cafile=str(ca))
     return ca
 

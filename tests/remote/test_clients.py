@@ -1,7 +1,5 @@
 """Clients of every protocol: what holds for all of them, whatever the server or the network does."""
 
-from __future__ import annotations
-
 import base64
 import http.server
 import json
@@ -11,13 +9,25 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import pytest
+from core.helpers import run_all
 from remote import servers
-from remote.fakes import MemoryClient, key, manifest, opened
+from remote.fakes import (
+    MOST,
+    NO_HURRY,
+    VALUE,
+    MemoryClient,
+    answering,
+    key,
+    manifest,
+    opened,
+    value_in,
+)
 from remote.fakes import remote as in_memory
 from remote.proxy import Faults, Proxy
 
@@ -28,11 +38,8 @@ from kcache.remote.remote import Remote
 from kcache.remote.remote_client import RemoteClient, RemoteError, RemoteTooLong
 from kcache.remote.signing import make_sealer
 
-MOST = 1 << 20
-VALUE = os.urandom(100 << 10)
 PACKAGES = {"http": "urllib3", "redis": "redis", "objects": "obstore"}
-#: Long enough for a loaded machine, where the test is not about time.
-PATIENT = "connect_timeout=60&timeout=60&slow=60"
+PATIENT = f"{NO_HURRY}&slow=60"
 
 
 class Kind(NamedTuple):
@@ -44,10 +51,8 @@ class Kind(NamedTuple):
 
 
 @pytest.fixture(params=PACKAGES)
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kind:
+def kind(request: pytest.FixtureRequest) -> Kind:
     pytest.importorskip(PACKAGES[request.param])
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     name, fixture = request.param, {"http": "nginx", "redis": "redis_server", "objects": "s3"}
     return Kind(name, request.getfixturevalue(fixture[name]).port, ADDRESSES[name])
 
@@ -82,12 +87,9 @@ def test_what_is_put_is_there(client: RemoteClient) -> None:
     for value in (VALUE, b"x", b"other"):
         client.put(key("put"), value)
         found = client.get(key("put"), MOST)
-        assert found is not None
         assert found.value == value
     assert client.replace(key("put"), b"replaced", found)
-    found = client.get(key("put"), MOST)
-    assert found is not None
-    assert found.value == b"replaced"
+    assert value_in(client, key("put")) == b"replaced"
     client.close()
     client.close()
 
@@ -96,9 +98,7 @@ def test_a_value_beyond_the_limit_is_not_read(client: RemoteClient) -> None:
     client.put(key("long"), VALUE)
     with pytest.raises(RemoteTooLong, match="100 bytes|allowed: 100"):
         client.get(key("long"), 100)
-    found = client.get(key("long"), len(VALUE))
-    assert found is not None
-    assert found.value == VALUE
+    assert value_in(client, key("long"), len(VALUE)) == VALUE
 
 
 def test_connections_are_used_again(kind: Kind) -> None:
@@ -107,7 +107,7 @@ def test_connections_are_used_again(kind: Kind) -> None:
             client.put(key("again"), VALUE)
             assert client.get(key("again"), MOST) is not None
         if kind.name != "objects":  # Moto closes each connection
-            assert proxy.done["connections"] == 1
+            assert proxy.connections == 1
         # Like a server that closes idle connections: the client opens a new one, without an error.
         proxy.drop()
         assert client.get(key("again"), MOST) is not None
@@ -163,20 +163,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Such a server; yields its port."""
     Handler.values.clear()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
     fake = {"private_key": "", "private_key_id": "", "client_email": "", "disable_oauth": True}
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", base64.b64encode(b"key").decode())
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(fake))
-    yield server.server_port
-    server.shutdown()
-    server.server_close()
-    thread.join(timeout=30)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
 
 
 @pytest.mark.parametrize("scheme", ["http", "redis", "s3", "gs", "az"])
@@ -198,13 +194,8 @@ def test_merges_lose_nothing(scheme: str, strict: int, request: pytest.FixtureRe
                     break
                 remote.writing.succeeded()  # its pause is of no interest here
 
-    threads = [threading.Thread(target=add, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=250)
+    assert run_all(*(partial(add, number) for number in range(4))) == [None] * 4
     found = remote.get(place)
-    assert found is not None
     sets = decode(found[1], place).payload.values()
     assert sorted(sets) == sorted(b"%d.%d" % (n, c) for n in range(4) for c in range(4))
     uploads = remote.counts.as_dict()["uploads"]
@@ -342,28 +333,16 @@ print(f"\\n{os.waitstatus_to_exitcode(status)} {usage.ru_maxrss}")
 """
 
 
-@contextmanager
-def pouring(begin: bytes, more: bytes) -> Iterator[int]:
-    """A server that answers with `begin`, and then with `more` for ever; yields its port."""
-
-    def serve() -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = listener.accept()
-                threading.Thread(target=pour, args=(connection,), daemon=True).start()
+def pouring(begin: bytes, more: bytes) -> AbstractContextManager[int]:
+    """A server that answers with `begin`, and then with `more` for ever; gives its port."""
 
     def pour(connection: socket.socket) -> None:
-        with connection, suppress(OSError):
-            connection.recv(1 << 16)
-            connection.sendall(begin)
-            while True:
-                connection.sendall(more)
+        connection.recv(1 << 16)
+        connection.sendall(begin)
+        while True:
+            connection.sendall(more)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=serve, daemon=True).start()
-        yield listener.getsockname()[1]
-        with suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)
+    return answering(pour)
 
 
 @pytest.mark.parametrize(
@@ -378,26 +357,14 @@ def pouring(begin: bytes, more: bytes) -> Iterator[int]:
 def test_answers_without_an_end_take_neither_time_nor_memory(name: str, floods: list[str]) -> None:
     """As in the service, whose memory is limited. obstore may end it then: its programs survive."""
     pytest.importorskip(PACKAGES[name])
+    python = (sys.executable, "-c")
     with ExitStack() as stack:
         ports = [stack.enter_context(pouring(*FLOODS[flood])) for flood in floods]
         asked = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                MEASURE,
-                sys.executable,
-                "-c",
-                ASK,
-                *map(ADDRESSES[name], ports),
-            ],
+            [*python, MEASURE, *python, ASK, *map(ADDRESSES[name], ports)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(Path(__file__).parents[1]),
-                "AWS_ACCESS_KEY_ID": "x",
-                "AWS_SECRET_ACCESS_KEY": "x",
-            },
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
             text=True,
             check=True,
         )

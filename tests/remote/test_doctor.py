@@ -1,15 +1,14 @@
 """`kcache doctor` about tiers: each remote and each layer, used or not, and why."""
 
-from __future__ import annotations
-
-import http.server
 import json
-import threading
+import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
+from remote.fakes import answering
 from remote.servers import free_port
 
 from kcache import KernelCache, export_bundle
@@ -25,24 +24,14 @@ pytest.importorskip("click", reason="the extra cli is not installed")
 @contextmanager
 def server(status: int) -> Iterator[str]:
     """A server that answers everything alike; yields host and port."""
+    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nConnection: close\r\n"
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def answer(connection: socket.socket) -> None:
+        connection.recv(1 << 16)
+        connection.sendall(f"{head}Content-Length: 0\r\n\r\n".encode())
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
-        thread = threading.Thread(target=served.serve_forever)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{served.server_port}"
-        finally:
-            served.shutdown()
-            thread.join()
+    with answering(answer) as port:
+        yield f"127.0.0.1:{port}"
 
 
 def findings(monkeypatch: pytest.MonkeyPatch, **variables: str) -> list[Finding]:

@@ -3,48 +3,27 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from remote.fakes import addresses, key, opened
+from remote.fakes import MOST, NO_HURRY, VALUE, Open, addresses, answering, key, value_in
 from remote.servers import Nginx
 
 from kcache.errors import ConfigError
 from kcache.remote.credentials import authorization
-from kcache.remote.remote_client import RemoteClient, RemoteError
+from kcache.remote.remote_client import RemoteError
 
 pytest.importorskip("urllib3", reason="the package urllib3 is missing")
-
-MOST = 1 << 20
-VALUE = os.urandom(100 << 10)
-#: Long enough for a loaded machine, where the test is not about time.
-PATIENT = "connect_timeout=60&timeout=60"
-Open = Callable[..., RemoteClient]
-
-
-def value_in(client: RemoteClient, name: str, most: int = MOST) -> bytes | None:
-    found = client.get(name, most)
-    return None if found is None else found.value
-
-
-@pytest.fixture
-def store() -> Iterator[Open]:
-    """Opens clients, and closes them after the test."""
-    with ExitStack() as stack:
-        yield lambda url: stack.enter_context(opened(url))
 
 
 @pytest.fixture
 def at(store: Open, nginx: Nginx) -> Open:
     """A client of a path of nginx."""
     return lambda path, more="", user="": store(
-        f"http://{user}127.0.0.1:{nginx.port}/{path}?{PATIENT}{more}"
+        f"http://{user}127.0.0.1:{nginx.port}/{path}?{NO_HURRY}{more}"
     )
 
 
@@ -185,8 +164,8 @@ def test_redirects_to_nowhere(path: str, why: str, at: Open) -> None:
 
 
 def test_tls(store: Open, nginx: Nginx) -> None:
-    url = f"https://127.0.0.1:{nginx.tls_port}/cache?{PATIENT}"
-    cache = store(f"{url}&ca_file={nginx.certificate}")
+    url = f"https://127.0.0.1:{nginx.tls_port}/cache"
+    cache = store(f"{url}?ca_file={nginx.certificate}")
     cache.put(key(9), VALUE)
     assert value_in(cache, key(9)) == VALUE
     try:
@@ -195,16 +174,16 @@ def test_tls(store: Open, nginx: Nginx) -> None:
         with pytest.raises(RemoteError, match="certificate"):
             store(url).get(key(9), MOST)
     with pytest.raises(RemoteError, match="SSL"):  # no TLS there
-        store(f"https://127.0.0.1:{nginx.port}/cache?{PATIENT}").get(key(9), MOST)
+        store(f"https://127.0.0.1:{nginx.port}/cache").get(key(9), MOST)
     with pytest.raises(ConfigError, match="certificate"):
-        store(f"{url}&ca_file={nginx.certificate}-not-there")
+        store(f"{url}?ca_file={nginx.certificate}-not-there")
     with pytest.raises(RemoteError, match="out of TLS"):
-        store(f"{url.replace('/cache', '/untls')}&ca_file={nginx.certificate}").get(key(9), MOST)
+        store(f"{url.replace('/cache', '/untls')}?ca_file={nginx.certificate}").get(key(9), MOST)
 
 
 def test_a_certificate_of_the_client(store: Open, nginx: Nginx, tmp_path: Path) -> None:
     ca, cert, private = (nginx.certificate.with_suffix(s) for s in (".ca", ".pem", ".key"))
-    url = f"https://127.0.0.1:{nginx.tls_port}/certified?{PATIENT}&ca_file={ca}"
+    url = f"https://127.0.0.1:{nginx.tls_port}/certified?ca_file={ca}"
     own = store(f"{url}&cert_file={cert}&key_file={private}")
     own.put(key(9), VALUE)
     assert value_in(own, key(9)) == VALUE
@@ -219,29 +198,20 @@ def test_a_certificate_of_the_client(store: Open, nginx: Nginx, tmp_path: Path) 
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[int, list[bytes], list[bytes]]]:
+def server() -> Iterator[Server]:
     """A server; yields its port, what it sends, and what it was asked."""
     answers: list[bytes] = []
     asked: list[bytes] = []
 
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                with client, contextlib.suppress(OSError):
-                    asked.append(client.recv(1 << 16))
-                    client.sendall(answers[0])
-                    client.shutdown(socket.SHUT_WR)
-                    while client.recv(1 << 16):  # or the answer may be lost with a reset
-                        pass
+    def answer(client: socket.socket) -> None:
+        asked.append(client.recv(1 << 16))
+        client.sendall(answers[0])
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(1 << 16):  # or the answer may be lost with a reset
+            pass
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield listener.getsockname()[1], answers, asked
-        with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)
-    thread.join(timeout=30)
+    with answering(answer) as port:
+        yield port, answers, asked
 
 
 Server = tuple[int, list[bytes], list[bytes]]
@@ -270,7 +240,7 @@ def test_what_a_server_may_send(
 ) -> None:
     port, answers, _ = server
     answers.append(raw)
-    cache = store(f"http://127.0.0.1:{port}/x?layout=flat&{PATIENT}")
+    cache = store(f"http://127.0.0.1:{port}/x?layout=flat")
     if found is None:
         with pytest.raises(RemoteError):
             cache.get(key("raw"), 1000)
@@ -280,7 +250,7 @@ def test_what_a_server_may_send(
 
 def test_a_weak_tag_is_no_condition(server: Server, store: Open) -> None:
     port, answers, asked = server
-    cache = store(f"http://127.0.0.1:{port}/x?{PATIENT}")
+    cache = store(f"http://127.0.0.1:{port}/x")
     for tag in ('"strong"', 'W/"weak"'):
         # The server answers once for each connection, and the client must know.
         head = HEAD + b"Connection: close\r\n"
@@ -300,13 +270,13 @@ def test_a_proxy_from_the_environment(
     port, answers, asked = server
     answers.append(SOUND)
     monkeypatch.setenv("http_proxy", f"http://us%20er:pass@127.0.0.1:{port}")
-    cache = store(f"http://cache.example?layout=flat&{PATIENT}")
+    cache = store("http://cache.example?layout=flat")
     assert value_in(cache, key("proxied")) == b"abc"
     assert asked[0].startswith(f"GET http://cache.example/{key('proxied')} ".encode())
     assert base64.b64encode(b"us er:pass") in asked[0]
     monkeypatch.setenv("no_proxy", "cache.example")
     with pytest.raises(RemoteError):
-        store(f"http://cache.example?layout=flat&{PATIENT}").get(key("proxied"), MOST)
+        store("http://cache.example?layout=flat").get(key("proxied"), MOST)
 
 
 @pytest.mark.parametrize("proxy", ["http://me:hid/den@proxy:1", "me:hid/den@proxy", "http://[hid"])

@@ -1,21 +1,22 @@
 """Layers: read-only directories below the cache, of any backend and owner; a hit writes nothing."""
 
-from __future__ import annotations
-
+import logging
 import os
-import socket
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from core.helpers import in_child, run
+from faults.places import make_socket
 from nvrtc.reference import ARCH, KERNEL, working_directory, write
 from remote.fakes import until
 
 import kcache
-from kcache.errors import BackendError, ConfigError, CorruptEntryError
+from kcache.errors import BackendError, BundleError, ConfigError, CorruptEntryError
 from kcache.remote.layer import DirectoryLayer
 from kcache.remote.signing import make_keys, write_keys
+from kcache.testing import flipped
 from kcache.util import open_file
 
 BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
@@ -106,21 +107,6 @@ def test_what_is_found_is_kept_if_asked_for(tmp_path: Path) -> None:
         assert cache.get_or_compile(text, options=options).cached
 
 
-def test_a_damaged_entry_is_compiled_again(tmp_path: Path) -> None:
-    (made,) = fill(tmp_path / "layer")
-    (path,) = (tmp_path / "layer").rglob(made.key)
-    damaged = bytearray(path.read_bytes())
-    damaged[200] ^= 1
-    path.write_bytes(damaged)
-    layer = f"file://{tmp_path}/layer"
-    with kcache.KernelCache(tmp_path / "own", remote=layer) as cache:
-        kernel = cache.get_or_compile(source(), options=ARCH)
-        assert not kernel.cached
-        assert kernel.cubin == made.cubin
-        assert cache.stats().corrupt == 1
-    assert path.read_bytes() == damaged
-
-
 @pytest.mark.parametrize("error", [MemoryError, OSError, BackendError, CorruptEntryError])
 @pytest.mark.parametrize("header", ["", "#include <x.h>\n"])
 def test_what_fails_in_a_layer_costs_a_compile(
@@ -149,30 +135,33 @@ def test_what_fails_in_a_layer_costs_a_compile(
         assert stats.corrupt + stats.errors > 1
 
 
-@pytest.mark.parametrize("what", ["folder", "pipe", "link", "socket", "nothing", "sparse"])
+#: What is put in the place of an entry's file, whose content was this.
+WRONG: dict[str, Callable[[Path, bytes], object]] = {
+    "a bit": lambda path, old: path.write_bytes(flipped(200)(old)),
+    "folder": lambda path, _: path.mkdir(),
+    "pipe": lambda path, _: os.mkfifo(path),
+    "link": lambda path, _: path.symlink_to("/dev/zero"),
+    "socket": lambda path, _: make_socket(path),
+    "nothing": lambda path, _: path.touch(),
+    "sparse": lambda path, _: (path.touch(), os.truncate(path, 1 << 40)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
 def test_what_is_no_entry_in_the_place_of_one(tmp_path: Path, what: str) -> None:
     (made,) = fill(tmp_path / "layer")
     (path,) = (tmp_path / "layer").rglob(made.key)
+    content = path.read_bytes()
     path.unlink()
-    if what == "folder":
-        path.mkdir()
-    elif what == "pipe":
-        os.mkfifo(path)
-    elif what == "link":
-        path.symlink_to("/dev/zero")
-    elif what == "socket":
-        with working_directory(path.parent), socket.socket(socket.AF_UNIX) as listener:
-            listener.bind("s")
-            os.rename("s", path)
-    else:
-        path.touch()
-        os.truncate(path, 0 if what == "nothing" else 1 << 40)
+    WRONG[what](path, content)
+    before = path.lstat()
     with kcache.KernelCache(tmp_path / "own", remote=f"file://{tmp_path}/layer") as cache:
         kernel = cache.get_or_compile(source(), options=ARCH)
         assert not kernel.cached
         assert (kernel.key, kernel.cubin) == (made.key, made.cubin)
-        stats = cache.stats()
-        assert stats.corrupt + stats.errors > 0
+        assert cache.stats().corrupt + cache.stats().errors > 0
+        assert cache.stats().corrupt == 1 or what != "a bit"
+    assert path.lstat().st_mtime_ns == before.st_mtime_ns
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -249,22 +238,18 @@ def test_another_users_directory_and_a_read_only_mount(tmp_path: Path, backend: 
     )
     layer = str(tmp_path / "layer")
     arguments = [sys.executable, "-c", code, str(tmp_path / "own"), layer, source()]
-    run = subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=120)
-    assert run.stdout.split() == ["True", "1", "0"], run.stderr
+    done = run(*arguments)
+    assert done.stdout.split() == ["True", "1", "0"], done.stderr
     mounted = (
         'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && ! touch "$0/x" 2>/dev/null '
         '&& exec "$@"'
     )
     unshared = ["unshare", "-m", "sh", "-c", mounted, layer]
-    run = subprocess.run(
-        [*unshared, "true"], capture_output=True, text=True, check=False, timeout=60
-    )
-    if run.returncode:
-        pytest.skip(f"nothing can be mounted here: {run.stderr.strip()[:100]}")
-    run = subprocess.run(
-        [*unshared, *arguments], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert run.stdout.split() == ["True", "1", "0"], run.stderr
+    trial = run(*unshared, "true")
+    if trial.returncode:
+        pytest.skip(f"nothing can be mounted here: {trial.stderr.strip()[:100]}")
+    done = run(*unshared, *arguments)
+    assert done.stdout.split() == ["True", "1", "0"], done.stderr
 
 
 def test_a_directory_is_trusted_for_its_owner_with_a_signing_key_too(
@@ -304,3 +289,132 @@ def test_only_the_owner_of_a_layer_is_trusted(
             kcache.KernelCache(tmp_path / "layer")
     finally:
         open_file.trusted.discard(12346)
+
+
+# -- a bundle as a layer ---------------------------------------------------------------------------
+
+WITH_HEADER = '#include "scale.h"\n__global__ void scale(float* x) { *x *= SCALE; }\n'
+
+
+def checkout(folder: Path) -> kcache.CompileOptions:
+    """Makes a checkout; returns the options that compile in it."""
+    folder.mkdir()
+    (folder / "scale.h").write_text("#define SCALE 2\n")
+    return kcache.CompileOptions(arch="sm_90", include_paths=[folder])
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A bundle of two kernels that are proven to be good in any checkout."""
+    path = tmp_path / "kernels.kcb"
+    with kcache.KernelCache(tmp_path / "maker", relocation="eager") as cache:
+        cache.get_or_compile(source(), options=ARCH)
+        cache.get_or_compile(WITH_HEADER, options=checkout(tmp_path / "one"))
+    with kcache.KernelCache(tmp_path / "maker") as cache:
+        kcache.export_bundle(cache, path)
+    return path
+
+
+def test_another_checkout_compiles_nothing_and_nothing_is_written(
+    tmp_path: Path, bundle: Path
+) -> None:
+    options = checkout(tmp_path / "two")
+    before = bundle.stat()
+    with kcache.KernelCache(tmp_path / "maker") as cache:
+        made = cache.get_or_compile(WITH_HEADER, options=options)
+    with kcache.KernelCache(tmp_path / "own", remote=f"file://{bundle}") as cache:
+        kernel = cache.get_or_compile(WITH_HEADER, options=options)
+        assert (kernel.cubin, kernel.ptx) == (made.cubin, made.ptx)
+        assert kernel.cached
+        cache.get_or_compile(source(), options=ARCH)
+        stats = cache.stats()
+        assert (stats.layer_hits, stats.misses, stats.compiles) == (2, 0, 0)
+        assert cache.entry_count == 0
+
+        def child() -> None:
+            cache.clear_memory()
+            assert cache.get_or_compile(WITH_HEADER, options=options).cached
+
+        in_child(child)
+    after = bundle.stat()
+    assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
+
+
+def test_a_damaged_bundle_costs_a_compile_and_is_told_of(
+    tmp_path: Path, bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = bytearray(bundle.read_bytes())
+    for at in range(100, len(data) - 300, 50):
+        data[at] ^= 1
+    bundle.write_bytes(data)
+    with (
+        caplog.at_level(logging.WARNING, "kcache"),
+        kcache.KernelCache(tmp_path / "own", remote=f"file://{bundle}") as cache,
+    ):
+        kernel = cache.get_or_compile(source(), options=ARCH)
+        assert not kernel.cached
+        assert cache.stats().corrupt + cache.stats().errors > 0
+    assert "damaged" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "how", ["empty", "cut in a value", "cut in the middle", "another", "longer"]
+)
+def test_a_bundle_that_is_written_over_while_it_is_open(
+    tmp_path: Path, bundle: Path, how: str
+) -> None:
+    """Into the same file, which nobody should do: what comes of it is right, or compiled."""
+    with kcache.KernelCache(tmp_path / "more") as cache:
+        for value in range(2, 6):
+            cache.get_or_compile(source(value), options=ARCH)
+        kcache.export_bundle(cache, tmp_path / "another.kcb")
+    layer = f"file://{bundle}"
+    with kcache.KernelCache(tmp_path / "own", remote=layer, memory_size=0) as cache:
+        options = checkout(tmp_path / "two")
+        assert cache.lookup(WITH_HEADER, options=options) is not None
+        content = bundle.read_bytes()
+        changed = {
+            "empty": b"",
+            "cut in a value": content[:500],
+            "cut in the middle": content[: len(content) // 8192 * 4096],
+            "another": (tmp_path / "another.kcb").read_bytes(),
+            "longer": content[:100] + bytes(5000) + content[100:],
+        }[how]
+        bundle.write_bytes(changed)
+        for value in range(1, 6):
+            kernel = cache.get_or_compile(source(value), options=ARCH)
+            assert f", {value};".encode() in (kernel.ptx or b"")
+        scaled = cache.get_or_compile(WITH_HEADER, options=options)
+        with kcache.KernelCache(tmp_path / "alone") as alone:
+            assert alone.get_or_compile(WITH_HEADER, options=options).ptx == scaled.ptx
+        assert cache.stats().compiles > 0
+
+
+def test_what_is_no_bundle_is_refused(tmp_path: Path, bundle: Path) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("Dear reader")
+    bundle.chmod(0o666)
+    for path, why in ((letter, "no bundle"), (bundle, "others can write")):
+        with pytest.raises(ConfigError, match=why):
+            kcache.KernelCache(tmp_path / "own", remote=f"file://{path}").lookup(source())
+
+
+def test_with_a_key_only_signed_bundles_are_used(
+    tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ours", "theirs"):
+        write_keys(str(tmp_path / name), make_keys()[0])
+    monkeypatch.setenv("KCACHE_SIGNING_KEY_FILE", str(tmp_path / "ours"))
+    signed = tmp_path / "signed.kcb"
+    with kcache.KernelCache(tmp_path / "maker") as cache:
+        kcache.export_bundle(cache, signed)
+    with kcache.KernelCache(tmp_path / "a", remote=f"file://{signed}") as cache:
+        assert cache.get_or_compile(source(), options=ARCH).cached
+    with kcache.KernelCache(tmp_path / "b", remote=f"file://{bundle}") as cache:
+        assert not cache.get_or_compile(source(), options=ARCH).cached
+    monkeypatch.setenv("KCACHE_SIGNING_KEY_FILE", str(tmp_path / "theirs"))
+    with kcache.KernelCache(tmp_path / "c", remote=f"file://{signed}") as cache:
+        assert not cache.get_or_compile(source(), options=ARCH).cached
+        assert cache.stats().errors
+    with pytest.raises(BundleError):
+        kcache.verify_bundle(signed)

@@ -1,39 +1,19 @@
 """Object stores: against Moto's S3, and against servers that answer as GCS and Azure do."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
-from remote.fakes import key
+from remote.fakes import MOST, VALUE, Open, key, value_in
 from remote.servers import S3, Nginx
 
 from kcache.errors import ConfigError
-from kcache.remote.address import parse_addresses
-from kcache.remote.remote_client import RemoteClient, RemoteError, open_client
+from kcache.remote.remote_client import RemoteError
 
 pytest.importorskip("obstore", reason="the package obstore is missing")
 
-MOST = 1 << 20
-VALUE = os.urandom(100 << 10)
-PATIENT = "connect_timeout=60&timeout=60"
 
-
-@pytest.fixture(autouse=True)
-def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-
-
-def store(url: str, more: str = PATIENT) -> RemoteClient:
-    separator = "&" if "?" in url else "?"
-    (address,) = parse_addresses(f"{url}{separator}{more}", name="remote")
-    return open_client(address)
-
-
-def test_no_such_bucket(s3: S3) -> None:
+def test_no_such_bucket(store: Open, s3: S3) -> None:
     cache = store(f"s3://nowhere?endpoint={s3.endpoint}")
     for ask in (
         lambda: cache.get(key(5), MOST),
@@ -47,7 +27,7 @@ def test_no_such_bucket(s3: S3) -> None:
 # -- credentials ---------------------------------------------------------------------------------
 
 
-def test_no_credentials(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credentials(store: Open, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     cache = store(f"s3://kernels?endpoint={s3.endpoint}", "connect_timeout=2&timeout=2")
@@ -56,7 +36,7 @@ def test_no_credentials(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     store(f"s3://kernels?endpoint={s3.endpoint}&anonymous").get(key(6), MOST)
 
 
-def test_the_users_profile(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_profile(store: Open, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     file = Path(os.environ["HOME"], ".aws", "credentials")
@@ -71,7 +51,7 @@ def test_the_users_profile(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
         store(f"s3://kernels?endpoint={s3.endpoint}")
 
 
-def test_tls(nginx: Nginx) -> None:
+def test_tls(store: Open, nginx: Nginx) -> None:
     """By HTTP's server, which has a certificate: that it is reached shows in its answer."""
     url = f"s3://cache/x?endpoint=https://127.0.0.1:{nginx.tls_port}&anonymous"
     with pytest.raises(RemoteError, match="certificate"):
@@ -81,8 +61,6 @@ def test_tls(nginx: Nginx) -> None:
     place = nginx.files / "cache" / "x" / key(11)[:2]
     place.mkdir(parents=True)
     (place / key(11)[2:]).write_bytes(VALUE)
-    found = trusted.get(key(11), MOST)
-    assert found is not None
-    assert found.value == VALUE
+    assert value_in(trusted, key(11)) == VALUE
     with pytest.raises(ConfigError, match="can't be read"):
         store(f"{url}&ca_file={nginx.certificate}-not-there")

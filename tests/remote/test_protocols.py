@@ -1,16 +1,26 @@
 """Every protocol, from one machine's program to another's: the second compiles nothing."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from nvrtc.reference import KERNEL, working_directory, write
+from core.helpers import run as machine
+from nvrtc.reference import ARCH, KERNEL, working_directory, write
 from remote import servers
-from remote.machines import ARCH, Machines, of_client, of_remote, source
+from remote.machines import Machines, of_client, of_remote, source
 
 import kcache
+from kcache.entry import Entry, decode, encode
+from kcache.remote.remote import MAX_SETS, merged
 from kcache.remote.signing import make_keys, write_keys
 
 #: No miss on a loaded machine is a failure here.
@@ -18,39 +28,25 @@ PATIENT = "slow=60&connect_timeout=30&timeout=30"
 COUNT = 2
 
 
-def of_redis(request: pytest.FixtureRequest) -> str:
-    return f"redis://127.0.0.1:{request.getfixturevalue('redis_server').port}/5/protocols?"
+#: Addresses, to which more is added, of servers that come from fixtures.
+ADDRESSES: dict[str, Callable[[Callable[[str], Any]], str]] = {
+    "redis": lambda get: f"redis://127.0.0.1:{get('redis_server').port}/5/protocols?",
+    "cluster": lambda get: (
+        f"redis+cluster://{','.join(f'127.0.0.1:{n.port}' for n in get('redis_cluster'))}/protocols?"
+    ),
+    "http": lambda get: f"http://user:secret@127.0.0.1:{get('nginx').port}/private/p?",
+    "https": lambda get: (
+        f"https://127.0.0.1:{get('nginx').tls_port}/token/p?ca_file={get('nginx').certificate}&"
+    ),
+    "s3": lambda get: f"s3://kernels/protocols?endpoint={get('s3').endpoint}&",
+}
 
 
-def of_cluster(request: pytest.FixtureRequest) -> str:
-    nodes = request.getfixturevalue("redis_cluster")
-    return f"redis+cluster://{','.join(f'127.0.0.1:{n.port}' for n in nodes)}/protocols?"
-
-
-def of_http(request: pytest.FixtureRequest) -> str:
-    return f"http://user:secret@127.0.0.1:{request.getfixturevalue('nginx').port}/private/p?"
-
-
-def of_https(request: pytest.FixtureRequest) -> str:
-    nginx: servers.Nginx = request.getfixturevalue("nginx")
-    request.getfixturevalue("monkeypatch").setenv("KCACHE_REMOTE_TOKEN", "t0ken")
-    return f"https://127.0.0.1:{nginx.tls_port}/token/p?ca_file={nginx.certificate}"
-
-
-def of_s3(request: pytest.FixtureRequest) -> str:
-    pytest.importorskip("obstore", reason="the package obstore is missing")
-    monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    return (
-        f"s3://kernels/protocols?region=us-east-1&endpoint={request.getfixturevalue('s3').endpoint}"
-    )
-
-
-@pytest.fixture(params=[of_redis, of_cluster, of_http, of_https, of_s3])
-def remote(request: pytest.FixtureRequest) -> str:
-    address: Callable[[pytest.FixtureRequest], str] = request.param
-    return f"{address(request)}&{PATIENT}".replace("?&", "?")
+@pytest.fixture(params=ADDRESSES)
+def remote(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "https":
+        monkeypatch.setenv("KCACHE_REMOTE_TOKEN", "t0ken")
+    return ADDRESSES[request.param](request.getfixturevalue) + PATIENT
 
 
 def test_the_second_machine_compiles_nothing(remote: str, hosts: Machines, tmp_path: Path) -> None:
@@ -112,3 +108,178 @@ def test_a_key_file_that_cannot_be_used_lets_nothing_in(
         with hosts.cache(f"b{number}", remote) as cache:
             assert not cache.get_or_compile(source(1), options=ARCH).cached
             assert cache.stats().remote_hits == 0
+
+
+# -- another user on another machine, in another checkout ------------------------------------------
+
+#: No user on any machine has this id.
+OTHER = 45454
+#: One machine: kernels without headers, and one with a header, in the checkout that it stands in.
+PROGRAM = """
+import hashlib, json, os, sys
+import kcache
+folder, remote, bundle = sys.argv[1:]
+text = 'extern "C" __global__ void k(int* out) { *out = %s; }'
+options = kcache.CompileOptions(arch="sm_80", include_paths=["inc"])
+with kcache.KernelCache(folder, remote=remote or None, relocation="eager") as cache:
+    sources = [text % "1", text % "2", '#include <x.h>\\n' + text % "VALUE"]
+    kernels = [cache.get_or_compile(each, options=options) for each in sources]
+    if remote and not remote.startswith("file:"):
+        assert cache._on_miss().remotes.client.flush(120)
+    made = hashlib.sha256(b"".join(k.ptx + (k.cubin or b"") for k in kernels)).hexdigest()
+    stats = cache.stats()
+if bundle:
+    with kcache.KernelCache(folder) as cache:
+        kcache.export_bundle(cache, bundle)
+print(json.dumps([os.geteuid(), stats.compiles, stats.hits, stats.errors, made]))
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that others can look into; a test's own is for its user alone."""
+    folder = Path(tempfile.mkdtemp(prefix="kc-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+#: Commands that run as another user. The second one can also read root's files, since Python itself
+#: may lie in root's home. Both have the same rights to write, and own the files that they make.
+_IDS = ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups"]
+_READS = [*_IDS, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
+
+
+@pytest.fixture(scope="module")
+def other() -> list[str]:
+    """What runs a command as the other user, who can then start Python itself, as a service is."""
+    code = "import subprocess, sys, kcache; subprocess.run([sys.executable, '-c', ''], check=True)"
+    for become in (_IDS, _READS):
+        command = [*become, sys.executable, "-c", code]
+        try:
+            subprocess.run(command, cwd="/", capture_output=True, check=True, timeout=60)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return become
+    pytest.skip("no other user can run this Python")
+
+
+def run(
+    home: Path, become: list[str], remote: str, bundle: str = ""
+) -> tuple[int, int, int, int, str]:
+    """Runs the program as a user with a home, a checkout and a cache of its own."""
+    for folder in (home, home / "run", home / "checkout", home / "checkout/inc"):
+        folder.mkdir(mode=0o700)
+    (home / "checkout/inc/x.h").write_text("#define VALUE 7\n")
+    for path in (home, *home.rglob("*")):
+        os.chown(path, *(OTHER, OTHER) if become else (0, 0))
+    found = machine(
+        *(*become, sys.executable, "-c", PROGRAM, home / "cache", remote, bundle),
+        cwd=home / "checkout",
+        environ={"HOME": str(home), "XDG_RUNTIME_DIR": str(home / "run")},
+    )
+    assert found.returncode == 0, found.stderr
+    return tuple(json.loads(found.stdout))
+
+
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.parametrize("kind", ["redis", "http", "s3", "layer", "bundle"])
+def test_another_user_compiles_nothing(
+    kind: str, place: Path, other: list[str], request: pytest.FixtureRequest
+) -> None:
+    remote, bundle = "", ""
+    if kind in ADDRESSES:
+        address = ADDRESSES[kind](request.getfixturevalue)
+        remote = address.replace("?", "/users?") + PATIENT
+    elif kind == "bundle":
+        bundle = str(place / "kernels.kcb")
+    user, compiles, hits, errors, made = run(place / "a", [], remote, bundle)
+    assert (user, compiles, hits, errors) == (0, 3, 0, 0)
+    if kind == "layer":  # the maker of an image does this
+        subprocess.run(["chmod", "-R", "a+rX", place / "a"], check=True)
+        remote = f"file://{place}/a/cache"
+    elif kind == "bundle":
+        os.chmod(bundle, 0o644)
+        remote = f"file://{bundle}"
+    assert run(place / "b", other, remote) == (OTHER, 0, 3, 0, made)
+
+
+# -- what a node asks of a remote ------------------------------------------------------------------
+
+
+def gets(port: int) -> int:
+    """Returns how many values Redis was asked for."""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"INFO commandstats\r\nQUIT\r\n")
+        text = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+    found = [line for line in text.splitlines() if line.startswith("cmdstat_getrange:")]
+    return int(found[0].partition("calls=")[2].partition(",")[0]) if found else 0
+
+
+def test_a_node_asks_twice_for_each_kernel(hosts: Machines, tmp_path: Path) -> None:
+    pytest.importorskip("redis")
+    kernels = 3
+    write(tmp_path / "inc/scale.h", "#define SCALE 2\n")
+    options = ARCH.replace(include_paths=[tmp_path / "inc"])
+    text = '#include "scale.h"\n__global__ void k%d(float* x) { *x *= SCALE; }'
+    with servers.redis(tmp_path / "redis") as server:
+        for node in ("cold", "warm"):
+            before = gets(server.port)
+            remote = f"redis://127.0.0.1:{server.port}?leases=1&{PATIENT}"
+            cache = hosts.cache(node, remote, relocation="lazy")  # no proofs meanwhile
+            for number in range(kernels):
+                cache.get_or_compile(text % number, options=options)
+            assert of_client(cache).flush(60)
+            assert cache.stats().compiles == (kernels if node == "cold" else 0)
+        assert gets(server.port) - before == 2 * kernels
+
+
+# -- configurations of servers that the documentation recommends -----------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/share-with-your-team.md"
+PATIENT = "slow=60&connect_timeout=30&timeout=30"
+
+
+def test_nginx(hosts: Machines, tmp_path: Path) -> None:
+    """Who has a password writes, everybody reads, nobody else writes."""
+    (block,) = re.findall(r"```nginx\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    place = tmp_path / "nginx"
+    block = block.replace("/srv", f"{place}/srv").replace(
+        "/etc/nginx/kcache.users", f"{place}/users"
+    )
+    (place / "srv").mkdir(parents=True)
+    with servers.nginx(place, block) as server:
+        at = f"127.0.0.1:{server.port}/kcache"
+        with hosts.cache("writes", f"http://user:secret@{at}?{PATIENT}") as cache:
+            cache.get_or_compile(source(1), options=ARCH)
+            assert of_client(cache).flush(60)
+            assert of_remote(cache)["uploads"] == 1
+        with hosts.cache("reads", f"http://{at}?{PATIENT}") as cache:
+            assert cache.get_or_compile(source(1), options=ARCH).cached
+            assert not cache.get_or_compile(source(2), options=ARCH).cached
+            assert of_client(cache).flush(60)
+            counts = of_remote(cache)
+            assert (counts["uploads"], counts["errors"], counts["dropped"]) == (0, 1, 1)
+    assert len([path for path in (place / "srv/kcache").rglob("*") if path.is_file()]) == 1
+
+
+def test_a_remote_manifest_keeps_its_bound() -> None:
+    """What many machines merge into one stays as long as a reader reads; the newest are kept."""
+    key = "ab" * 32
+    manifest = Entry({"set0": b"0"})
+    for number in range(1, 3 * MAX_SETS):
+        both = merged(manifest, Entry({"set0": b"%d" % number}))
+        assert both is not None
+        manifest = decode(encode(key, both), key)
+    newest = [b"%d" % n for n in reversed(range(2 * MAX_SETS, 3 * MAX_SETS))]
+    assert list(manifest.payload.values()) == newest
+    assert merged(manifest, Entry({"set0": newest[-1]})) is None
+
+
+def test_a_remote_manifest_keeps_to_max_entry() -> None:
+    manifest = Entry({"set0": b"0" * 10_000, "set1": b"1" * 10_000})
+    both = merged(manifest, Entry({"set0": b"2" * 10_000}), 25_000)
+    assert [raw[:1] for raw in both.payload.values()] == [b"2", b"0"]
+    alone = merged(manifest, Entry({"set0": b"2" * 10_000}), 10_000)
+    assert list(alone.payload) == ["set0"]

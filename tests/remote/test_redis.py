@@ -1,44 +1,18 @@
 """Redis: against a real server, alone, with TLS, as a cluster, and behind what damages its answers."""
 
-from __future__ import annotations
-
-import os
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from core.helpers import run
 from remote import servers
-from remote.fakes import key, opened
+from remote.fakes import MOST, VALUE, Open, key, value_in
 from remote.servers import Redis
 
 from kcache.errors import ConfigError
-from kcache.remote.remote_client import Leases, RemoteClient, RemoteError
+from kcache.remote.remote_client import RemoteClient, RemoteError
 
 pytest.importorskip("redis", reason="the package redis is missing")
-
-MOST = 1 << 20
-VALUE = os.urandom(100 << 10)
-PATIENT = "connect_timeout=60&timeout=60"
-Open = Callable[..., RemoteClient]
-
-
-def value_in(client: RemoteClient, name: str) -> bytes | None:
-    found = client.get(name, MOST)
-    return None if found is None else found.value
-
-
-@pytest.fixture
-def store() -> Iterator[Open]:
-    """Opens clients, and closes them after the test."""
-    with ExitStack() as stack:
-
-        def opens(url: str, more: str = PATIENT) -> RemoteClient:
-            separator = "&" if "?" in url else "?"
-            return stack.enter_context(opened(f"{url}{separator}{more}"))
-
-        yield opens
 
 
 @pytest.fixture
@@ -48,13 +22,8 @@ def cache(store: Open, redis_server: Redis) -> RemoteClient:
 
 def command(server: Redis, *words: str) -> str:
     """What redis-cli answers."""
-    done = subprocess.run(
-        [servers.program("redis-cli", "redis-tools"), "-p", str(server.port), *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    client = servers.program("redis-cli", "redis-tools")
+    done = run(client, "-p", server.port, *words)
     return done.stdout.strip()
 
 
@@ -97,8 +66,6 @@ def test_a_value_is_replaced_only_if_it_is_the_known_one(cache: RemoteClient) ->
 def test_leases(store: Open, redis_server: Redis) -> None:
     url = f"redis://127.0.0.1:{redis_server.port}"
     here, there = store(url), store(url)
-    assert isinstance(here, Leases)
-    assert isinstance(there, Leases)
     assert here.lease(key(7), "here", 60)
     assert not there.lease(key(7), "there", 60)
     assert here.renew(key(7), "here", 120)
@@ -112,7 +79,6 @@ def test_leases(store: Open, redis_server: Redis) -> None:
 
 
 def test_a_lease_ends_by_itself(cache: RemoteClient) -> None:
-    assert isinstance(cache, Leases)
     assert cache.lease(key(9), "dead", 0.05)
     for _ in range(10_000):
         if cache.lease(key(9), "next", 60):
@@ -201,7 +167,6 @@ def test_a_cluster(store: Open, redis_cluster: list[Redis]) -> None:
     assert sum(1 for size in sizes if size) >= 3  # over all who write
     assert cache.replace(key("merged"), b"1", None)
     assert not cache.replace(key("merged"), b"2", None)
-    assert isinstance(cache, Leases)
     assert cache.lease(key(1), "here", 60)
     assert not cache.lease(key(1), "there", 60)
     cache.release(key(1), "here")

@@ -1,11 +1,7 @@
 """The service for remotes and its clients: what is asked, counted, left alone, and leased."""
 
-from __future__ import annotations
-
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent import futures
@@ -13,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from core.helpers import started
 from remote.fakes import LEASES, MemoryClient, addresses, client_at, remote, service, until
 
 from kcache.entry import Entry, decode, encode
@@ -23,6 +20,7 @@ from kcache.remote.remote import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, SOON, Bre
 from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong
 from kcache.remote.signing import make_keys, make_sealer, write_keys
 from kcache.service.start import STOP, ask
+from kcache.testing import FakeClock
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 
@@ -32,15 +30,12 @@ def envelope(key: str, **payload: bytes) -> bytes:
 
 
 def counts(client: Client, index: int = 0) -> dict[str, Any]:
-    status: Any = client.status()
-    return dict(status["remotes"][index])
+    return dict(client.status()["remotes"][index])
 
 
 def value(client: Client, *keys: str) -> bytes | None:
     """What the remotes have under the first of the keys; they answer."""
-    found = client.get(*keys)
-    assert found is not None
-    return found.value
+    return client.get(*keys).value
 
 
 def put(client: Client, upload: Upload) -> None:
@@ -142,9 +137,9 @@ def test_a_kernel_beyond_max_entry_is_a_miss_of_a_remote_that_works(size: int) -
 def test_after_some_failures_nobody_asks_until_a_trial_succeeds(
     tmp_path: Path, error: Exception
 ) -> None:
-    store, clock = failing(error), Clock()
+    store, clock = failing(error), FakeClock()
     down = remote(store)
-    down.reading = Breaker(clock)
+    down.reading = Breaker(clock.seconds)
     with service(tmp_path, down) as client:
         for _ in range(FAILURES):
             assert client.worth_asking
@@ -156,7 +151,7 @@ def test_after_some_failures_nobody_asks_until_a_trial_succeeds(
         assert told["timeouts"] + told["errors"] == FAILURES
         assert told["breaker"] == "open"
         store.trouble = lambda _: None
-        clock.now += FIRST_PAUSE
+        clock.advance(FIRST_PAUSE + 0.1)
         client.nothing_until = 0.0  # another program has the same service
         client.get(KEY)
         until(lambda: not down.reading.is_open)
@@ -239,7 +234,6 @@ def test_one_remote_that_fails_leaves_the_others(tmp_path: Path) -> None:
         put(client, Upload((KEY, envelope(KEY))))
         for _ in range(5 * FAILURES):
             found = client.get(KEY)
-            assert found is not None
             assert (found.remote, found.unanswered) == (1, 1)
             assert client.worth_asking
             assert client.flush(30)
@@ -272,16 +266,9 @@ def test_each_process_group_is_told_once(tmp_path: Path) -> None:
         assert warned == {1: [text, text], 2: [text]}
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_the_breaker() -> None:
-    clock = Clock()
-    breaker = Breaker(clock)
+    clock = FakeClock()
+    breaker = Breaker(clock.seconds)
     for _ in range(FAILURES - 1):
         breaker.failed("down")
     breaker.succeeded()
@@ -295,14 +282,14 @@ def test_the_breaker() -> None:
     assert not breaker.try_again()
     pause = FIRST_PAUSE
     for _ in range(10):
-        clock.now += breaker.wait + 0.1
+        clock.advance(breaker.wait + 0.1)
         assert breaker.try_again()
         assert not breaker.try_again(), "one at a time"
         assert breaker.wait == SOON, "a remote that is back is soon used"
         breaker.failed("still down")
         pause = min(2 * pause, LONGEST_PAUSE)
         assert breaker.wait == pytest.approx(pause)
-    clock.now += LONGEST_PAUSE
+    clock.advance(LONGEST_PAUSE + 0.1)
     assert breaker.try_again()
     breaker.succeeded()
     assert (breaker.is_open, breaker.reason) == (False, "")
@@ -347,10 +334,6 @@ def test_what_a_server_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
     assert reason.isprintable()
     assert "no??entry" in reason
     assert len(reason) < 1000
-
-
-def no_thread(*_: object, **__: object) -> None:
-    raise RuntimeError("can't start new thread")
 
 
 def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,13 +426,7 @@ sys.stdin.read()
 def test_a_child_does_not_keep_the_lease_of_its_killed_parent(tmp_path: Path) -> None:
     store = MemoryClient()
     with service(tmp_path, remote(store, LEASES)):
-        with subprocess.Popen(
-            [sys.executable, "-c", PARENT, str(tmp_path / "socket"), KEY],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        ) as parent:
-            assert parent.stdout is not None
+        with started(PARENT, tmp_path / "socket", KEY) as parent:
             child = int(parent.stdout.readline().split()[0])
             assert KEY in store.leases
             parent.kill()

@@ -1,7 +1,5 @@
 """Seals: with signing keys, what comes from outside is used only if one of them has signed it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -21,6 +19,7 @@ from kcache.remote.signing import (
     read_keys,
     write_keys,
 )
+from kcache.testing import flipped
 
 pytest.importorskip("cryptography", reason="cryptography is missing")
 
@@ -59,9 +58,7 @@ def test_what_was_sealed_comes_back(sealer: Sealer) -> None:
 def test_every_bit_and_every_length_counts(sealer: Sealer) -> None:
     sealed = sealer.seal(VALUE)
     for at in (*range(SEAL_ROOM + 64), *range(SEAL_ROOM + 64, len(sealed), 37)):
-        damaged = bytearray(sealed)
-        damaged[at] ^= 1 << at % 8
-        assert refusal(sealer, bytes(damaged))
+        assert refusal(sealer, flipped(at, 1 << at % 8)(sealed))
     for length in (*range(SEAL_ROOM + 64), len(sealed) - 1):
         assert refusal(sealer, sealed[:length])
     other = sealed[:SEAL_ROOM] + encode(OTHER, Entry({"cubin": b"x"}))

@@ -1,7 +1,5 @@
 """Kernels through tiers: what one machine compiles, others get, whole or not at all."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import struct

@@ -1,20 +1,23 @@
 """Real remotes in trouble: every kernel is right and returned, and the statistics tell why."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
+import random
 import re
 import signal
-import subprocess
 import sys
+import threading
+import time
+from functools import partial
 from pathlib import Path
 
 import pytest
+from core.helpers import output_of, run, run_all
+from nvrtc.reference import ARCH
 from remote import servers
 from remote.fakes import until
-from remote.machines import ARCH, Machines, of_client, of_remote, source
+from remote.machines import Machines, of_client, of_remote, source
 from remote.proxy import Faults, Proxy
 
 import kcache
@@ -52,8 +55,7 @@ def test_a_program_that_has_ended_leaves_its_uploads_to_the_service(
             "cache = kcache.KernelCache(sys.argv[1], remote=sys.argv[2])\n"
             "cache.get_or_compile(sys.argv[3], options=kcache.CompileOptions(arch='sm_80'))\n"
         )
-        arguments = [str(tmp_path / "program"), remote, source(1)]
-        subprocess.run([sys.executable, "-c", code, *arguments], check=True, timeout=120)
+        output_of(code, tmp_path / "program", remote, source(1))
         until(lambda: of_remote(cache)["uploads"] == 1)
 
 
@@ -94,17 +96,14 @@ def test_a_service_that_is_killed_or_frozen(hosts: Machines, redis_server: serve
     cache = hosts.cache("a", remote)
     ask(cache, 1)
     client = of_client(cache)
-    status = client.status()
-    assert status is not None
-    process = int(str(status["process"]))
+    process = client.status()["process"]
     os.kill(process, signal.SIGKILL)
     ask(cache, 2)  # another one is started
-    status = client.status()
-    assert status is not None
-    assert status["process"] != process
+    second = client.status()["process"]
+    assert second != process
     assert cache.stats().remote_errors == 0
     client.timeout = 0.5
-    with servers.frozen(int(str(status["process"]))):
+    with servers.frozen(second):
         ask(cache, 3, 4, 5)
     assert (cache.stats().compiles, cache.stats().remote_errors) == (5, 3)
     client.timeout = 60
@@ -125,10 +124,9 @@ def test_wrong_credentials_are_soon_given_up_and_never_shown(
         why = "invalid username-password pair or user is disabled; kcache works without it"
         assert said == [f"redis://***@{address}: {why}"]
         assert "hunter2" not in str(counts)
-        status = of_client(cache).status()
-        assert status is not None
-        for path in (f"/proc/{status['process']}/cmdline", f"/proc/{status['process']}/environ"):
-            assert b"hunter2" not in Path(path).read_bytes()
+        service = Path("/proc", str(of_client(cache).status()["process"]))
+        for name in ("cmdline", "environ"):
+            assert b"hunter2" not in (service / name).read_bytes()
         with hosts.cache("b", f"redis://:right@{address}?{PATIENT}") as second:
             ask(second, 1)
             assert of_remote(second)["errors"] == 0
@@ -183,29 +181,26 @@ with kcache.KernelCache() as cache:
 """
 
 
-INSTALL = "import kcache; kcache.install()" + NVRTC
+KCACHE, PYTHON = (sys.executable, "-m", "kcache"), (sys.executable, "-c")
+#: Commands that compile, and what they print.
+COMMANDS = {
+    "compile": ((*KCACHE, "compile", "k.cu", "--arch", "sm_80", "-o", "k.cubin"), ""),
+    "run": ((*KCACHE, "run", "--stats", "--", *PYTHON, NVRTC), "True\n"),
+    "run both": ((*KCACHE, "run", *PYTHON, API + NVRTC), "True\nTrue\n"),
+    "install": ((*PYTHON, "import kcache; kcache.install()" + NVRTC), "True\n"),
+}
 
 
-@pytest.mark.parametrize("kind", ["compile", "run", "run both", "install"])
-def test_a_wrong_password_is_one_line(
-    kind: str, hosts: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_wrong_password_is_one_line(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("click")
     (tmp_path / "k.cu").write_text(source(79))
-    kcache_, python = [sys.executable, "-m", "kcache"], [sys.executable, "-c"]
-    command, out = {
-        "compile": ([*kcache_, "compile", "k.cu", "--arch", "sm_80", "-o", "k.cubin"], ""),
-        "run": ([*kcache_, "run", "--stats", "--", *python, NVRTC], "True\n"),
-        "run both": ([*kcache_, "run", *python, API + NVRTC], "True\nTrue\n"),
-        "install": ([*python, INSTALL], "True\n"),
-    }[kind]
-    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "cache"))
+    command, out = COMMANDS[kind]
     with servers.redis(tmp_path / "redis", "--requirepass", "right") as server:
         address = f"redis://:hunter2@127.0.0.1:{server.port}/0?{PATIENT}"
-        monkeypatch.setenv("KCACHE_REMOTE", address)
-        ended = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True
-        )
+        environ = {"KCACHE_DIR": str(tmp_path / "cache"), "KCACHE_REMOTE": address}
+        ended = run(*command, cwd=tmp_path, environ=environ)
+    assert ended.returncode == 0
     said = ended.stderr.splitlines()
     assert ended.stdout == out
     (line,) = [line for line in said if "kcache works without it" in line]
@@ -217,21 +212,16 @@ def test_a_wrong_password_is_one_line(
 
 
 @pytest.mark.parametrize("fault", STORE_NOTHING)
-def test_a_server_that_stores_nothing_is_one_line(
-    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_stores_nothing_is_one_line(fault: str, tmp_path: Path) -> None:
     """Of `kcache run`, whose program ends before the service knows how the upload ended."""
     pytest.importorskip("click")
     options, why = STORE_NOTHING[fault]
-    kcache_ = [sys.executable, "-m", "kcache"]
-    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "cache"))
     with servers.redis(tmp_path / "redis", *options) as server:
-        monkeypatch.setenv("KCACHE_REMOTE", f"redis://127.0.0.1:{server.port}/0?{PATIENT}")
-        command = [*kcache_, "run", sys.executable, "-c", NVRTC]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        command = [*kcache_, "doctor", "--remotes"]
-        doctor = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.stdout == "True\n"
+        address = f"redis://127.0.0.1:{server.port}/0?{PATIENT}"
+        environ = {"KCACHE_DIR": str(tmp_path / "cache"), "KCACHE_REMOTE": address}
+        ended = run(*KCACHE, "run", *PYTHON, NVRTC, environ=environ)
+        doctor = run(*KCACHE, "doctor", "--remotes", environ=environ)
+    assert (ended.returncode, ended.stdout) == (0, "True\n")
     (line,) = ended.stderr.splitlines()
     assert re.search(f"{server.port}/0: .*{why}.*; kcache stores nothing there for now", line)
     assert doctor.returncode == 1
@@ -253,10 +243,10 @@ def test_commands_tell_what_happened(
         assert of_client(second).flush(60)
     monkeypatch.setenv("KCACHE_REMOTE", remote)
     monkeypatch.setenv("KCACHE_DIR", str(second.directory))
-    run = click_testing.CliRunner().invoke
+    invoke = click_testing.CliRunner().invoke
 
     def said(*arguments: str) -> str:
-        result = run(app, arguments)
+        result = invoke(app, arguments)
         assert result.exit_code == 0, result.output
         return str(result.output)
 
@@ -272,3 +262,65 @@ def test_commands_tell_what_happened(
     page = tmp_path / "page.html"
     said("report", "-o", str(page))
     assert f"{COUNT} from remotes" in page.read_text()
+
+
+# -- faults that change all the time ---------------------------------------------------------------
+
+KERNELS = 60
+
+
+def some_faults(chance: random.Random) -> Faults:
+    return chance.choice(
+        [
+            *(Faults(), Faults(), Faults(swap=True), Faults(refuse=True), Faults(delay=0.1)),
+            *(Faults(damage=0.5), Faults(damage=1.0, keep=8), Faults(drip=0.001)),
+            Faults(truncate=chance.randrange(1, 4000)),
+        ]
+    )
+
+
+@pytest.mark.parametrize("kind", ["redis", "http"])
+@pytest.mark.timeout(300)
+def test_every_kernel_is_right(
+    kind: str, hosts: Machines, request: pytest.FixtureRequest, long: bool
+) -> None:
+    """Beneath threads that ask for kernels."""
+    server = request.getfixturevalue("redis_server" if kind == "redis" else "nginx")
+    end = threading.Event()
+
+    def spoil(proxy: Proxy) -> None:
+        chance = random.Random(5)
+        while not end.wait(0.05):
+            proxy.faults = some_faults(chance)
+            if chance.random() < 0.2:
+                proxy.drop()
+
+    def ask_on(cache: kcache.KernelCache, seed: int) -> None:
+        chance = random.Random(seed)
+        until = time.monotonic() + (25 if long else 1)
+        while time.monotonic() < until:
+            ask(cache, chance.randrange(KERNELS))
+            if chance.random() < 0.3:
+                cache.clear()
+
+    with Proxy(("127.0.0.1", server.port)) as proxy:
+        place = f"127.0.0.1:{proxy.port}/{'11' if kind == 'redis' else 'cache'}"
+        remote = f"{kind}://{place}?slow=60&timeout=0.3&connect_timeout=0.3"
+        caches = [hosts.cache(name, remote, memory_size=0) for name in "abcd"]
+        spoiler = threading.Thread(target=spoil, args=(proxy,))
+        spoiler.start()
+        try:
+            assert run_all(*(partial(ask_on, c, n) for n, c in enumerate(caches))) == [None] * 4
+        finally:
+            end.set()
+            spoiler.join()
+        _require_that_all_is_told(caches)
+
+
+def _require_that_all_is_told(caches: list[kcache.KernelCache]) -> None:
+    """What a service says it found is what the programs have had from it."""
+    for cache in caches:
+        stats, counts = cache.stats(), of_remote(cache)
+        assert (stats.errors, stats.corrupt, stats.stale) == (0, 0, 0)
+        assert counts["hits"] >= stats.remote_hits  # a program may have given up meanwhile
+        assert stats.compiles == stats.misses

@@ -1,11 +1,9 @@
 """Services: found, started, asked and ended, whatever their programs and other users do."""
 
-from __future__ import annotations
-
 import fcntl
 import os
-import select
 import shutil
+import signal
 import socket
 import tempfile
 import threading
@@ -15,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, wait
+from core.helpers import has_ended, in_child
 from remote.fakes import addresses, until
 
 from kcache.remote.protocol import Setup
@@ -103,7 +101,6 @@ def test_it_answers_says_what_it_is_and_stops(place: Path) -> None:
         asks = channel(path)
         assert asks.ask([b"one", bytes(1 << 20)], 60) == [DONE, b"one", bytes(1 << 20)]
         told = start.status(str(path))
-        assert told is not None
         assert (told["process"], told["connections"], told["what"]) == (os.getpid(), 2, "echo")
         assert ask(str(path), STOP) == []
         with pytest.raises(WireError):
@@ -122,7 +119,6 @@ def test_it_counts_what_a_program_said_last_before_it_ended(place: Path) -> None
         says.close()
         threading.Timer(0.1, handlers.go_on.set).start()
         told = start.status(str(path))
-        assert told is not None
         assert told["answered"] == 1
 
 
@@ -137,7 +133,6 @@ def test_programs_that_were_killed_while_it_works_for_them_keep_nobody_waiting(p
             says.close()
         told = start.status(str(path))
         handlers.go_on.set()
-        assert told is not None
         assert told["answered"] == 0
 
 
@@ -315,7 +310,7 @@ def test_another_users_is_neither_asked_nor_answers(place: Path) -> None:
                 with suppress(ConnectionResetError):
                     assert anyway.recv(1) == b""
 
-        assert wait(fork(ask_as_other)) == 0
+        in_child(ask_as_other)
         assert served.status()["connections"] == 0
 
 
@@ -356,14 +351,11 @@ def test_programs_that_find_none_start_one_of_them(place: Path) -> None:
         found = list(pool.map(lambda _: start.joined(path, service, os.environ), range(4)))
     until(lambda: (start.status(path) or {})["connections"] == 5)
     told = start.status(path)
-    assert told is not None
-    process = os.pidfd_open(told["process"])
     assert os.getsid(told["process"]) != os.getsid(0)
     for connection in found:
         connection.close()
     assert ask(path, STOP) == []
-    assert select.select([process], [], [], 60)[0]
-    os.close(process)
+    assert has_ended(told["process"])
     assert os.listdir(place) == []
 
 
@@ -390,3 +382,82 @@ def test_one_that_can_not_be_started_leaves_no_socket(
     with pytest.raises(OSError, match="settings of the service|nonexistent"):
         start.begin(str(place / "socket"), service, {})
     assert os.listdir(place) == []
+
+
+# -- channels between programs and services --------------------------------------------------------
+
+Pair = tuple[Channel, socket.socket]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """A channel, and the other side as a plain socket."""
+    here, there = socket.socketpair()
+    there.settimeout(60)
+    channel = Channel(here, 60)
+    yield channel, there
+    channel.close()
+    there.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, 4097, 5 << 20])
+def test_messages_of_every_size_go_both_ways(size: int) -> None:
+    ends = [Channel(each, 60) for each in socket.socketpair()]
+    question = [b"get", bytes(range(256)) * (size // 256) + b"x" * (size % 256), b""]
+    with ThreadPoolExecutor(1) as pool:
+        for asks, answers in (ends, reversed(ends)):
+            coming = pool.submit(asks.ask, question, 60.0)
+            assert answers.next() == question
+            answers.send(question[::-1])
+            assert coming.result(60) == question[::-1]
+    for each in ends:
+        each.close()
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for(pair: Pair) -> None:
+    channel, there = pair
+    with pytest.raises(TimeoutError):
+        channel.ask([b"get"], 0.01)
+    there.sendall(heading([b"x" * 9000]))
+    with pytest.raises(TimeoutError):
+        channel.ask([b"get"], 0.01)
+
+
+def test_a_side_that_takes_nothing_is_not_waited_for(pair: Pair) -> None:
+    channel, _ = pair
+    with pytest.raises(TimeoutError):
+        channel.ask([b"put", bytes(64 << 20)], 0.01)
+
+
+def test_a_number_that_the_program_has_taken_is_neither_written_to_nor_closed(pair: Pair) -> None:
+    channel, _ = pair
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    number = channel._socket.fileno()
+    os.dup2(ours.fileno(), number)
+    with pytest.raises(WireError, match="the program has closed"):
+        channel.ask([b"get"], 60)
+    with pytest.raises(BlockingIOError):
+        theirs.recv(1)
+    channel.close()
+    assert os.path.samestat(os.fstat(number), os.fstat(ours.fileno()))
+    os.close(number)
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGPIPE"), reason="there is no SIGPIPE")
+def test_a_service_that_has_ended_does_not_end_a_program_with_sigpipe(pair: Pair) -> None:
+    channel, there = pair
+    there.close()
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGPIPE})
+    try:
+        with pytest.raises(BrokenPipeError):
+            channel.ask([b"x" * (8 << 20)], 60)
+        assert signal.SIGPIPE not in signal.sigpending()  # it would have ended this process
+    finally:
+        if signal.SIGPIPE in signal.sigpending():
+            signal.sigwait({signal.SIGPIPE})
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        signal.signal(signal.SIGPIPE, before)

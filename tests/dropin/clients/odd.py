@@ -4,7 +4,6 @@ Each prints what it gets from NVRTC, which has to be the same under `kcache run`
 """
 
 import ctypes as c
-import hashlib
 import os
 import resource
 import stat
@@ -12,32 +11,14 @@ import subprocess
 import sys
 import tempfile
 
+import raw
+
 PATH, SCENE, *REST = sys.argv[1:]
 nvrtc = c.CDLL(PATH)
 
 
-def create(source, headers=()):
-    program = c.c_void_p()
-    texts = (c.c_char_p * len(headers))(*(text for _, text in headers))
-    names = (c.c_char_p * len(headers))(*(name for name, _ in headers))
-    given = (c.byref(program), source, b"k.cu", len(headers), texts, names)
-    return nvrtc.nvrtcCreateProgram(*given), program
-
-
 def outcome(source, *options, headers=()):
-    """Compile, and return a line about everything that NVRTC returned."""
-    code, program = create(source, headers)
-    told = [code]
-    flags = (b"-arch=sm_90", *options)
-    told.append(nvrtc.nvrtcCompileProgram(program, len(flags), (c.c_char_p * len(flags))(*flags)))
-    for what in ("PTX", "CUBIN", "ProgramLog"):
-        size = c.c_size_t()
-        told.append(getattr(nvrtc, f"nvrtcGet{what}Size")(program, c.byref(size)))
-        buffer = c.create_string_buffer(size.value or 1)
-        told.append(getattr(nvrtc, f"nvrtcGet{what}")(program, buffer))
-        told.append(hashlib.sha256(buffer.raw).hexdigest()[:16])
-    told.append(nvrtc.nvrtcDestroyProgram(c.byref(program)))
-    return " ".join(map(str, told))
+    return raw.outcome(nvrtc, source, (b"-arch=sm_90", *options), headers=headers)
 
 
 def kernel(number):
@@ -238,7 +219,7 @@ def asks_for_optix():
     """Behind whitespace, too, which NVRTC skips."""
     for space in (b"", b" ", b"\t", b"\n", b"\v", b"\f", b"\r", b" \t-"):
         for option in (b"--optix-ir", b"-D"):
-            _, program = create(kernel(1))
+            _, program = raw.create(nvrtc, kernel(1))
             flags = (c.c_char_p * 2)(b"-arch=compute_90", space + option)
             code = nvrtc.nvrtcCompileProgram(program, 2, flags)
             size = c.c_size_t()
@@ -259,7 +240,7 @@ def has_many_headers():
 
 
 def uses_what_it_destroyed():
-    code, program = create(kernel(1))
+    code, program = raw.create(nvrtc, kernel(1))
     stale = c.c_void_p(program.value)
     say(code, nvrtc.nvrtcDestroyProgram(c.byref(program)), program.value)
     say(nvrtc.nvrtcDestroyProgram(c.byref(program)), nvrtc.nvrtcCompileProgram(program, 0, None))

@@ -7,8 +7,6 @@ answer has a row for each kernel and set of options: the kernel, the set, and wh
 compile without: nothing, or the names of outputs.
 """
 
-from __future__ import annotations
-
 import ctypes as c
 import json
 import os

@@ -1,22 +1,23 @@
-"""LMDB beside a process that is stopped: reads go on, nothing waits twice, and after it all is well."""
+"""LMDB beside stopped processes, the garbage collector, and a disk that is full: all is well after it."""
 
-from __future__ import annotations
-
+import gc
 import os
-import signal
+import shutil
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, key, wait
-from faults.places import is_whole, sealed
+from core.helpers import in_child, key, run_all
+from faults.places import disk_usage, has, is_whole, put_all, sealed, stopped
 
 from kcache import CacheEngine, open_engine
 from kcache.util import locks
 from kcache.util.open_file import OwnFile, open_own
 from kcache_backends import _lmdb_environment
+from kcache_backends._lmdb_environment import Environment
 
 OPENING, WRITING = 0, 1
 CAP = 2_000_000
@@ -28,30 +29,12 @@ def opened(place: Path) -> CacheEngine:
     return open_engine(place, backend="lmdb", max_size=CAP)
 
 
-@contextmanager
-def stopped(work: Callable[[Callable[[], None]], object]) -> Iterator[int]:
-    """Runs `work` in a child, which stops where it calls its argument; goes on after the block."""
-
-    def child() -> None:
-        work(lambda: os.kill(os.getpid(), signal.SIGSTOP))
-
-    pid = fork(child, limit=600)
-    try:
-        _, status = os.waitpid(pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status), f"it ended instead: {status}"
-        yield pid
-    finally:
-        os.kill(pid, signal.SIGCONT)
-        assert wait(pid) == 0
-
-
 def fill(place: Path, count: int = 20) -> None:
     def work() -> None:
         with opened(place) as engine:
-            for number in range(count):
-                assert engine.put(key(number), sealed(number, 1, 3000))
+            put_all(engine, range(count), 1, 3000)
 
-    assert wait(fork(work)) == 0
+    in_child(work)
 
 
 def write_and_stop(place: Path) -> Callable[[Callable[[], None]], object]:
@@ -73,9 +56,7 @@ def open_and_stop(place: Path) -> Callable[[Callable[[], None]], object]:
 
 def all_hit(engine: CacheEngine, count: int = 20) -> None:
     for number in range(count):
-        found = engine.get(key(number))
-        assert found is not None
-        assert is_whole(number, found)
+        assert has(engine, number)
 
 
 @pytest.fixture
@@ -111,7 +92,7 @@ def test_a_hit_waits_for_no_stopped_writer_and_a_put_waits_once(
             assert other.get(key(99)) is None
             assert other.entry_count == 20
             assert other.stats().errors == 0
-            assert wait(fork(lambda: all_hit(other))) == 0
+            in_child(lambda: all_hit(other))
     with opened(tmp_path) as engine:
         assert engine.put(key(50), sealed(50, 2, 100))
         all_hit(engine)
@@ -133,19 +114,11 @@ def test_who_is_stopped_while_it_opens_is_waited_for_once(
 
 def test_the_threads_of_a_process_wait_at_the_same_time(tmp_path: Path, vain: list[float]) -> None:
     fill(tmp_path)
-    failed: list[bool] = []
     with opened(tmp_path) as engine, stopped(write_and_stop(tmp_path)):
         all_hit(engine)
 
-        def put(number: int) -> None:
-            failed.append(engine.put(key(number), sealed(number, 2, 100)))
-
-        threads = [threading.Thread(target=put, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failed == [False] * 8
+        puts = [partial(engine.put, key(n), sealed(n, 2, 100)) for n in range(8)]
+        assert run_all(*puts) == [False] * 8
         assert vain.count(PATIENCE) == 1
 
 
@@ -174,7 +147,7 @@ def test_a_fork_waits_for_no_thread_that_waits_for_a_stopped_process(
             writer.start()
             assert waiting.wait(60)
             for _ in range(3):
-                assert wait(fork(lambda: all_hit(engine))) == 0
+                in_child(lambda: all_hit(engine))
         over.set()
         all_hit(engine)
     writer.join()
@@ -199,8 +172,7 @@ def test_a_reader_that_is_stopped_costs_the_entries_once_and_no_put(
     rounds = 20_000 if long else 900
     data = tmp_path / "lmdb" / "db" / "data.mdb"
     with opened(tmp_path) as engine:
-        for number in range(300):
-            assert engine.put(key(number), sealed(number, 1, 6000))
+        put_all(engine, range(300), 1, 6000)
         engine.backend.usage()
         cleared = 0
         with stopped(read_and_stop(tmp_path)):
@@ -208,16 +180,119 @@ def test_a_reader_that_is_stopped_costs_the_entries_once_and_no_put(
                 before = engine.entry_count
                 assert engine.put(key(number), sealed(number, 1, 6000))
                 cleared += engine.entry_count < before / 2
-                found = engine.get(key(number))
-                assert found is not None
-                assert is_whole(number, found)
+                assert has(engine, number)
                 assert engine.size_bytes <= CAP
                 assert data.stat().st_size <= 2 * CAP + 4096
             assert cleared == 1
             assert engine.stats().errors == engine.stats().corrupt == 0
-        for number in range(100):
-            assert engine.put(key(number), sealed(number, 2, 6000))
-            assert engine.get(key(number))
+        put_all(engine, range(100), 2, 6000)
+        assert all(has(engine, number) for number in range(100))
         assert engine.stats().errors == engine.stats().corrupt == engine.stats().rejected == 0
         assert list(engine.backend.check()) == []
         assert sorted(os.listdir(tmp_path / "lmdb")) == ["db", "lock"]
+
+
+# -- caches that nobody closes: the garbage collector drops them -----------------------------------
+
+
+class Cycle:
+    """Rubbish that holds an engine, and that only the garbage collector finds."""
+
+    def __init__(self, engine: CacheEngine) -> None:
+        self.engine = engine
+        self.itself = self
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("method", ["_refresh", "_open", "_locked", "_begin", "is_replaced"])
+def test_a_dropped_cache_collected_in_the_middle_of_anything_ends(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
+) -> None:
+    """The finalizer of one runs in a thread that opens, or writes to, the same directory."""
+    real = getattr(Environment, method)
+    count = 20 if long else 3
+    dropped: list[weakref.ref[Cycle]] = []
+
+    def collected(*arguments: object, **options: object) -> object:
+        gc.collect()
+        result = real(*arguments, **options)
+        gc.collect()
+        return result
+
+    gc.disable()
+    gc.freeze()  # objects of other tests are not looked at each time; all dropped objects are new
+    try:
+        kept = open_engine(tmp_path, backend="lmdb", max_size=CAP)
+        put_all(kept, range(count), 1, 2000)
+
+        def drop() -> None:
+            other = open_engine(tmp_path, backend="lmdb", max_size=CAP)
+            for number in range(count):
+                assert other.get(key(number))  # uses, to be written at the end
+            dropped.append(weakref.ref(Cycle(other)))
+
+        monkeypatch.setattr(Environment, method, collected)
+        threads = []
+        for _ in range(4 if long else 2):
+            drop()
+            together = threading.Barrier(3)
+
+            def use(together: threading.Barrier = together) -> None:
+                together.wait()
+                for number in range(count):
+                    kept.put(key(number), sealed(number, 2, 2000))
+                    kept.get(key(number))
+
+            threads = [threading.Thread(target=use, daemon=True) for _ in range(2)]
+            for thread in threads:
+                thread.start()
+            together.wait()
+            shutil.rmtree(tmp_path / "lmdb", ignore_errors=True)
+            for thread in threads:
+                thread.join(60)
+                assert not thread.is_alive(), "it waits for ever"
+            put_all(kept, range(count), 3, 2000)  # those beside the removal may have failed
+            assert dropped[-1]() is None
+        monkeypatch.undo()
+        kept.close()
+    finally:
+        gc.unfreeze()
+        gc.enable()
+        gc.collect()
+
+
+# -- a disk that its own entries fill --------------------------------------------------------------
+
+AMPLE = 64 << 20
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("size", [3000, 60_000, 1_500_000])
+def test_the_coldest_make_room_where_the_disk_is_smaller_than_the_cap(
+    size: int, disk: Path, long: bool
+) -> None:
+    count = (12 << 20) // max(size, 4096) * (8 if long else 2)
+    with open_engine(disk / "cache", backend="lmdb", max_size=AMPLE) as engine:
+        failed = [n for n in range(count) if not engine.put(key(n), sealed(n, 1, size))]
+        # Entries of less than a page lie in pages with others: it takes longer to free one.
+        assert len(failed) <= (count // 100 if size < 4096 else 0), failed
+        held = [number for number in range(count) if engine.get(key(number)) is not None]
+        assert held == [n for n in range(held[0], count) if n not in failed], "not the coldest went"
+        assert len(held) * max(size, 4096) > 8 << 20, "too many went"
+        for number in held[::10]:
+            assert has(engine, number)
+        # The statistics have no room, either.
+        assert engine.stats().errors <= len(failed) + 1
+        assert disk_usage(disk) <= 16 << 20
+        assert list(engine.backend.check()) == []
+
+
+def test_the_cache_grows_again_once_others_have_made_room(disk: Path) -> None:
+    ballast = disk / "ballast"
+    ballast.write_bytes(os.urandom(8 << 20))
+    with open_engine(disk / "cache", backend="lmdb", max_size=AMPLE) as engine:
+        put_all(engine, range(1500), 1, 12_000)
+        before = engine.entry_count
+        ballast.unlink()
+        put_all(engine, range(1500, 4000), 1, 12_000)
+        assert engine.entry_count > 1.5 * before

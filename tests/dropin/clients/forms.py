@@ -1,0 +1,17 @@
+"""Compiles what includes `scale.h` with several sets of options.
+
+Arguments: include directory, path of NVRTC, and the options of each compile, with `/` between them.
+"""
+
+import ctypes as c
+import sys
+
+import raw
+
+SOURCE = b'#include "scale.h"\nextern "C" __global__ void scale(float* a) { *a *= SCALE; }'
+folder, path, *options = sys.argv[1:]
+nvrtc = c.CDLL(path)
+for each in "|".join(options).split("|/|"):
+    texts = [*filter(None, each.split("|")), "-arch=sm_90", "-I" + folder]
+    given = list(map(str.encode, texts))
+    print(raw.outcome(nvrtc, SOURCE, given, name=b"scale.cu", outputs=("PTX", "CUBIN")))
