@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ GROUP = "kcache.backends"
 #: A key has this many lower-case hexadecimal digits (a SHA-256 digest).
 KEY_LENGTH = 64
 
+#: Errors which say that the disk is full: evicting entries of this cache helps.
+NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+
 _HEX = "0123456789abcdef"
 
 
@@ -35,6 +39,12 @@ def check_key(key: object) -> None:
     """
     if not is_key(key):
         raise ConfigError(f"key {key!r} is not allowed; allowed: 64 lower-case hexadecimal digits")
+
+
+def failure(operation: str, error: OSError) -> BackendError:
+    """Return what a backend raises for an error of the operating system."""
+    where = f" {error.filename}" if error.filename else ""
+    return BackendError(f"{operation}{where}: {error.strerror or error}")
 
 
 class EntryInfo(NamedTuple):
@@ -149,6 +159,67 @@ class Backend(ABC):
         """Release what the backend holds. Idempotent."""
 
 
+class WrappingBackend(Backend):
+    """A backend that passes each call to another one; subclasses change what some calls do.
+
+    Args:
+        inner: the other backend; closed with this one.
+    """
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.overhead = inner.overhead
+
+    def asked(self, method: str) -> Backend:
+        """Return the other backend, before a method of it is called."""
+        del method
+        return self.inner
+
+    def get(self, key: str) -> bytes | None:
+        """Return what the other backend returns; so do the methods below."""
+        return self.asked("get").get(key)
+
+    def use(self, key: str) -> bytes | None:
+        """Pass on."""
+        return self.asked("use").use(key)
+
+    def put(self, key: str, value: bytes) -> int:
+        """Pass on."""
+        return self.asked("put").put(key, value)
+
+    def delete(self, key: str) -> int:
+        """Pass on."""
+        return self.asked("delete").delete(key)
+
+    def touch(self, key: str) -> None:
+        """Pass on."""
+        self.asked("touch").touch(key)
+
+    def batch(self) -> AbstractContextManager[None]:
+        """Pass on."""
+        return self.asked("batch").batch()
+
+    def usage(self) -> Usage:
+        """Pass on."""
+        return self.asked("usage").usage()
+
+    def coldest(self) -> Iterator[EntryInfo]:
+        """Pass on."""
+        return self.asked("coldest").coldest()
+
+    def scan(self) -> Iterator[EntryInfo]:
+        """Pass on."""
+        return self.asked("scan").scan()
+
+    def check(self, *, repair: bool = False) -> Iterator[str]:
+        """Pass on."""
+        return self.asked("check").check(repair=repair)
+
+    def close(self) -> None:
+        """Pass on."""
+        self.asked("close").close()
+
+
 class NoBackend(Backend):
     """A backend that takes every value and keeps none.
 
@@ -219,15 +290,18 @@ def is_backend(name: str) -> bool:
     return name in _FIRST_PARTY or name in backend_names()
 
 
-def require_backend(name: str) -> None:
-    """Refuse a backend that is not installed.
+def require_backend(value: str, *, name: str = "backend") -> str:
+    """Return the name of a backend that is installed; `name` is what gives it, for the error.
 
     Raises:
-        UnknownBackendError: it is not.
+        ConfigError: it is no name; UnknownBackendError: it is not installed.
     """
-    if not is_backend(name):
+    if not isinstance(value, str) or not value.strip():  # pyright: ignore
+        raise ConfigError(f"{name}={value!r} is not allowed; allowed: the name of a backend")
+    if not is_backend(value.strip()):
         known = ", ".join(backend_names())
-        raise UnknownBackendError(f"backend={name!r} is not known; allowed: {known}")
+        raise UnknownBackendError(f"{name}={value.strip()!r} is not known; allowed: {known}")
+    return value.strip()
 
 
 def open_backend(name: str, folder: str, *, max_size: int, read_only: bool = False) -> Backend:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from kcache.errors import ConfigError
+from kcache.backend import require_backend
+from kcache.errors import ConfigError, UnknownBackendError
 from kcache.util.units import Size, parse_flag, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -86,12 +87,6 @@ def _parse_key_file(value: str | os.PathLike[str], *, name: str) -> str:
         return str(value)
 
 
-def _parse_name(value: str, *, name: str) -> str:
-    if not isinstance(value, str) or not value.strip():  # pyright: ignore
-        raise ConfigError(f"{name}={value!r} is not allowed; allowed: the name of a backend")
-    return value.strip()
-
-
 def _parse_remote(value: object, *, name: str) -> tuple[Address, ...]:
     if not value:
         return ()
@@ -135,7 +130,7 @@ VARIABLES: tuple[Variable, ...] = (
         "backend",
         "file, zstd, lmdb, zstd+lmdb, or a name that another package registers",
         "The backend that stores the entries.",
-        _parse_name,
+        require_backend,
         "file",
     ),
     Variable(
@@ -296,6 +291,7 @@ class Config(NamedTuple):
         Raises:
             ConfigError: an argument is not allowed, or there is no such setting. Without
                 `complain`, also: a variable has a value that is not allowed.
+            UnknownBackendError: likewise, of a backend that is not installed.
         """
         given = {name: value for name, value in (arguments or {}).items() if value is not None}
         known = cls._fields
@@ -322,7 +318,7 @@ def _from_variable(
     """Return the setting that a variable's text gives; see `Config.load`."""
     try:
         return Setting(variable.parse(text, name=variable.name), variable.name)
-    except ConfigError as error:
+    except (ConfigError, UnknownBackendError) as error:
         if complain is None:
             raise
         # Nobody asked for the default directory, and it may be full or shared: use no cache.

@@ -298,12 +298,12 @@ class KernelCache:
         """
         if unknown:
             raise _unexpected(self.why, unknown)
-        from kcache.admin.explain import explain, set_aside
+        from kcache.admin.explain import explain
 
         asked = CompileRequest(source, names, options, headers, extra_key, source_name)
         request = self._requests.of(asked, record=False)
-        aside, checked = set_aside(self.config), self._finder.headers.checked(request)
-        return explain(self.engine, request, set_aside=aside, checked=checked)
+        checked = self._finder.headers.checked(request)
+        return explain(self.engine, request, self.config, checked=checked)
 
     def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[object]:
         """Record every request in a `with` block, for `kcache warm`.

@@ -17,6 +17,7 @@ from stat import S_ISDIR
 
 import lmdb
 
+from kcache.backend import NO_ROOM, failure
 from kcache.directory import claim
 from kcache.errors import BackendError, FullError
 from kcache.util.locks import pread
@@ -24,12 +25,13 @@ from kcache.util.open_file import (
     MARKER,
     NotOursError,
     OwnFile,
+    foreign,
     has_header,
     identity,
+    is_plain,
     open_own,
     unsafe_part,
 )
-from kcache_backends._files import NO_ROOM, failure, is_ours, is_ours_alone, somebody
 
 _FOLDER, _OLD, _DATA, _TABLE, _LOCK = "db", "old", "data.mdb", "lock.mdb", "lock"
 #: The first bytes of the file `lock`.
@@ -131,17 +133,16 @@ def _require_sound(root: str) -> int:
         lmdb.InvalidError: there is something else in its place: a link, a pipe, a directory.
     """
     status = os.stat(root)
-    problem = unsafe_part(root, status.st_uid) if is_ours(status) else somebody(status)
-    if problem:
+    if problem := foreign(status) or unsafe_part(root, status.st_uid):
         raise BackendError(f"{root} can't be trusted: {problem}")
     folder, size = os.path.join(root, _FOLDER), 0
     for path in (os.path.join(root, _LOCK), folder, os.path.join(folder, _TABLE), data_of(root)):
         with suppress(FileNotFoundError):
             status = os.stat(path, follow_symlinks=False)
-            if not (S_ISDIR(status.st_mode) if path == folder else is_ours_alone(status)):
+            if not (S_ISDIR(status.st_mode) if path == folder else is_plain(status)):
                 raise lmdb.InvalidError(f"{path} is a link, has a second name, or is no file")
-            if not is_ours(status):
-                raise BackendError(f"{path} can't be trusted: {somebody(status)}")
+            if problem := foreign(status):
+                raise BackendError(f"{path} can't be trusted: {problem}")
             size = status.st_size if path == data_of(root) else 0
     return size
 

@@ -7,17 +7,24 @@ A process writes a record only while it holds the shard's lock. For a put, it ad
 then changes the tree. For a delete, it changes the tree and then subtracts. So after a kill at any
 instant, the record is at or above the truth, and its lowest bit is set. The next process that takes
 the lock sees the bit and counts the shard again.
+
+Behind the counters are the backend's calls of `os`, with the cases that are no error.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from stat import S_ISDIR, S_ISREG
 from typing import NamedTuple, Self
 
+from kcache.errors import BackendError, CorruptEntryError
 from kcache.util.locks import Patience, is_locked, lock, pread, pwrite, unlock
-from kcache.util.open_file import OwnFile, open_own
+from kcache.util.open_file import NotOursError, OwnFile, foreign, open_own
 
 SHARDS = 256
 #: Larger than the size of any real file or directory.
@@ -25,6 +32,9 @@ ANY_SIZE = 1 << 62
 
 #: How long a process waits for a lock, in seconds. A holder keeps it for a few milliseconds.
 PATIENCE = 10.0
+
+#: Matches the names of the temporary files that the file backend makes. It may remove these.
+is_temporary = re.compile(r"\.[0-9a-f]{16}(-[0-9a-f]+)+\.tmp").fullmatch
 
 _RECORD = struct.Struct("<4Q")
 _ALL = struct.Struct(f"<{4 * SHARDS}Q")
@@ -194,3 +204,107 @@ class ShardCounters:
             ((_MASK if count is None else count.entries, shard) for count, shard in counts),
             reverse=True,
         )
+
+
+# -- files and directories -------------------------------------------------------------------------
+
+
+def require_ours(status: os.stat_result, name: str) -> None:
+    """Refuse a file that is not ours.
+
+    Raises:
+        CorruptEntryError: it is not.
+    """
+    if problem := foreign(status):
+        raise CorruptEntryError(f"{name} can't be trusted: {problem}")
+
+
+def size_of(path: str) -> int | None:
+    """Return the length of a regular file; None for anything else, which is no entry."""
+    try:
+        status = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return status.st_size if S_ISREG(status.st_mode) else None
+
+
+def listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield (name, status) of the regular files in a directory; some may vanish meanwhile.
+
+    A symbolic link is not followed: its target is not in the cache.
+    """
+    for name in names_in(directory):
+        with suppress(FileNotFoundError):
+            status = os.stat(f"{directory}/{name}", follow_symlinks=False)
+            if S_ISREG(status.st_mode):
+                yield name, status
+
+
+def names_in(directory: str) -> list[str]:
+    """Return the names in a directory; none if its path is a symbolic link."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return os.listdir(directory) if is_directory(directory) else []
+    return []
+
+
+def is_directory(path: str) -> bool:
+    """Tell whether a path leads to a directory, and is no link."""
+    try:
+        return S_ISDIR(os.stat(path, follow_symlinks=False).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def read_on(key: str, file: OwnFile, value: bytes, size: int) -> bytes:
+    """Return `size` bytes of a file, of which the system returned fewer at first.
+
+    Raises:
+        BackendError: the file has fewer by now.
+    """
+    while len(value) < size:
+        more = os.read(file.fd, size - len(value))
+        if not more:
+            raise BackendError(f"read {key}: file shrank from {size} to {len(value)} bytes")
+        value += more
+    return value
+
+
+def rename(temporary: str, path: str) -> None:
+    """Rename a file into place, also over an empty directory that somebody put there."""
+    try:
+        os.replace(temporary, path)
+    except IsADirectoryError:  # a directory that is not empty stays
+        os.rmdir(path)
+        os.replace(temporary, path)
+
+
+def require_own_shard(directory: str, *, make: bool = False) -> None:
+    """Refuse a shard that is a link, because a put would write elsewhere; make one if asked.
+
+    Raises:
+        NotOursError: it is; FileNotFoundError: it is not there, or its parent is not.
+    """
+    try:
+        os.readlink(directory)
+    except FileNotFoundError:
+        if not make:
+            raise
+        with suppress(FileExistsError):
+            os.mkdir(directory, 0o700)
+    except OSError:  # it is no link
+        return
+    else:
+        raise NotOursError("it is a link, and kcache made none", directory)
+
+
+def require_private(directory: str) -> None:
+    """Refuse a directory that is not ours alone, or no directory.
+
+    Raises:
+        NotOursError: it is not.
+    """
+    status = os.stat(directory)
+    if not S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
+    if problem := foreign(status):
+        raise NotOursError(f"it can't be trusted: {problem}", directory)

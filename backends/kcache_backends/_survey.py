@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from kcache.backend import EntryInfo, is_key
-from kcache_backends._files import is_temporary, listing, names_in
-from kcache_backends._shards import ShardCount, ShardCounters
+from kcache_backends._shards import ShardCount, ShardCounters, is_temporary, listing, names_in
 
 #: How many entries a sample has...
 SAMPLE = 2048

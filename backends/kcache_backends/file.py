@@ -13,35 +13,29 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from kcache.backend import Backend, EntryInfo, Usage, is_key
+from kcache.backend import NO_ROOM, Backend, EntryInfo, Usage, failure, is_key
 from kcache.directory import claim, make_folder
-from kcache.errors import BackendError, ConfigError, CorruptEntryError, FullError
+from kcache.errors import BackendError, CorruptEntryError, FullError
 from kcache.util.locks import Patience, Turns
-from kcache.util.open_file import opened
-from kcache_backends._files import (
-    NO_ROOM,
-    failure,
-    is_directory,
-    is_ours_alone,
-    listing,
-    read_on,
-    rename,
-    require_ours,
-    require_own_shard,
-    require_private,
-    size_of,
-)
-from kcache_backends._files import sync_directory as sync
+from kcache.util.open_file import is_plain, opened
 from kcache_backends._shards import (
     ANY_SIZE,
     PATIENCE,
     SHARDS,
     ShardCount,
     ShardCounters,
+    is_directory,
+    listing,
     open_counters,
     read_counts,
+    read_on,
+    rename,
+    require_ours,
+    require_own_shard,
+    require_private,
+    size_of,
 )
 
 if TYPE_CHECKING:
@@ -69,8 +63,8 @@ class FileBackend(Backend):
     Threads: safe to share. Processes: any number; writers of one shard exclude each other with a
     byte-range lock, readers never wait. Crash: a process killed at any instant leaves no torn value
     and no lock; a half-written temporary file is counted until its shard's next writer removes
-    it. Power cut: without `durability="full"` the last entries may come back empty or torn, which
-    the engine's checksum turns into misses. Fork: it keeps nothing open. A process that was stopped
+    it. Power cut: the last entries may come back empty or torn, which the engine's checksum turns
+    into misses. Fork: it keeps nothing open. A process that was stopped
     in a put or delete holds up the others that need the same shard, once a minute for `PATIENCE`
     seconds.
 
@@ -81,12 +75,7 @@ class FileBackend(Backend):
         directory: created, 0700, if it is not there.
         max_size: the cap. No put has written a larger file: it is removed unread.
         read_only: create and change nothing.
-        durability: `"none"`, or `"full"` to fsync each value and its directory before `put`
-            returns.
         clock: nanoseconds since the epoch, for recency.
-
-    Raises:
-        ConfigError: `durability` has another value.
     """
 
     def __init__(
@@ -95,17 +84,13 @@ class FileBackend(Backend):
         *,
         max_size: int | None = None,
         read_only: bool = False,
-        durability: Literal["none", "full"] = "none",
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        if durability not in ("none", "full"):
-            raise ConfigError(f"durability={durability!r} is not allowed; allowed: 'none', 'full'")
         #: No value is larger. One larger than `_unchecked` is checked before it is read.
         self._most = ANY_SIZE if max_size is None else max(max_size, MOST_ABOVE_CAP)
         self._unchecked = min(UNCHECKED, self._most if max_size is None else max_size)
         self._root = os.path.abspath(directory)
         self._read_only = read_only
-        self._sync = durability == "full"
         self._clock = clock
         self._last_use = 0
         self._touch_due: dict[str, int] = {}
@@ -147,7 +132,7 @@ class FileBackend(Backend):
                     now = self._now()
                     if now < self._touch_due.get(key, 0):
                         self._noted[key] = now
-                    elif is_ours_alone(status):
+                    elif is_plain(status):
                         self._record_use(key, file.fd, now)
                 return value
         except FileNotFoundError:
@@ -221,7 +206,7 @@ class FileBackend(Backend):
         now = self._now()
         self._noted.pop(key, None)
         try:
-            if is_ours_alone(os.lstat(self._path(key))):
+            if is_plain(os.lstat(self._path(key))):
                 os.utime(self._path(key), ns=(now, now))
         except FileNotFoundError:
             pass
@@ -339,8 +324,6 @@ class FileBackend(Backend):
                     counters.finish(shard, count)
             raise
         self._finish(counters, shard, count, len(value) - (replaced or 0), replaced is None)
-        if self._sync:
-            sync(folder)
 
     def _finish(
         self, counters: ShardCounters, shard: int, count: ShardCount, size: int, entries: int
@@ -355,8 +338,6 @@ class FileBackend(Backend):
         rest = memoryview(value)
         while rest:
             rest = rest[os.write(fd, rest) :]
-        if self._sync:
-            os.fsync(fd)
         now = self._now()
         if _CAN_TOUCH_OPEN:
             os.utime(fd, ns=(now, now))

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 
 import zstandard
 
-from kcache.backend import Backend, EntryInfo, Usage
+from kcache.backend import Backend, WrappingBackend
 from kcache.errors import BackendError, ConfigError, CorruptEntryError
 
 #: The levels of the format's library: negative ones are faster, 22 is the smallest.
@@ -35,7 +32,7 @@ _RAW, _FRAME = b"KCZr", b"KCZz"
 _PREFIX = len(_RAW)
 
 
-class ZstdBackend(Backend):
+class ZstdBackend(WrappingBackend):
     """Compresses what `put` gets and decompresses what `get` returns, over any backend.
 
     Sizes, recency and eviction are those of the backend below, so the cap counts compressed bytes.
@@ -58,9 +55,9 @@ class ZstdBackend(Backend):
                 f"level={level!r} is not allowed; allowed: {LEVELS[0]} to {LEVELS[-1]}"
             )
         self._largest = MAX_SIZE if max_size is None else min(max_size, MAX_SIZE)
-        self.inner = inner
+        super().__init__(inner)
         self.level = level
-        self.overhead = inner.overhead + _PREFIX
+        self.overhead += _PREFIX
         #: Contexts of one thread: threads must not share the library's contexts.
         self._local = threading.local()
 
@@ -81,38 +78,6 @@ class ZstdBackend(Backend):
     def put(self, key: str, value: bytes) -> int:
         """Store `value` compressed; return its stored size."""
         return self.inner.put(key, self._compress(value))
-
-    def delete(self, key: str) -> int:
-        """Remove `key`; return the stored bytes freed."""
-        return self.inner.delete(key)
-
-    def touch(self, key: str) -> None:
-        """Record a use of `key`."""
-        self.inner.touch(key)
-
-    def batch(self) -> AbstractContextManager[None]:
-        """Return the batch of the backend below."""
-        return self.inner.batch()
-
-    def usage(self) -> Usage:
-        """Return compressed bytes and entries."""
-        return self.inner.usage()
-
-    def coldest(self) -> Iterator[EntryInfo]:
-        """Yield entries as the backend below does, with compressed sizes."""
-        return self.inner.coldest()
-
-    def scan(self) -> Iterator[EntryInfo]:
-        """Yield entries as the backend below does, with compressed sizes."""
-        return self.inner.scan()
-
-    def check(self, *, repair: bool = False) -> Iterator[str]:
-        """Yield what is wrong with the backend below."""
-        return self.inner.check(repair=repair)
-
-    def close(self) -> None:
-        """Close the backend below. Idempotent."""
-        self.inner.close()
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -158,12 +123,11 @@ def zstd_file(
     max_size: int | None = None,
     read_only: bool = False,
     level: int = DEFAULT_LEVEL,
-    clock: Callable[[], int] = time.time_ns,
 ) -> ZstdBackend:
     """Return the backend called `zstd`: compressed values in files."""
     from kcache_backends.file import FileBackend  # not the other one, too
 
-    inner = FileBackend(directory, max_size=max_size, read_only=read_only, clock=clock)
+    inner = FileBackend(directory, max_size=max_size, read_only=read_only)
     return ZstdBackend(inner, level=level, max_size=max_size)
 
 
@@ -173,7 +137,6 @@ def zstd_lmdb(
     max_size: int = 1 << 30,
     read_only: bool = False,
     level: int = DEFAULT_LEVEL,
-    clock: Callable[[], int] = time.time_ns,
 ) -> ZstdBackend:
     """Return the backend called `zstd+lmdb`: compressed values in an LMDB database.
 
@@ -182,5 +145,5 @@ def zstd_lmdb(
     """
     from kcache_backends.lmdb import LmdbBackend
 
-    inner = LmdbBackend(directory, max_size=max_size, read_only=read_only, clock=clock)
+    inner = LmdbBackend(directory, max_size=max_size, read_only=read_only)
     return ZstdBackend(inner, level=level, max_size=max_size)

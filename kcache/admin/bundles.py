@@ -11,7 +11,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
-from kcache.admin.passes import Filters, is_wanted, parse_filters
+from kcache.admin.passes import Filters, is_wanted, parse_filters, put_or_fail
 from kcache.backend import Backend, EntryInfo, NoBackend
 from kcache.config import Config
 from kcache.engine.eviction import LOW_WATER
@@ -322,7 +322,9 @@ def import_bundle(cache: HasEngine, source: Source) -> Imported:
                 if wanted is not None:
                     size = len(encode(item.key, wanted, producer=PRODUCER.encode()))
                     cost = size + engine.backend.overhead
-                    stored = cost <= room and _put(engine, item.key, wanted)
+                    stored = cost <= room and put_or_fail(engine, item.key, wanted)
+                    # A use by another process does not count as one by this.
+                    engine.memory.delete(item.key)
                     room -= cost if stored else 0
                     what = what if stored else "no_room"
                 counts[what] += 1
@@ -336,21 +338,6 @@ def _wanted(engine: CacheEngine, item: Item, entry: Entry) -> tuple[str, Entry |
         return "added", entry
     merged = _merged(there.entry, entry) if item.kind == MANIFEST else None
     return ("present" if merged is None else "merged"), merged
-
-
-def _put(engine: CacheEngine, key: str, entry: Entry) -> bool:
-    """Put an entry; tell whether it is stored.
-
-    Raises:
-        BackendError: the cache can't be written to.
-    """
-    errors = engine.stats().errors
-    stored = engine.put(key, entry)
-    if engine.stats().errors > errors:
-        raise BackendError("the cache can't be written to: see the warning above")
-    if stored:
-        engine.memory.delete(key)  # a use by another process does not count as one by this
-    return stored
 
 
 def _merged(ours: Entry, theirs: Entry) -> Entry | None:

@@ -5,7 +5,7 @@ It only reads: it changes no statistics, records no use of an entry, and runs no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,14 +75,6 @@ _PROBLEMS = {
 }
 
 
-def set_aside(config: Config) -> Iterator[tuple[str, str]]:
-    """Yield the settings that bypass the cache, with a clause about each."""
-    for name, (kind, effect) in _SETTINGS.items():
-        value, source = getattr(config, name)
-        if value:
-            yield kind, f"{name if source == 'argument' else source} is set: {effect}"
-
-
 class Near(NamedTuple):
     """An entry that answers a request much like this one."""
 
@@ -130,8 +122,8 @@ class Explanation(NamedTuple):
 def explain(
     engine: CacheEngine,
     request: Request,
+    config: Config,
     *,
-    set_aside: Iterable[tuple[str, str]] = (),
     digests: FileDigests | None = None,
     checked: str = "",
 ) -> Explanation:
@@ -142,11 +134,16 @@ def explain(
     Args:
         engine: of the cache.
         request: made in the working directory of the compile.
-        set_aside: (`disabled` or `recache`, a clause) if a setting bypasses the cache.
+        config: the settings, of which some bypass the cache.
         digests: of files, as far as they are known.
         checked: key of the kernel, if the headers are not checked again.
     """
-    found = [Cause(kind, what) for kind, what in set_aside]
+    found: list[Cause] = []
+    for name, (kind, effect) in _SETTINGS.items():
+        value, source = getattr(config, name)
+        if value:
+            what = f"{name if source == 'argument' else source} is set: {effect}"
+            found.append(Cause(kind, what))
     try:
         return _Look(engine, request, digests, checked).explanation(found)
     except (BackendError, OSError) as error:

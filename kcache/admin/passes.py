@@ -255,19 +255,27 @@ class Migration:
         there = look_into(self._to.backend, info, self._producer)
         if there is not None and there.entry is not None:  # from a killed migration, or newer
             return ""
-        errors = self._to.stats().errors
         try:
             if not self._keep:
                 cost = len(encode(info.key, entry, producer=self._producer.encode()))
                 room = self._cap - self._from.backend.usage().bytes + info.size
                 self._to.max_size = min(self._cap, max(room, cost + self._to.backend.overhead))
-            if self._to.put(info.key, entry):
-                return ""
+            return "" if put_or_fail(self._to, info.key, entry) else TOO_LARGE
         except ConfigError:  # it holds a value that can't be stored, so kcache did not store it
             return DAMAGED
-        if self._to.stats().errors > errors:
-            raise BackendError("the other backend can't be written to: see the warning above")
-        return TOO_LARGE
+
+
+def put_or_fail(engine: CacheEngine, key: str, entry: Entry) -> bool:
+    """Put an entry; tell whether it is stored.
+
+    Raises:
+        BackendError: the backend can't be written to.
+    """
+    errors = engine.stats().errors
+    stored = engine.put(key, entry)
+    if engine.stats().errors > errors:
+        raise BackendError("the backend can't be written to: see the warning above")
+    return stored
 
 
 def remove_emptied(folder: str) -> None:

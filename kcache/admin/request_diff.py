@@ -102,19 +102,18 @@ def _plain(options: ParsedOptions) -> list[str]:
 def _valued(kind: str, noun: str, old: Iterable[str], new: Iterable[str]) -> Iterator[Cause]:
     """Yield the differences of lists of `NAME` and `NAME=VALUE`."""
     before, after = list(old), list(new)
-    gone, come = Counter(before) - Counter(after), Counter(after) - Counter(before)
-    for was in list(gone):
+    come = [each for each in after if each not in before]
+    for was in [each for each in before if each not in after]:
         name, equals, value = was.partition("=")
         now = next((each for each in come if each.partition("=")[0] == name), None)
         if now is not None and (equals or "=" in now):
             given = now.partition("=")[2]
             what = f"the {noun} {name} changed from {value or 'no value'} to {given or 'no value'}"
             yield Cause(kind, what, was, now)
-            gone[was] -= 1
-            come[now] -= 1
-    yield from _sets(kind, noun, (+gone).elements(), (+come).elements())
-    if Counter(before) == Counter(after) and before != after:
-        yield from _sets(kind, noun, before, after)
+            before.remove(was)
+            after.remove(now)
+            come.remove(now)
+    yield from _sets(kind, noun, before, after)
 
 
 def _headers(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from kcache.backend import NoBackend, open_backend, require_backend
+from kcache.backend import NoBackend, open_backend
 from kcache.cli.terminal import say
 from kcache.config import VARIABLES, Config, default_cache_directory, variable
 from kcache.directory import CacheDirectory, change_settings, open_directory
@@ -19,7 +19,7 @@ from kcache.engine.opening import (
     warn_if_elsewhere,
     with_saved,
 )
-from kcache.errors import BackendError, ConfigError, UnknownBackendError
+from kcache.errors import BackendError, ConfigError
 from kcache.util import log
 
 if TYPE_CHECKING:
@@ -118,11 +118,6 @@ def _required(directory: str | None, backend: str | None = None) -> Config:
         UnknownBackendError: no such backend is installed.
     """
     config = Config.load({"directory": directory, "backend": backend})
-    name, source = config.backend
-    try:
-        require_backend(name)
-    except UnknownBackendError as error:
-        raise error if source == "argument" else UnknownBackendError(f"{source}: {error}") from None
     _, found = find_cache({"directory": directory}, look=True, complain=lambda _: None)
     if isinstance(found, NoBackend) and found.kind == "refused":
         raise ConfigError(f"{config.directory.source}: {found.reason}")

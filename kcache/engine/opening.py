@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kcache.backend import Backend, NoBackend, is_backend, open_backend, require_backend
+from kcache.backend import Backend, NoBackend, is_backend, open_backend
 from kcache.config import (
     DEFAULT_MAX_SIZE,
     VARIABLES,
@@ -117,8 +117,6 @@ def find_cache(
     config = Config.load(arguments, complain=complaints.append)
     if config.log.value is not None:
         log.log_to_stderr(config.log.value)
-    if given is None:
-        config = with_known_backend(config, complaints.append)
     for complaint in complaints:
         complain(complaint)
     read_only = look or _is_read_only(config)
@@ -194,24 +192,6 @@ def _open_backend(
 # -- which backend ---------------------------------------------------------------------------------
 
 
-def with_known_backend(config: Config, complain: Callable[[str], object]) -> Config:
-    """Return the settings, with the default instead of an unknown backend of the environment.
-
-    Raises:
-        UnknownBackendError: the program named it.
-    """
-    name, source = config.backend
-    try:
-        require_backend(name)
-        return config
-    except UnknownBackendError as error:
-        if source == "argument":
-            raise
-        told = str(error).removeprefix("backend=")
-        complain(f"{source}={told}. It is ignored")
-    return config._replace(backend=Setting("file", "default"))
-
-
 def with_saved(
     config: Config, directory: CacheDirectory, complain: Callable[[str], object]
 ) -> Config:
@@ -239,10 +219,7 @@ def parse_saved(name: str, text: object) -> object:
         UnknownBackendError: there is no such backend.
     """
     require_saved(name)
-    value: object = _PARSERS[name](text, name=name)
-    if name == "backend":
-        require_backend(str(value))
-    return value
+    return _PARSERS[name](text, name=name)
 
 
 def require_saved(name: str) -> None:
@@ -327,15 +304,7 @@ def open_engine(
         UnknownBackendError: no such backend is installed.
         BackendError: the backend can't be opened there.
     """
-    arguments = {
-        "directory": directory,
-        "backend": backend,
-        "max_size": max_size,
-        "memory_size": memory_size,
-        "read_only": read_only,
-    }
-    config = Config.load(arguments, environ={})
-    require_backend(config.backend.value)
+    config = Config.load(dict(locals()), environ={})
     files = open_directory(str(config.directory.value), read_only=read_only)
     name, cap = config.backend.value, config.max_size.value
     opened = open_backend(name, files.backend(name), max_size=cap, read_only=read_only)

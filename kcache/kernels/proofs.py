@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.entry import Entry
 from kcache.errors import ConfigError, KcacheError
@@ -29,10 +29,18 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
 
 
+class Proof(NamedTuple):
+    """A stored kernel, its entry, and whether it is good in other places."""
+
+    kernel: CompiledKernel
+    entry: Entry
+    verdict: Verdict
+
+
 def prove(
     finder: Finder, frontend: Frontend, request: Request, header_set: StoredHeaderSet | None
-) -> tuple[CompiledKernel, Entry, Verdict] | None:
-    """Compile a stored kernel once more in another place; return it, its entry, and the verdict.
+) -> Proof | None:
+    """Compile a stored kernel once more in another place.
 
     Returns None if the kernel is gone or was proven, the headers have changed, or the worker
     crashed.
@@ -54,7 +62,7 @@ def prove(
         log.debug("no proof that %s is good elsewhere: %s", request.source_name, error)
         return None
     finder.engine.counters.add("proofs")
-    return None if verdict is None else (kernel, entry, verdict)
+    return None if verdict is None else Proof(kernel, entry, verdict)
 
 
 def store_verdict(
@@ -62,15 +70,14 @@ def store_verdict(
     request: Request,
     header_set: StoredHeaderSet | None,
     manifest: Manifest | None,
-    *,
-    entry: Entry,
-    verdict: Verdict,
+    proof: Proof,
 ) -> bool:
     """Note whether a kernel is good in other places, and tell it.
 
-    That is in the manifest, or in `entry`, which was proven, if there are no headers: whatever else
+    That is in the manifest, or in the entry that was proven, if there are no headers: whatever else
     is stored under its key by now was not proven. The caller holds the key's lock.
     """
+    _, entry, verdict = proof
     good = verdict.good
     try:
         if header_set is None:

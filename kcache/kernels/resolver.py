@@ -248,22 +248,16 @@ class Resolver:
         """
         from kcache.kernels.proofs import prove, store_verdict
 
-        started = time.perf_counter()
-        header_set = None
+        started, header_set = time.perf_counter(), None
         if manifest is not None:
             digests = self.finder.headers.digests
             header_set = manifest.provable(request.search, digests, request.location)
         if header_set is None and not request.self_contained:
             return None
         found = prove(self.finder, self._front(), request, header_set)
-        if found is None:
+        if found is None or not store_verdict(self.finder, request, header_set, manifest, found):
             return None
-        kernel, entry, verdict = found
-        if not store_verdict(
-            self.finder, request, header_set, manifest, entry=entry, verdict=verdict
-        ):
-            return None
-        proven = verdict.header_set
+        kernel, proven = found.kernel, found.verdict.header_set
         if self.remotes is not None:
             self.remotes.upload(request, proven)
         self.finder.counts.saved(kernel.key, 0.0)
@@ -280,17 +274,15 @@ class Resolver:
         found = prove(finder, self._front(), request, header_set)
         if found is None:
             return
-        _, entry, verdict = found
 
         def judge() -> tuple[bool, None]:
             now = None if header_set is None else finder.headers.manifest(request)
-            good = store_verdict(finder, request, header_set, now, entry=entry, verdict=verdict)
-            return good, None
+            return store_verdict(finder, request, header_set, now, found), None
 
         # Under the key's lock, so that no header set of another process is lost.
         good = finder.engine.flight.run(request.key, lambda: None, judge, lambda _: None)
         if good and self.remotes is not None:
-            self.remotes.upload(request, verdict.header_set)
+            self.remotes.upload(request, found.verdict.header_set)
 
     def _queue(self) -> ProofQueue:
         if self._proofs is None:
@@ -380,11 +372,10 @@ def _refusal(finder: Finder, config: Config, request: Request) -> MissError:
 
 def _reason(finder: Finder, config: Config, request: Request) -> str:
     """Return why a request is compiled, as `kcache why` says it."""
-    from kcache.admin.explain import explain, set_aside  # few programs ask
+    from kcache.admin.explain import explain  # few programs ask
 
-    digests, aside = finder.headers.digests, set_aside(config)
     try:
-        return explain(finder.engine, request, set_aside=aside, digests=digests).clauses
+        return explain(finder.engine, request, config, digests=finder.headers.digests).clauses
     except Exception as error:  # a reason that can't be found must not cost a kernel
         return f"the reason is unknown ({error!r})"
 

@@ -6,7 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from kcache.entry import Entry, open_envelope
+from kcache.entry import Entry, decode
 from kcache.errors import CorruptEntryError
 from kcache.kernels.find import VIEW_FACTOR, Holding, log_hit
 from kcache.nvrtc import is_called
@@ -154,8 +154,7 @@ def sound_entries(
         try:
             if problem is not None:
                 raise problem
-            entry = open_envelope(envelope, key, producer.encode())
-            entry.payload  # noqa: B018  is all of it sound?
+            entry = decode(envelope, key, producer=producer.encode())
         except CorruptEntryError as error:
             refuse(key, error)
         else:

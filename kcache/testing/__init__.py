@@ -10,7 +10,6 @@ import sys
 
 from kcache.testing.doubles import (
     FakeClock,
-    Fault,
     FaultyBackend,
     MemoryBackend,
     flipped,
@@ -26,7 +25,6 @@ __all__ = [
     "BackendContract",
     "CacheMachine",
     "FakeClock",
-    "Fault",
     "FaultyBackend",
     "MemoryBackend",
     "flipped",

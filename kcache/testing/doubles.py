@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 
-from kcache.backend import Backend, EntryInfo, Usage
+from kcache.backend import Backend, EntryInfo, Usage, WrappingBackend
 from kcache.util.forks import after_fork
 
 #: 2026-01-01, so that a backend which mixes this clock with the system's is soon found.
@@ -128,27 +127,7 @@ class MemoryBackend(Backend):
         self._lock = threading.Lock()
 
 
-class Fault:
-    """Says when a method fails, and with which error.
-
-    Args:
-        error: what is raised.
-        every: with n, every n-th call fails; 1 is every call.
-    """
-
-    def __init__(self, error: BaseException, *, every: int = 1) -> None:
-        self.error = error
-        self.every = every
-        self.calls = 0
-
-    def strike(self) -> None:
-        """Count a call, and raise if it is one that fails."""
-        self.calls += 1
-        if self.calls % self.every == 0:
-            raise self.error
-
-
-class FaultyBackend(Backend):
+class FaultyBackend(WrappingBackend):
     """Passes each call to another backend, records it, and fails when you tell it to.
 
     Threads, processes: as the inner backend. The recorded calls belong to this object.
@@ -157,60 +136,33 @@ class FaultyBackend(Backend):
         inner: a new `MemoryBackend` if none is given.
 
     Attributes:
-        faults: method name -> what it raises: an exception on every call, or a `Fault`.
+        faults: method name -> an exception, which each call raises, or a function, which each call
+            calls first.
         calls: names of the methods that were called, in order.
         damage: a function that changes a value before `get` or `use` returns it, such as `flipped`
             or `truncated`; None returns it as it is.
     """
 
     def __init__(self, inner: Backend | None = None) -> None:
-        self.inner = MemoryBackend() if inner is None else inner
-        self.overhead = self.inner.overhead
-        self.faults: dict[str, BaseException | Fault] = {}
+        super().__init__(MemoryBackend() if inner is None else inner)
+        self.faults: dict[str, BaseException | Callable[[], object]] = {}
         self.calls: list[str] = []
         self.damage: Callable[[bytes], bytes] | None = None
 
     def get(self, key: str) -> bytes | None:
-        return self._damaged(self._entered("get").get(key))
-
-    def put(self, key: str, value: bytes) -> int:
-        return self._entered("put").put(key, value)
-
-    def delete(self, key: str) -> int:
-        return self._entered("delete").delete(key)
-
-    def touch(self, key: str) -> None:
-        self._entered("touch").touch(key)
+        return self._damaged(super().get(key))
 
     def use(self, key: str) -> bytes | None:
-        return self._damaged(self._entered("use").use(key))
+        return self._damaged(super().use(key))
 
-    def batch(self) -> AbstractContextManager[None]:
-        return self._entered("batch").batch()
-
-    def usage(self) -> Usage:
-        return self._entered("usage").usage()
-
-    def coldest(self) -> Iterator[EntryInfo]:
-        return self._entered("coldest").coldest()
-
-    def scan(self) -> Iterator[EntryInfo]:
-        return self._entered("scan").scan()
-
-    def check(self, *, repair: bool = False) -> Iterator[str]:
-        return self._entered("check").check(repair=repair)
-
-    def close(self) -> None:
-        self._entered("close").close()
-
-    def _entered(self, method: str) -> Backend:
+    def asked(self, method: str) -> Backend:
         """Record a call; return the inner backend, unless the call is to fail."""
         self.calls.append(method)
         fault = self.faults.get(method)
-        if isinstance(fault, Fault):
-            fault.strike()
-        elif fault is not None:
+        if isinstance(fault, BaseException):
             raise fault
+        if fault is not None:
+            fault()
         return self.inner
 
     def _damaged(self, value: bytes | None) -> bytes | None:

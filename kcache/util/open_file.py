@@ -118,7 +118,12 @@ def is_own(status: os.stat_result) -> bool:
 
     A second name (a hard link) may belong to a file that is not ours.
     """
-    return stat.S_ISREG(status.st_mode) and status.st_uid == present_user() and status.st_nlink <= 1
+    return is_plain(status) and status.st_uid == present_user()
+
+
+def is_plain(status: os.stat_result) -> bool:
+    """Tell whether something is a plain file with one name."""
+    return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
 def _owner_problem(status: os.stat_result) -> str:
@@ -253,6 +258,20 @@ def present_user() -> int:
     if sys.platform == "win32":
         return 0
     return os.geteuid()
+
+
+def foreign(status: os.stat_result) -> str:
+    """Return why a file or directory can't be trusted, in words; empty if it can.
+
+    Cached values are code: a user who can write them can make this program run anything. The
+    present user is trusted, and so are the owners of layers that this user has named.
+    """
+    user = present_user()
+    if status.st_uid != user and status.st_uid not in trusted:
+        return f"it belongs to user {status.st_uid}, and you are user {user}"
+    if status.st_mode & _OTHERS_WRITE and sys.platform != "win32":
+        return f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o})"
+    return ""
 
 
 def unsafe_part(path: str, owner: int | None = None) -> str:

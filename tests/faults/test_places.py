@@ -7,6 +7,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -23,7 +24,7 @@ from faults.places import NAMES, agrees, has, leftovers, mount, put_all, sealed,
 
 from kcache import CacheEngine, KcacheError, KernelCache, open_engine
 from kcache.backend import open_backend
-from kcache.testing import Fault, FaultyBackend
+from kcache.testing import FaultyBackend
 
 ALL = pytest.mark.parametrize("name", NAMES)
 
@@ -42,6 +43,17 @@ ERRORS = ("EIO", "EMFILE", "EROFS", "EDQUOT")
 METHODS = ("use", "put", "delete", "usage", "coldest", "scan", "batch")
 
 
+def now_and_then(error: OSError) -> Callable[[], None]:
+    """Returns a function of which every third call raises an error."""
+    calls = count(1)
+
+    def call() -> None:
+        if next(calls) % 3 == 0:
+            raise error
+
+    return call
+
+
 @ALL
 @pytest.mark.parametrize("error", ERRORS)
 def test_an_error_of_the_system_now_and_then_harms_nothing(
@@ -52,7 +64,7 @@ def test_an_error_of_the_system_now_and_then_harms_nothing(
     random = Random(number)
     with CacheEngine(backend, max_size=100_000) as engine:
         for method in METHODS:
-            backend.faults = {method: Fault(OSError(number, os.strerror(number)), every=3)}
+            backend.faults = {method: now_and_then(OSError(number, os.strerror(number)))}
             for _ in range(40):
                 chosen = random.randrange(30)
                 engine.put(key(chosen), sealed(chosen, random.randrange(99), 6000))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.admin.explain import Explanation, explain, set_aside
+from kcache.admin.explain import Explanation, explain
 from kcache.cli.commands.compile import CompileArguments, compile_options
 from kcache.cli.entries import SHORT
 from kcache.cli.open_cache import (
@@ -64,7 +64,7 @@ def why(
         request = Requests(0).make(
             one.source.text, one.names, one.options, source_name=one.source.name
         )
-        told = explain(cache.engine, request, set_aside=set_aside(settings))
+        told = explain(cache.engine, request, settings)
         path = cache.opened.path
     path = path or named_directory(directory)
     if as_json:
