@@ -48,7 +48,8 @@ class Eviction:
             return self._put_once(key, blob, cost)
         except FullError as error:
             log.debug("no room for %s below the cap (%s): evicting", key, error)
-            self.free_some()
+            tenth_less = int(self._backend.usage().bytes * LOW_WATER)
+            self.trim_to(tenth_less, most=FREE_BATCH)
             return self._put_once(key, blob, cost)
 
     def _put_once(self, key: str, blob: bytes, cost: int) -> bool:
@@ -66,10 +67,6 @@ class Eviction:
             self._evict_to(allowed, low if low >= 0 else allowed)
             return self._backend.usage().bytes <= allowed
         return True
-
-    def free_some(self) -> None:
-        """Evict a tenth of the stored bytes, for a backend that finds no room below the cap."""
-        self.trim_to(int(self._backend.usage().bytes * LOW_WATER), most=FREE_BATCH)
 
     def trim_to(self, goal: int, *, most: int = DELETE_BATCH) -> int:
         """Evict what exceeds `goal` now; what others put meanwhile does not count.

@@ -61,11 +61,9 @@ def open_layers(config: Config) -> list[Layer]:
             continue
         try:
             layers.append(open_layer(address, key_file))
-        except ConfigError as error:
-            if source == "argument":
-                raise
-            log.warning_once(f"{error}. The cache works without it")
         except (KcacheError, OSError) as error:
+            if isinstance(error, ConfigError) and source == "argument":
+                raise
             log.warning_once(f"{error}. The cache works without this layer")
     return layers
 
@@ -119,7 +117,8 @@ def open_remotes(config: Config, warn: Callable[[str], object] = log.warning_onc
     from kcache.remote.client import Client
     from kcache.service.start import path_of
 
-    variables = _service_environment()
+    variables = without_dropin(environment.variables())
+    variables.pop("KCACHE_REMOTE", None)  # the service gets the addresses through a pipe
     return Client(setup, lambda: path_of(setup.service(), variables), variables, warn=warn)
 
 
@@ -176,13 +175,6 @@ def _setup(config: Config) -> Setup | None:
     from kcache.remote.protocol import Setup
 
     return Setup(addresses, _followed(config), environment.remote_variables())
-
-
-def _service_environment() -> dict[str, str]:
-    """Return the variables for the service, which gets the addresses through a pipe."""
-    variables = without_dropin(environment.variables())
-    variables.pop("KCACHE_REMOTE", None)
-    return variables
 
 
 def _followed(config: Config) -> dict[str, str]:

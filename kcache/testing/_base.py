@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from random import Random
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -290,16 +291,9 @@ class ContractBase:
         yield
         assert threading.active_count() <= before, "a thread was left behind"
 
-    def opened(
-        self,
-        place: Path,
-        *,
-        max_size: int = MAX_SIZE,
-        read_only: bool = False,
-        clock: Callable[[], int] | None = None,
-    ) -> closing[Backend]:
-        """Open the backend for a `with` block, which closes it at its end."""
-        return closing(self.open(place, max_size=max_size, read_only=read_only, clock=clock))
+    def opened(self, place: Path, **options: Any) -> closing[Backend]:  # noqa: ANN401
+        """Open the backend for a `with` block, which closes it at its end; options of `open`."""
+        return closing(self.open(place, **options))
 
     def needs(self, *attributes: str) -> None:
         """Skip the test if one of these attributes of the class is false."""

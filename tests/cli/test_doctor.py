@@ -83,8 +83,8 @@ def test_bad_variables_are_findings_in_the_words_of_a_program(
     assert (said.code, said.err) == (1, "")
     found = [str(problem["what"]) for problem in problems(said.out)]
     assert [each.partition(";")[0] for each in found] == [
-        "KCACHE_MAX_SIZE='lots' is not allowed",
         "KCACHE_BACKEND='floppy' is not known",
+        "KCACHE_MAX_SIZE='lots' is not allowed",
     ]
 
 

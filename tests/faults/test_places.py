@@ -5,7 +5,7 @@ import os
 import resource
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
