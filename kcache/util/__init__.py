@@ -1,1 +1,1 @@
-"""Helpers that know no kernels and no backends: locks, forks, safe paths, units, CUDA driver."""
+"""Helpers that know no kernels and no backends: locks, forks, trusted files, units, hints, CUDA driver."""
