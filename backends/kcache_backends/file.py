@@ -9,15 +9,16 @@ Layout of the directory::
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from kcache.backend import NO_ROOM, Backend, EntryInfo, Usage, failure, is_key
 from kcache.directory import claim, make_folder
-from kcache.errors import BackendError, CorruptEntryError, FullError
+from kcache.errors import BackendError, ConfigError, CorruptEntryError, FullError
 from kcache.util.locks import Patience, Turns
 from kcache.util.open_file import is_plain, opened
 from kcache_backends._shards import (
@@ -63,8 +64,8 @@ class FileBackend(Backend):
     Threads: safe to share. Processes: any number; writers of one shard exclude each other with a
     byte-range lock, readers never wait. Crash: a process killed at any instant leaves no torn value
     and no lock; a half-written temporary file is counted until its shard's next writer removes
-    it. Power cut: the last entries may come back empty or torn, which the engine's checksum turns
-    into misses. Fork: it keeps nothing open. A process that was stopped
+    it. Power cut: without `durability="full"` the last entries may come back empty or torn, which
+    the engine's checksum turns into misses. Fork: it keeps nothing open. A process that was stopped
     in a put or delete holds up the others that need the same shard, once a minute for `PATIENCE`
     seconds.
 
@@ -75,7 +76,12 @@ class FileBackend(Backend):
         directory: created, 0700, if it is not there.
         max_size: the cap. No put has written a larger file: it is removed unread.
         read_only: create and change nothing.
+        durability: `"none"`, or `"full"` to fsync each value and its directory before `put`
+            returns.
         clock: nanoseconds since the epoch, for recency.
+
+    Raises:
+        ConfigError: `durability` has another value.
     """
 
     def __init__(
@@ -84,13 +90,17 @@ class FileBackend(Backend):
         *,
         max_size: int | None = None,
         read_only: bool = False,
+        durability: Literal["none", "full"] = "none",
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
+        if durability not in ("none", "full"):
+            raise ConfigError(f"durability={durability!r} is not allowed; allowed: 'none', 'full'")
         #: No value is larger. One larger than `_unchecked` is checked before it is read.
         self._most = ANY_SIZE if max_size is None else max(max_size, MOST_ABOVE_CAP)
         self._unchecked = min(UNCHECKED, self._most if max_size is None else max_size)
         self._root = os.path.abspath(directory)
         self._read_only = read_only
+        self._sync = durability == "full"
         self._clock = clock
         self._last_use = 0
         self._touch_due: dict[str, int] = {}
@@ -324,6 +334,8 @@ class FileBackend(Backend):
                     counters.finish(shard, count)
             raise
         self._finish(counters, shard, count, len(value) - (replaced or 0), replaced is None)
+        if self._sync:
+            _sync_directory(folder)
 
     def _finish(
         self, counters: ShardCounters, shard: int, count: ShardCount, size: int, entries: int
@@ -338,6 +350,8 @@ class FileBackend(Backend):
         rest = memoryview(value)
         while rest:
             rest = rest[os.write(fd, rest) :]
+        if self._sync:
+            os.fsync(fd)
         now = self._now()
         if _CAN_TOUCH_OPEN:
             os.utime(fd, ns=(now, now))
@@ -444,3 +458,15 @@ class FileBackend(Backend):
             yield
         except OSError as error:
             raise failure(operation, error) from error
+
+
+def _sync_directory(path: str) -> None:
+    """Make the names in a directory durable, where the system can."""
+    fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some systems can't sync a directory
+            raise
+    finally:
+        os.close(fd)

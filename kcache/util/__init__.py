@@ -1,1 +1,1 @@
-"""Helpers that know no kernels and no backends: locks, forks, trusted files, units, hints, CUDA driver."""
+"""Helpers that know no kernels and no backends: locks, forks, our files, units, CUDA driver."""

@@ -10,6 +10,7 @@ import pytest
 from core.helpers import fork, key, look, path_of, umask, wait
 
 from kcache.directory import open_directory
+from kcache.errors import ConfigError
 from kcache_backends.file import FileBackend
 
 
@@ -127,3 +128,23 @@ def test_what_a_killed_writer_leaves_is_no_fault(place: Path) -> None:
     ]
     assert look(place).temporary == []
     backend.close()
+
+
+def test_full_durability_flushes_the_value_before_it_is_there_then_its_directory(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[bool, bool]] = []
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        seen.append((stat.S_ISDIR(os.fstat(fd).st_mode), path_of(place, key(1)).exists()))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    backend = FileBackend(place, durability="full")
+    backend.put(key(1), b"value")
+    assert seen[-2:] == [(False, False), (True, True)]  # the first is of kcache.json
+    assert backend.get(key(1)) == b"value"
+    backend.close()
+    with pytest.raises(ConfigError, match=r"durability='some'.*none.*full"):
+        FileBackend(place, durability="some")  # type: ignore[arg-type]
