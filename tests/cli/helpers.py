@@ -133,6 +133,7 @@ def as_nobody(*arguments: str | Path) -> tuple[int, str, str]:
 
     What the command imports must have been imported: a child may not be able to read it.
     """
+    import kcache.nvrtc.workers.nvrtc  # noqa: F401
     import kcache_backends.file  # noqa: F401
 
     done = command(*arguments, before=become_nobody)

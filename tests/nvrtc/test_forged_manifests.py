@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from core.helpers import QUICK
-from faults.test_forged import envelope, forge
+from core.helpers import QUICK, envelope
+from faults.test_forged import forge
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -153,7 +153,7 @@ def ends_right(cached: Cached, sections: list[tuple[bytes, bytes]]) -> None:
     cache = cached.cache
     cache.clear_memory()
     metadata = b'{"kind":"manifest"}'
-    data = envelope(cached.key, metadata, sections, cost=0.0)
+    data = envelope(cached.key, sections, metadata, producer=PRODUCER.encode())
     forge(cached.place, cached.key, data)
     found = cache.lookup(SOURCE, (), cached.options)
     assert found is None or found.ptx == cached.ptx

@@ -4,8 +4,10 @@ Arguments: include directory, path of NVRTC, and the options of each compile, wi
 """
 
 import ctypes as c
+import os
 import sys
 
+sys.path.append(os.path.dirname(__file__))  # also where PYTHONSAFEPATH is set
 import raw
 
 SOURCE = b'#include "scale.h"\nextern "C" __global__ void scale(float* a) { *a *= SCALE; }'

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.append(os.path.dirname(__file__))  # also where PYTHONSAFEPATH is set
 import raw
 
 PATH, SCENE, *REST = sys.argv[1:]

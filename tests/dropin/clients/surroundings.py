@@ -1,8 +1,10 @@
 """Compiles what includes `scale.h` of the working directory. Arguments: library, options."""
 
 import ctypes as c
+import os
 import sys
 
+sys.path.append(os.path.dirname(__file__))  # also where PYTHONSAFEPATH is set
 import raw
 
 SOURCE = b"""#include "scale.h"
