@@ -84,43 +84,47 @@ def triton(place: Path, _entries: int, groups: int) -> dict[str, dict]:
     """Triton's `get_group` on a hit, and a group put among many at the cap."""
     from triton.runtime.cache import FileCacheManager
 
+    from kcache.integrations import local_files
     from kcache.integrations import triton as adapter
-    from kcache.integrations.local_files import LocalFiles
 
     contents = {name: os.urandom(PAYLOAD // 20) for name in FILES}
 
-    def put(kind: type, key: str) -> None:
-        manager = kind(key)
-        group = {name: manager.put(data, name) for name, data in contents.items()}
-        manager.put_group("k.json", group)
+    def manager(folder: str, kind: type, key: str) -> FileCacheManager:
+        os.environ["TRITON_CACHE_DIR"] = str(place / folder)
+        return kind(key)
+
+    def put(folder: str, kind: type, key: str) -> None:
+        made = manager(folder, kind, key)
+        group = {name: made.put(data, name) for name, data in contents.items()}
+        made.put_group("k.json", group)
 
     os.environ["KCACHE_DIR"] = str(place / "kcache")
-    for folder in ("local", "theirs", "full", "empty"):
+    sides = {"local": adapter.CacheManager, "theirs": FileCacheManager}
+    for folder in (*sides, "full", "empty"):
         (place / folder).mkdir()
-
-    def within(folder: str, call: Callable[[], object]) -> object:
-        os.environ["TRITON_CACHE_DIR"] = str(place / folder)
-        return call()
-
     for number in range(64):
-        within("local", lambda n=number: put(adapter.CacheManager, f"K{n}"))
-        within("theirs", lambda n=number: put(FileCacheManager, f"K{n}"))
+        for folder, kind in sides.items():
+            put(folder, kind, f"K{number}")
     found = {}
-    found["get_group on a hit"] = in_turns(
-        lambda n: within("local", lambda: adapter.CacheManager(f"K{n % 64}").get_group("k.json")),
-        lambda n: within("theirs", lambda: FileCacheManager(f"K{n % 64}").get_group("k.json")),
-        rounds=10 * ROUNDS,
+    ours, theirs = (
+        lambda n, side=side: manager(*side, f"K{n % 64}").get_group("k.json")
+        for side in sides.items()
     )
-    now = time.time()
-    size = sum(map(len, contents.values()))
-    full = LocalFiles(str(place / "full"), groups * size, clock=lambda: now)
-    empty = LocalFiles(str(place / "empty"), groups * size, clock=lambda: now)
+    found["get_group on a hit"] = in_turns(ours, theirs, rounds=10 * ROUNDS)
+    local_files.GRACE = 0.0  # as if all groups were used long ago
+    caches, size = {}, groups * sum(map(len, contents.values()))
+    for folder in ("full", "empty"):
+        os.environ |= {"KCACHE_DIR": str(place / f"of {folder}"), "KCACHE_MAX_SIZE": str(size)}
+        caches[folder] = adapter._Shared()
+
+    def put_there(folder: str, key: str) -> None:
+        adapter._shared = caches[folder]
+        put(folder, adapter.CacheManager, key)
+
     for number in range(groups):
-        full.write(f"K{number}", contents)
-    now += 3600
-    found[f"files of a group at the cap among {groups:,}, beside an empty directory"] = in_turns(
-        lambda n: full.write(f"N{n}", contents), lambda n: empty.write(f"N{n}", contents), ROUNDS
-    )
+        put_there("full", f"K{number}")
+    sides = [lambda n, side=side: put_there(side, f"N{n}") for side in caches]
+    found[f"a group at the cap among {groups:,}, beside an empty cache"] = in_turns(*sides, ROUNDS)
     return found
 
 
@@ -133,7 +137,6 @@ def pch(place: Path, _entries: int, _groups: int) -> dict[str, dict]:
     path = library.find()
     case = corpus.load("cub_reduce")
     (place / "pre").mkdir()
-    (place / "pch").mkdir()
     options = [f"-arch={case.arch}", f"-std={case.std}", "--pch", f"--pch-dir={place / 'pre'}"]
     options += [f"-I{folder}" for folder in case.include_dirs]
     source = str(corpus.KERNELS / "cub_reduce.cu")

@@ -145,10 +145,13 @@ def cold_rows(
     txn: lmdb.Transaction[bytes], after: bytes, most: int
 ) -> list[tuple[bytes, bytes, int, int]]:
     """Return the same by last use."""
-    rows = [
-        (name[1:], name[9:], _TIME.unpack(name[1:9])[0], _SIZE.unpack(row)[0])
-        for name, row in _rows(txn, b"r", after, most)
-    ]
+    try:
+        rows = [
+            (name[1:], name[9:], _TIME.unpack(name[1:9])[0], _SIZE.unpack(row)[0])
+            for name, row in _rows(txn, b"r", after, most)
+        ]
+    except struct.error as error:
+        raise lmdb.CorruptedError(f"a row by recency: {error}") from None
     wrong = any(info(txn, raw) != (used, size) for _, raw, used, size in rows)
     if wrong or (not rows and not after and (sums(txn) or (0, 0))[1]):
         raise lmdb.CorruptedError("the index by recency differs from the entries")

@@ -244,7 +244,8 @@ class LmdbBackend(Backend):
         length = environment.read(lambda txn: len(txn.get(name, b"")), buffers=True)
         if length and length > self._max_size:  # another process has a larger cap
             return None
-        return environment.read(lambda txn: txn.get(name))
+        value = environment.read(lambda txn: txn.get(name))
+        return None if value is None or len(value) > self._max_size else value
 
     def _rows(
         self, look: Callable[..., list[tuple[bytes, bytes, int, int]]], after: bytes = b""

@@ -126,7 +126,7 @@ def _prepare(
     for path in running:
         about = start.status(path) if os.path.basename(path).startswith(name) else None
         if about is not None:
-            if path == lasting and env.names_remotes(variables):
+            if path != running[0] and env.names_remotes(variables):
                 _tell_of_remotes(variables)
             return env.with_dropin(environment, preloaded, path), path, about
     speaks = bool(env.settings(variables))

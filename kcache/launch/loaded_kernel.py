@@ -188,6 +188,7 @@ def _loaded(kernel: Any, device: int) -> Any:  # noqa: ANN401  cuda.core's
     cuda = driver()
     attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     cuda.cuKernelSetAttribute(attribute, max(0, shared), kernel.handle, device)
+    list(kernel.arguments_info)  # a driver before 12.4 has none, and says so here
     return kernel
 
 

@@ -280,4 +280,4 @@ def _options(kind: str, query: str, refused: str) -> dict[str, str]:
 
 def _flag(given: Mapping[str, str], option: str, default: str, where: str) -> bool:
     """Return whether a switch is on; one without a value is."""
-    return parse_flag(given.get(option, default) or "1", name=f"{where}: {option}")
+    return parse_flag(given.get(option, default).strip() or "1", name=f"{where}: {option}")

@@ -231,7 +231,9 @@ def _proxied(proxy: str, how: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """
     try:
         parts = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
-        headers = urllib3.make_headers(proxy_basic_auth=parts.auth and unquote(parts.auth))
+        user, _, password = (parts.auth or "").partition(":")
+        login = f"{unquote(user)}:{unquote(password)}" if parts.auth else None
+        headers = urllib3.make_headers(proxy_basic_auth=login)
         return urllib3.ProxyManager(parts._replace(auth=None).url, proxy_headers=headers, **how)
     except (ValueError, urllib3.exceptions.HTTPError):
         reason = "the proxy that the environment names is no URL (quote its password: %2F for /)"

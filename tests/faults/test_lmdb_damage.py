@@ -317,6 +317,7 @@ HARMS: dict[str, Harm] = {
     "an entry's record gone": record(b"e", None),
     "many records gone": record(b"e", None, most=60),
     "a place in the index": record(b"r", bytes(8)),
+    "a place in the index of another length": record(b"r", b"x"),
     "a place in the index gone": record(b"r", None),
     "the index gone": record(b"r", None, most=10_000),
     "a value": record(b"v", b"x" * 3000),

@@ -263,17 +263,18 @@ def test_a_weak_tag_is_no_condition(server: Server, store: Open) -> None:
 # -- proxies -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("given", "login"), [("us%20er:p%3A", b"us er:p:"), ("token", b"token:")])
 def test_a_proxy_from_the_environment(
-    server: Server, store: Open, monkeypatch: pytest.MonkeyPatch
+    given: str, login: bytes, server: Server, store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a proxy sees of a request by HTTP is the whole URL, and its own credentials."""
     port, answers, asked = server
     answers.append(SOUND)
-    monkeypatch.setenv("http_proxy", f"http://us%20er:pass@127.0.0.1:{port}")
+    monkeypatch.setenv("http_proxy", f"http://{given}@127.0.0.1:{port}")
     cache = store("http://cache.example?layout=flat")
     assert value_in(cache, key("proxied")) == b"abc"
     assert asked[0].startswith(f"GET http://cache.example/{key('proxied')} ".encode())
-    assert base64.b64encode(b"us er:pass") in asked[0]
+    assert b" Basic " + base64.b64encode(login) + b"\r\n" in asked[0]
     monkeypatch.setenv("no_proxy", "cache.example")
     with pytest.raises(RemoteError):
         store("http://cache.example?layout=flat").get(key("proxied"), MOST)

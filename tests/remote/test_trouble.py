@@ -211,6 +211,20 @@ def test_a_wrong_password_is_one_line(kind: str, tmp_path: Path) -> None:
         assert said[-1].endswith("remotes: hits 0, misses 0, without an answer 1")
 
 
+def test_a_run_within_a_run_is_told_once(tmp_path: Path) -> None:
+    pytest.importorskip("click")
+    with servers.redis(tmp_path / "redis", "--requirepass", "right") as server:
+        address = f"redis://:hunter2@127.0.0.1:{server.port}/0?{PATIENT}"
+        environ = {"KCACHE_DIR": str(tmp_path / "cache"), "KCACHE_REMOTE": address}
+        started = run(*KCACHE, "server", "start", cwd=tmp_path, environ=environ)
+        inner = (*KCACHE, "run", *PYTHON, NVRTC)
+        ended = run(*KCACHE, "run", *inner, cwd=tmp_path, environ=environ)
+        stopped = run(*KCACHE, "server", "stop", cwd=tmp_path, environ=environ)
+    assert (started.returncode, ended.returncode, stopped.returncode) == (0, 0, 0), started.stderr
+    assert ended.stdout == "True\n"
+    assert ended.stderr.count("kcache works without it") == 1
+
+
 @pytest.mark.parametrize("fault", STORE_NOTHING)
 def test_a_server_that_stores_nothing_is_one_line(fault: str, tmp_path: Path) -> None:
     """Of `kcache run`, whose program ends before the service knows how the upload ended."""

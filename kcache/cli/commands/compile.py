@@ -145,7 +145,7 @@ _OPTIONS = (
         type=OutputPath(),
         help="The file to write, - for standard output; for several results, a directory.  "
         "[default: the name of FILE with the suffix of what is written, in the working directory; "
-        "standard output if FILE is -]",
+        "standard output if FILE is -; kcache why writes nothing]",
     ),
     click.option(
         *("--arch", "-arch", "--gpu-architecture"),
