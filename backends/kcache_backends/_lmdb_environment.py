@@ -185,9 +185,9 @@ class Environment:
                 if self.env is None:
                     raise
         # If another process has a larger cap, a value may be larger than ours allows.
-        if self.env is not None and self.env.info()["map_size"] <= self.map_size:
+        if (env := self.env) is not None and env.info()["map_size"] <= self.map_size:
             self.look_at = time.monotonic() + LOOK_AGAIN
-        return self.env
+        return env
 
     # -- writing -------------------------------------------------------------------------------
 

@@ -136,9 +136,11 @@ class ShardCounters:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._locked:  # a child that was forked meanwhile may have a copy of the file
-            unlock(self.file, 0, _ALL.size)
-        self.file.close()
+        try:
+            if self._locked:  # a child that was forked meanwhile may have a copy of the file
+                unlock(self.file, 0, _ALL.size)
+        finally:
+            self.file.close()
 
     def is_known(self) -> bool:
         """Tell whether one record at least is sound, so that the file is one of ours."""

@@ -52,6 +52,8 @@ SLOW = 0.25
 #: Bytes a second: an upload may take its size divided by this, beyond the time-outs. No program
 #: waits for an upload.
 _UPLOAD_SPEED = 1e6
+#: Nobody waits longer for a remote, or for the lease of a machine that is gone.
+_MOST_SECONDS = 3600.0
 #: A lease ends this many seconds after its last renewal. This happens only if a machine or a
 #: service is gone, because a service releases the leases of a program that ends. A loaded machine
 #: may pause for a while.
@@ -202,8 +204,11 @@ def _parse(text: object, name: str) -> Address:
         raise ConfigError(f"{refused}: it is read-only, and rw says otherwise")
 
     def seconds(option: str, default: float) -> float:
-        value = given.get(option, default)
-        return parse_seconds(value, name=f"{where}: {option}", zero=False)
+        value, name = given.get(option, default), f"{where}: {option}"
+        found = parse_seconds(value, name=name, zero=False)
+        if found > _MOST_SECONDS:
+            raise ConfigError(f"{name}={value!r} is not allowed; allowed: seconds, at most 3600")
+        return found
 
     seconds("lease_seconds", LEASE_SECONDS)
     return Address(

@@ -88,6 +88,8 @@ def test_credentials_are_not_shown() -> None:
         "redis://h?timeout=0",
         "redis://h?max_entry=0",
         "redis://h?leases=1&lease_seconds=0",
+        "redis://h?leases=1&lease_seconds=3601",
+        "http://h?timeout=1e5",
         "redis://h?lease_seconds=soon",
         "redis://h:0",
         "redis://h:banana",
