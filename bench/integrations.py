@@ -68,9 +68,8 @@ def program(place: Path, entries: int, _groups: int) -> dict[str, dict]:
             ours[str(number)] = theirs[str(number)] = data
         gets = (lambda n, cache=cache: cache.get(str(n % 64)) for cache in (ours, theirs))
         found[name] = in_turns(*gets, rounds=100 * ROUNDS)
-    caps = {"ours": entries * 1300, "theirs": entries * 1000}
-    full = ProgramCache(place / "full", max_size_bytes=caps["ours"])
-    other = FileStreamProgramCache(place / "full-theirs", max_size_bytes=caps["theirs"])
+    full = ProgramCache(place / "full", max_size_bytes=entries * 1300)
+    other = FileStreamProgramCache(place / "full-theirs", max_size_bytes=entries * 1000)
     for number in range(entries + 200):
         full[f"filled {number}"] = small
     for number in range(entries):
@@ -105,12 +104,11 @@ def triton(place: Path, _entries: int, groups: int) -> dict[str, dict]:
     for number in range(64):
         for folder, kind in sides.items():
             put(folder, kind, f"K{number}")
-    found = {}
     ours, theirs = (
         lambda n, side=side: manager(*side, f"K{n % 64}").get_group("k.json")
         for side in sides.items()
     )
-    found["get_group on a hit"] = in_turns(ours, theirs, rounds=10 * ROUNDS)
+    found = {"get_group on a hit": in_turns(ours, theirs, rounds=10 * ROUNDS)}
     local_files.GRACE = 0.0  # as if all groups were used long ago
     caches, size = {}, groups * sum(map(len, contents.values()))
     for folder in ("full", "empty"):

@@ -97,8 +97,8 @@ def _compile(job: list[str], title: str) -> dict[str, Any]:
     """
     # -P: the working directory may hold another kcache, such as a clone of the repository.
     command = [sys.executable, "-P", "-m", "kcache", "compile", str(_SOURCE), "--json", *job]
-    # Whatever the user has set for programs; and NVRTC 12.9 and later has a cache of its own if
-    # there is a driver.
+    # What the user has set for programs does not count here. Where there is a driver, NVRTC 12.9
+    # and later would answer from a cache of its own.
     variables = without_dropin(environment.variables())
     variables = {name: variables[name] for name in variables if not name.startswith("KCACHE_")}
     variables["CUDA_CACHE_DISABLE"] = "1"
