@@ -138,15 +138,15 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
     def get_group(self, filename: str) -> dict[str, str] | None:
         """Return name -> path of each file of a group, all of one compile, or None."""
         shared = self._shared
-        found: dict[str, str] | None = None
-        if shared is not None:
-            if not shared.entries.reads:
-                return None
-            try:
-                found = self._stamped(shared, filename) or self._from_cache(shared, filename)
-            except Exception as error:
-                _warn("get_group", error)
-        return super().get_group(filename) if found is None else found
+        if shared is None:
+            return super().get_group(filename)
+        if not shared.entries.reads:
+            return None
+        try:
+            return self._stamped(shared, filename) or self._from_cache(shared, filename)
+        except Exception as error:
+            _warn("get_group", error)
+            return super().get_group(filename)
 
     def put_group(self, filename: str, group: dict[str, str]) -> object:
         """Store a group as one entry."""

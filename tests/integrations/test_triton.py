@@ -160,8 +160,9 @@ def test_it_does_as_triton_does(manager: type, knobs: Path) -> None:
     assert list(other.get_group("k.json")) == list(group)
     assert manager("OTHER").get_group("k.json") is None
     Path(group["a.ttir"]).unlink()
-    found = manager("KEY").get_group("k.json")
-    assert found is None or Path(group["a.ttir"]).read_text() == "17"
+    found = manager("KEY").get_group("k.json") or {}
+    if manager is not FileCacheManager or "a.ttir" in found:  # Triton before 3.7 returns the others
+        assert Path(found["a.ttir"]).read_text() == "17"
     Path(one.put(b"new", "alone.so")).read_bytes()
     assert Path(one.put(b"newer", "alone.so")).read_bytes() == b"newer"
     assert not list(knobs.glob("KEY/*tmp*"))
@@ -191,22 +192,25 @@ def test_a_group_that_another_process_stored_first_stays(knobs: Path) -> None:
     assert Path(group["ptx"]).read_bytes() == b"first ptx"
 
 
-@pytest.mark.parametrize("harm", ["entries", "ledger", "both", "directory"])
+@pytest.mark.parametrize("harm", ["entries", "ledger", "both", "both, cut", "directory"])
 def test_damage_is_a_miss_or_mended(harm: str, knobs: Path) -> None:
     group = _put("KEY", cubin=b"code" * 50, ptx=b"text")
-    if harm in ("entries", "both"):
+    lost = harm.startswith("both")
+    if lost or harm == "entries":
         for path in (knobs.parent / "kcache" / "file").glob("*/*"):
             if len(path.name) == 64:
                 os.truncate(path, 90)
-    if harm in ("ledger", "both"):
+    if lost or harm == "ledger":
         (knobs / "kcache.sqlite").write_bytes(b"nonsense" * 1000)
     if harm == "directory":
         shutil.rmtree(knobs)
     if harm == "both":
         Path(group["cubin"]).unlink()
+    if harm == "both, cut":
+        os.truncate(group["cubin"], 90)
     adapter._open().files(str(knobs)).close()
     found = adapter.CacheManager("KEY").get_group("k.json")
-    assert (found is None) == (harm == "both")
+    assert (found is None) == lost
     if found is not None:
         assert Path(found["cubin"]).read_bytes() == b"code" * 50
     assert Path(_put("NEXT", cubin=b"next")["cubin"]).read_bytes() == b"next"
