@@ -6,6 +6,7 @@ A mark is an HTML comment on a line before a block. `test_blocks.py` says what e
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -69,6 +70,7 @@ def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
 def blocks(path: Path) -> list[Block]:
     """Returns the blocks of a page in order."""
     page = named(path) if path.is_relative_to(ROOT) else path.name

@@ -17,6 +17,8 @@ from kcache.nvrtc.library import mapped
 
 _PT_DYNAMIC = 2
 _DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_JMPREL = 2, 5, 6, 7, 8, 23
+#: How many relocations of `_DT_RELA`, the first ones, name no symbol: nearly all.
+_DT_RELACOUNT = 0x6FFFFFF9
 #: Relocations that put a function's address into a slot: GLOB_DAT, JUMP_SLOT, 64-bit absolute.
 _RELOCATIONS = {"x86_64": (6, 7, 1), "aarch64": (1025, 1026, 257)}
 _PROT_READ_WRITE = 3
@@ -48,9 +50,10 @@ class ImportTable:
         #: name -> addresses of its slots.
         self.slots: dict[str, list[int]] = {}
         kinds = _RELOCATIONS[os.uname().machine]
-        for table, size in ((_DT_JMPREL, _DT_PLTRELSZ), (_DT_RELA, _DT_RELASZ)):
+        nameless = 24 * tags.get(_DT_RELACOUNT, 0)
+        for table, size, skip in ((_DT_JMPREL, _DT_PLTRELSZ, 0), (_DT_RELA, _DT_RELASZ, nameless)):
             if table in tags:
-                self._read_relocations(tags[table], tags.get(size, 0), kinds)
+                self._read_relocations(tags[table] + skip, tags.get(size, 0) - skip, kinds)
 
     def point(self, name: str, address: int) -> int:
         """Redirect calls of `name` to `address`; return how many slots there were.
