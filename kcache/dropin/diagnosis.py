@@ -28,9 +28,6 @@ print(hasattr(handle, "kcache_dropin_load"))
 _TIMEOUT = 30
 #: Linux follows so many first lines of scripts, and reads so many bytes of each (fs/exec.c).
 _MOST_SCRIPTS, _MOST_LINE = 5, 256
-_MARKS = (b"nvrtcCompileProgram", b"nvrtcCreateProgram")
-#: Larger programs are not searched for an NVRTC that is linked into them, which itself has 100 MB.
-_MOST_READ = 1 << 30
 
 
 def diagnose() -> Iterator[Finding]:
@@ -119,41 +116,22 @@ def _what_runs(path: str) -> str | None:
 
 
 def _reach(path: str) -> tuple[bool, str]:
-    """Return whether the drop-in reaches an executable file, and how or why not."""
+    """Return whether the drop-in reaches an executable file, and how or why not.
+
+    This process's loader (`ld.so --list`) runs nothing of the program.
+    """
     if os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID):
         return False, "it is set-uid or set-gid, so the loader takes nothing into it"
-    listed, problem = _loaded_with(path)
-    linked = re.search(r"libnvrtc\.so\S*", listed)
-    if not problem and linked is None and _has_nvrtc_inside(path):
-        problem = "NVRTC seems to be linked into it"
-    if problem:
-        return False, problem
-    return True, f"; it is linked with {linked[0]}" if linked else ", if it loads NVRTC"
-
-
-def _loaded_with(path: str) -> tuple[str, str]:
-    """Return the libraries that this process's loader would load for a program, or why it can't.
-
-    The loader (`ld.so --list`) runs nothing of the program.
-    """
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         loader = re.search(r"/\S*/ld-linux\S*", maps.read())
     if loader is None:
-        return "", "this Python has another loader than glibc's"
+        return False, "this Python has another loader than glibc's"
     command = [loader[0], "--list", path]
     done = subprocess.run(
         command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
     )
-    if done.returncode == 0 and "statically linked" not in done.stdout:
-        return done.stdout, ""
-    said = done.stderr.strip().rpartition("shared libraries: ")[2]
-    return "", f"glibc does not load it: {said}" if said else "it is linked statically"
-
-
-def _has_nvrtc_inside(path: str) -> bool:
-    """Tell whether a file itself defines NVRTC's functions, by its symbols."""
-    if os.path.getsize(path) > _MOST_READ:
-        return False
-    with open(path, "rb") as file:
-        content = file.read()
-    return all(b"\0" + mark + b"\0" in content for mark in _MARKS) and b"nv_mangled_name" in content
+    if done.returncode != 0 or "statically linked" in done.stdout:
+        said = done.stderr.strip().rpartition("shared libraries: ")[2]
+        return False, f"glibc does not load it: {said}" if said else "it is linked statically"
+    linked = re.search(r"libnvrtc\.so\S*", done.stdout)
+    return True, f"; it is linked with {linked[0]}" if linked else ", if it loads NVRTC"

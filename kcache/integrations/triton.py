@@ -14,7 +14,6 @@ import json
 import os
 import threading
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from triton.runtime.cache import FileCacheManager
@@ -54,10 +53,7 @@ class _Shared:
     def files(self, directory: str) -> LocalFiles:
         """Return the local files in a directory."""
         if directory not in self._files:
-            cap = self.entries.engine.max_size
-            self._files[directory] = LocalFiles(
-                directory, cap, ours=lambda folder: _named(os.path.join(directory, folder))
-            )
+            self._files[directory] = LocalFiles(directory, self.entries.engine.max_size)
         return self._files[directory]
 
     def is_due(self, key: str) -> bool:
@@ -224,17 +220,6 @@ def _identity(path: str) -> list[int] | None:
     except OSError:
         return None
     return [status.st_ino, status.st_size, status.st_mtime_ns]
-
-
-def _named(folder: str) -> list[str]:
-    """Return the names of the files of the groups in a folder, with the notes of these."""
-    found: list[str] = []
-    with suppress(OSError):
-        for note in os.listdir(folder):
-            if note.startswith(_STAMP):
-                found += [note, _GROUP + note.removeprefix(_STAMP)]
-                found += _read_stamp(os.path.join(folder, note))[1]
-    return found
 
 
 def _read_stamp(path: str) -> tuple[float, dict[str, object]]:

@@ -124,6 +124,11 @@ class Address(NamedTuple):
         return self.connect_timeout + self.timeout + size / _UPLOAD_SPEED
 
     @property
+    def leases(self) -> bool:
+        """Whether compiles are done under a lease of this remote."""
+        return self.kind == "redis" and self.flag("leases")
+
+    @property
     def lease_seconds(self) -> float:
         """The seconds after which a lease that nobody renews ends by itself."""
         return float(self.option("lease_seconds") or LEASE_SECONDS)

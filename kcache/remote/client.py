@@ -17,7 +17,7 @@ from kcache.remote.layer import Offer
 from kcache.remote.protocol import Found
 from kcache.remote.remote_client import RemoteError
 from kcache.service.channel import Channel
-from kcache.service.start import DONE, joined, remove_socket, socket_identity, status
+from kcache.service.start import DONE, joined, remove_socket, socket_identity
 from kcache.util import log
 from kcache.util.forks import after_fork
 from kcache.util.wire import WireError
@@ -42,7 +42,7 @@ class Lease:
     The service renews it as long as the connection lives, so it ends with this process.
     """
 
-    def __init__(self, connection: Channel, key: str, token: str) -> None:
+    def __init__(self, connection: Channel, key: str, token: bytes) -> None:
         self.connection = connection
         self.key = key
         self.token = token
@@ -68,6 +68,7 @@ class Client:
         clock: seconds, for tests.
 
     Attributes:
+        path: returns the path of the service's socket.
         nothing_until: time of the clock until which nobody is asked: the service has failed, or it
             said so because it leaves all remotes alone.
         group: the process group that is warned, once about each remote.
@@ -84,12 +85,12 @@ class Client:
     ) -> None:
         self.addresses = setup.addresses
         self.writable = any(address.writable for address in setup.addresses)
-        self.leases = any(a.kind == "redis" and a.flag("leases") for a in setup.addresses)
+        self.leases = any(address.leases for address in setup.addresses)
         self.timeout = PATIENCE + sum(address.seconds() for address in setup.addresses)
         self.group = log.group()
         self.nothing_until = 0.0
         self._service = setup.service()
-        self._path = path
+        self.path = path
         self._environment = environment
         self._warn = warn
         self._clock = clock
@@ -161,7 +162,7 @@ class Client:
             return False
         answer = self._ask_on(connection, protocol.LEASE, key.encode())
         if answer is not None and len(answer) == 2 and answer[0] == b"taken":
-            return Lease(connection, key, answer[1].decode("ascii", "replace"))
+            return Lease(connection, key, answer[1])
         if answer is not None:
             self._keep(connection)
         return answer == [b"busy"]
@@ -169,18 +170,11 @@ class Client:
     def release(self, lease: Lease) -> None:
         """Release a lease under which nothing was uploaded."""
         lease.ended = True
-        self._ask_on(lease.connection, protocol.RELEASE, lease.key.encode(), lease.token.encode())
+        self._ask_on(lease.connection, protocol.RELEASE, lease.key.encode(), lease.token)
 
     def flush(self, seconds: float) -> bool:
         """Wait until everything is uploaded; tell whether it is."""
         return self._ask(protocol.FLUSH, b"%d" % (seconds * 1000), more=seconds) == [b"1"]
-
-    def status(self) -> dict[str, object] | None:
-        """Return the status of the service and its remotes, or None; start nothing."""
-        try:
-            return status(self._path())
-        except OSError:
-            return None
 
     # -- connections -----------------------------------------------------------------------------
 
@@ -239,7 +233,7 @@ class Client:
         if not self.worth_asking:
             return None
         try:
-            path = self._path()
+            path = self.path()
             connection = joined(path, self._service, self._environment)
             self._socket = path, socket_identity(path)
             return Channel(connection, self.timeout)

@@ -103,6 +103,19 @@ def _private_text(path: str) -> str:
         raise ConfigError(f"{path} is no text in UTF-8") from error
 
 
+def content_of(path: str) -> bytes:
+    """Return the content of a file, whoever can read it.
+
+    Raises:
+        ConfigError: it can't be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+
+
 def own_file(path: str) -> tuple[bytes, int]:
     """Return the first 64 KiB of a file of this user or of root, and its permissions.
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kcache.config import variable
 from kcache.errors import ConfigError
+from kcache.remote.credentials import content_of
 from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong, Stored
 
 try:
@@ -142,11 +143,7 @@ def _made(address: Address, timeout: float) -> object:
     }
     path = address.option("ca_file")
     if path:
-        try:
-            with open(path, "rb") as file:
-                options["root_certificate"] = file.read()
-        except OSError as error:
-            raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+        options["root_certificate"] = content_of(path)
     known: dict[str, Any] = {endpoint: server, "skip_signature": address.flag("anonymous")}
     if address.scheme == "s3":
         known["region"] = address.option("region")

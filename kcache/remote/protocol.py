@@ -112,7 +112,7 @@ class Upload(NamedTuple):
 
     kernel: tuple[str, bytes] | None
     manifest: tuple[str, bytes] | None = None
-    lease: tuple[str, str] | None = None
+    lease: tuple[str, bytes] | None = None
 
     @property
     def size(self) -> int:
@@ -121,22 +121,16 @@ class Upload(NamedTuple):
 
     def pack(self) -> list[bytes]:
         """Return the fields."""
-        lease = None if self.lease is None else (self.lease[0], self.lease[1].encode())
-        fields: list[bytes] = []
-        for key, value in (pair or ("", b"") for pair in (self.kernel, self.manifest, lease)):
-            fields += (key.encode(), value)
-        return fields
+        pairs = (pair or ("", b"") for pair in self)
+        return [field for key, value in pairs for field in (key.encode(), value)]
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Upload:
         """Return what the fields say; raises WireError."""
         if len(fields) != 6:
             raise WireError(f"an upload of {len(fields)} fields")
-        return cls(
-            (key_in(fields[0]), fields[1]) if fields[0] else None,
-            (key_in(fields[2]), fields[3]) if fields[2] else None,
-            (key_in(fields[4]), key_in(fields[5])) if fields[4] else None,
-        )
+        pairs = zip(fields[::2], fields[1::2], strict=True)
+        return cls(*((key_in(key), value) if key else None for key, value in pairs))
 
 
 #: Name -> what is counted.
@@ -174,7 +168,7 @@ class Counts:
 
 
 def key_in(field: bytes) -> str:
-    """Return a field as a key, or a token: 64 hexadecimal digits. Raises WireError."""
+    """Return a field as a key: 64 hexadecimal digits. Raises WireError."""
     text = field.decode("ascii", "replace")
     if not is_key(text):
         raise WireError("no key")

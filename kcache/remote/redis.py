@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from kcache.errors import ConfigError
-from kcache.remote.credentials import read_secret
+from kcache.remote.credentials import content_of, read_secret
 from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong, Stored
 from kcache.util.units import parse_age
 
@@ -106,16 +105,16 @@ class RedisClient:
         with self._answering() as server:
             server.set(f"{self._prefix}nothing", b"", xx=True)  # only if there were such a key
 
-    def lease(self, key: str, token: str, seconds: float) -> bool:
+    def lease(self, key: str, token: bytes, seconds: float) -> bool:
         """Take the lease of `key`; tell whether it was free."""
         with self._answering() as server:
             return bool(server.set(self._lease(key), token, nx=True, px=_milliseconds(seconds)))
 
-    def renew(self, key: str, token: str, seconds: float) -> bool:
+    def renew(self, key: str, token: bytes, seconds: float) -> bool:
         """Extend a lease; tell whether the token still had it."""
         return self._eval(_IF_HELD, self._lease(key), token, "PEXPIRE", _milliseconds(seconds))
 
-    def release(self, key: str, token: str) -> bool:
+    def release(self, key: str, token: bytes) -> bool:
         """Release a lease; tell whether the token still had it."""
         return self._eval(_IF_HELD, self._lease(key), token, "DEL")
 
@@ -178,17 +177,10 @@ def _how(address: Address) -> dict[str, Any]:
         how["ssl"] = True
         names = {"ca_file": "ssl_ca_certs", "cert_file": "ssl_certfile", "key_file": "ssl_keyfile"}
         for ours, theirs in names.items():
-            how[theirs] = _readable(address.option(ours))
+            path = address.option(ours)
+            if path and content_of(path):
+                how[theirs] = path
     return how
-
-
-def _readable(path: str) -> str | None:
-    try:
-        if path:
-            open(path, "rb").close()
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
-    return path or None
 
 
 def _database(path: str, *, cluster: bool) -> tuple[int, str]:

@@ -218,11 +218,6 @@ class Remote:
 
     # -- leases ----------------------------------------------------------------------------------
 
-    @property
-    def leases(self) -> bool:
-        """Whether compiles are done under a lease of this remote."""
-        return self.address.kind == "redis" and self.address.flag("leases")
-
     def ask_leases(self, ask: Callable[[Leases], bool]) -> bool | None:
         """Return the answer to a question about a lease, or None if there is none."""
         if self._is_left_alone():

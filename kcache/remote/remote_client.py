@@ -91,13 +91,13 @@ class Leases(Protocol):
     def check_writable(self) -> None:
         """Raise RemoteError if the server stores nothing now (it is full). Stores nothing."""
 
-    def lease(self, key: str, token: str, seconds: float) -> bool:
+    def lease(self, key: str, token: bytes, seconds: float) -> bool:
         """Take the lease of `key`; tell whether it was free. Raises RemoteError."""
 
-    def renew(self, key: str, token: str, seconds: float) -> bool:
+    def renew(self, key: str, token: bytes, seconds: float) -> bool:
         """Extend a lease; tell whether the token still had it. Raises RemoteError."""
 
-    def release(self, key: str, token: str) -> bool:
+    def release(self, key: str, token: bytes) -> bool:
         """Release a lease; tell whether the token still had it. Raises RemoteError."""
 
 

@@ -81,8 +81,8 @@ class Remotes:
         self._told: dict[int, set[Remote]] = {}
         #: Lease (key and token) -> the program that has it, or the number of uploads that must end
         #: before it is released.
-        self._leases: dict[tuple[str, str], Client | int] = {}
-        self._leasing = next((remote for remote in remotes if remote.leases), None)
+        self._leases: dict[tuple[str, bytes], Client | int] = {}
+        self._leasing = next((each for each in remotes if each.address.leases), None)
         self._closed = threading.Event()
         if self._leasing is not None:
             threading.Thread(target=self._renew, args=(self._leasing,), daemon=True).start()
@@ -112,7 +112,7 @@ class Remotes:
             case protocol.LEASE, 1:
                 return self._lease(key_in(arguments[0]), client)
             case protocol.RELEASE, 2:
-                self._give_back((key_in(arguments[0]), key_in(arguments[1])))
+                self._give_back((key_in(arguments[0]), arguments[1]))
                 return []
             case protocol.FLUSH, 1:
                 return [b"%d" % self.flush(number_in(arguments[0]) / 1000)]
@@ -228,7 +228,7 @@ class Remotes:
         remote = self._leasing
         if remote is None:
             return [b"none"]
-        token = secrets.token_hex(32)
+        token = secrets.token_hex(32).encode()
         seconds = remote.address.lease_seconds
         taken = remote.ask_leases(lambda client: client.lease(key, token, seconds))
         if taken is None:
@@ -237,9 +237,9 @@ class Remotes:
             return [b"busy"]
         with self._lock:
             self._leases[key, token] = client
-        return [b"taken", token.encode()]
+        return [b"taken", token]
 
-    def _give_back(self, lease: tuple[str, str]) -> None:
+    def _give_back(self, lease: tuple[str, bytes]) -> None:
         with self._lock:
             had = self._leases.pop(lease, None) is not None
         if had and self._leasing is not None:
@@ -256,7 +256,7 @@ class Remotes:
                     with self._lock:  # lost: at worst, another program compiles the kernel, too
                         self._leases.pop(lease, None)
 
-    def _renewed(self, remote: Remote, key: str, token: str, seconds: float) -> bool | None:
+    def _renewed(self, remote: Remote, key: str, token: bytes, seconds: float) -> bool | None:
         return remote.ask_leases(lambda client: client.renew(key, token, seconds))
 
 

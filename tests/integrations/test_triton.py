@@ -192,7 +192,7 @@ def test_a_group_that_another_process_stored_first_stays(knobs: Path) -> None:
     assert Path(group["ptx"]).read_bytes() == b"first ptx"
 
 
-@pytest.mark.parametrize("harm", ["entries", "ledger", "both", "both, cut", "directory"])
+@pytest.mark.parametrize("harm", ["entries", "sum", "both", "both, cut", "directory"])
 def test_damage_is_a_miss_or_mended(harm: str, knobs: Path) -> None:
     group = _put("KEY", cubin=b"code" * 50, ptx=b"text")
     lost = harm.startswith("both")
@@ -200,15 +200,14 @@ def test_damage_is_a_miss_or_mended(harm: str, knobs: Path) -> None:
         for path in (knobs.parent / "kcache" / "file").glob("*/*"):
             if len(path.name) == 64:
                 os.truncate(path, 90)
-    if lost or harm == "ledger":
-        (knobs / "kcache.sqlite").write_bytes(b"nonsense" * 1000)
+    if lost or harm == "sum":
+        (knobs / "kcache.bytes").write_bytes(b"nonsense" * 1000)
     if harm == "directory":
         shutil.rmtree(knobs)
     if harm == "both":
         Path(group["cubin"]).unlink()
     if harm == "both, cut":
         os.truncate(group["cubin"], 90)
-    adapter._open().files(str(knobs)).close()
     found = adapter.CacheManager("KEY").get_group("k.json")
     assert (found is None) == lost
     if found is not None:
@@ -271,23 +270,29 @@ def test_another_interface_leaves_triton_its_own_cache(knobs: Path) -> None:
 
 
 def test_the_files_stay_below_their_cap(tmp_path: Path) -> None:
+    """Whatever becomes of their sum, and of a folder; what is not ours stays."""
     now = 1e9
-    files = LocalFiles(str(tmp_path), 10_000, clock=lambda: now)
+
+    def write(number: int, size: int = 1200) -> int:
+        nonlocal now
+        now += GRACE + 1
+        files = LocalFiles(str(tmp_path), 10_000, clock=lambda: now)
+        paths = files.write(f"K{number}", {"a": bytes(size - 300), "b": bytes([number]) * 300})
+        assert all(map(os.path.exists, paths.values()))
+        files.use("K1")
+        return sum(path.stat().st_size for path in tmp_path.glob("K*/?"))
+
     (tmp_path / "K0").mkdir()
     (tmp_path / "K0" / "of another program").write_bytes(bytes(50_000))
     for number in range(40):
-        now += GRACE + 1
-        paths = files.write(f"K{number}", {"a": bytes(900), "b": bytes([number]) * 300})
-        assert all(map(os.path.exists, paths.values()))
-        ours = [path for path in tmp_path.glob("K*/?") if path.is_file()]
-        assert sum(path.stat().st_size for path in ours) == files.size() <= 10_000
-        files.use("K1")
+        if number == 20:
+            shutil.rmtree(tmp_path / "K19")
+            (tmp_path / "kcache.bytes").write_bytes(b"damage")
+        assert write(number) <= 10_000
     assert (tmp_path / "K1").exists()
     assert not (tmp_path / "K2").exists()
     assert [path.name for path in (tmp_path / "K0").iterdir()] == ["of another program"]
-    now += GRACE + 1
-    files.write("LARGE", {"a": bytes(9_000)})
-    files.write("LARGER", {"a": bytes(9_000)})
-    assert files.size() == 18_000  # both were used a moment ago
-    files.close()
-    assert LocalFiles(str(tmp_path), 10_000).size() == 18_000
+    assert write(40, 6_000) <= 10_000
+    now -= GRACE  # the last one was used a moment ago, and stays
+    assert write(41, 6_000) == 13_200
+    assert write(42) <= 10_000

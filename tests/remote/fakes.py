@@ -39,7 +39,7 @@ class MemoryClient:
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
-        self.leases: dict[str, str] = {}
+        self.leases: dict[str, bytes] = {}
         self.operations: list[str] = []
         self.trouble: Callable[[str], object] = lambda _: None
         self.answer: Callable[[bytes | None], bytes | None] = lambda value: value
@@ -71,16 +71,16 @@ class MemoryClient:
     def check_writable(self) -> None:
         pass
 
-    def lease(self, key: str, token: str, seconds: float) -> bool:
+    def lease(self, key: str, token: bytes, seconds: float) -> bool:
         self._begin("lease")
         with self._lock:
             return self.leases.setdefault(key, token) == token
 
-    def renew(self, key: str, token: str, seconds: float) -> bool:
+    def renew(self, key: str, token: bytes, seconds: float) -> bool:
         self._begin("renew")
         return self.leases.get(key) == token
 
-    def release(self, key: str, token: str) -> bool:
+    def release(self, key: str, token: bytes) -> bool:
         self._begin("release")
         with self._lock:
             return self.leases.get(key) == token and self.leases.pop(key) == token

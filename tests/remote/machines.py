@@ -23,9 +23,14 @@ def of_client(cache: kcache.KernelCache) -> Client:
     return cache._on_miss().remotes.client
 
 
+def service_of(client: Client) -> dict[str, Any] | None:
+    """Return the status of the service of a client, if there is one."""
+    return status(client.path())
+
+
 def of_remote(cache: kcache.KernelCache, remote: int = 0) -> dict[str, Any]:
     """What the service of a cache has counted of a remote."""
-    return dict(of_client(cache).status()["remotes"][remote])
+    return dict(service_of(of_client(cache))["remotes"][remote])
 
 
 def end_services(folder: Path) -> None:

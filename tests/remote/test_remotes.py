@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from core.helpers import started
 from remote.fakes import LEASES, MemoryClient, addresses, client_at, remote, service, until
+from remote.machines import service_of
 
 from kcache.entry import Entry, decode, encode
 from kcache.errors import ConfigError
@@ -30,7 +31,7 @@ def envelope(key: str, **payload: bytes) -> bytes:
 
 
 def counts(client: Client, index: int = 0) -> dict[str, Any]:
-    return dict(client.status()["remotes"][index])
+    return dict(service_of(client)["remotes"][index])
 
 
 def value(client: Client, *keys: str) -> bytes | None:
@@ -261,7 +262,7 @@ def test_each_process_group_is_told_once(tmp_path: Path) -> None:
         assert warned == {1: [text], 2: [text]}
         for client in clients:
             client.close()
-        until(lambda: (idle.status() or {})["connections"] == 1)
+        until(lambda: (service_of(idle) or {})["connections"] == 1)
         another(1).close()  # the next command of a script
         assert warned == {1: [text, text], 2: [text]}
 

@@ -17,7 +17,7 @@ from core.helpers import output_of, run, run_all
 from nvrtc.reference import ARCH
 from remote import servers
 from remote.fakes import until
-from remote.machines import Machines, of_client, of_remote, source
+from remote.machines import Machines, of_client, of_remote, service_of, source
 from remote.proxy import Faults, Proxy
 
 import kcache
@@ -48,7 +48,7 @@ def test_a_program_that_has_ended_leaves_its_uploads_to_the_service(
     with Proxy(("127.0.0.1", redis_server.port)) as proxy:
         remote = f"redis://127.0.0.1:{proxy.port}/1?{PATIENT}"
         cache = hosts.cache("a", remote)  # a client to look at the service with
-        of_client(cache).status()
+        service_of(of_client(cache))
         proxy.faults = Faults(delay=0.3)
         code = (
             "import kcache, sys\n"
@@ -96,10 +96,10 @@ def test_a_service_that_is_killed_or_frozen(hosts: Machines, redis_server: serve
     cache = hosts.cache("a", remote)
     ask(cache, 1)
     client = of_client(cache)
-    process = client.status()["process"]
+    process = service_of(client)["process"]
     os.kill(process, signal.SIGKILL)
     ask(cache, 2)  # another one is started
-    second = client.status()["process"]
+    second = service_of(client)["process"]
     assert second != process
     assert cache.stats().remote_errors == 0
     client.timeout = 0.5
@@ -124,7 +124,7 @@ def test_wrong_credentials_are_soon_given_up_and_never_shown(
         why = "invalid username-password pair or user is disabled; kcache works without it"
         assert said == [f"redis://***@{address}: {why}"]
         assert "hunter2" not in str(counts)
-        service = Path("/proc", str(of_client(cache).status()["process"]))
+        service = Path("/proc", str(service_of(of_client(cache))["process"]))
         for name in ("cmdline", "environ"):
             assert b"hunter2" not in (service / name).read_bytes()
         with hosts.cache("b", f"redis://:right@{address}?{PATIENT}") as second:
