@@ -191,7 +191,7 @@ def exposition(
     lines: list[str] = []
     labels = ",".join(f'{name}="{_label(value)}"' for name, value in about.items())
     lines += _metric("info", "gauge", "Which cache this is about; always 1.", 1, f"{{{labels}}}")
-    for field, meaning in _meanings().items():
+    for field, meaning in meanings().items():
         lines += _metric(f"{counter_name(field)}_total", "counter", meaning, getattr(stats, field))
     lines += _metric("entries", "gauge", "Entries stored.", usage.entries)
     lines += _metric("size_bytes", "gauge", "Stored bytes.", usage.bytes)
@@ -211,14 +211,13 @@ def counter_name(field: str) -> str:
     return "evicted_bytes" if field == "bytes_evicted" else field
 
 
-def _meanings() -> dict[str, str]:
-    """Return the meaning of each field of `Stats`, from its docstring."""
+def meanings() -> dict[str, str]:
+    """Return the meaning of each field of `Stats` as a sentence, from its docstring."""
     import inspect
 
     told = re.split(r"\n {4}(\w+): ", inspect.cleandoc(Stats.__doc__ or ""))
-    meanings = dict(zip(told[1::2], told[2::2], strict=True))
-    found = {name: " ".join(meanings.get(name, name).split()).rstrip(".") for name in FIELDS}
-    return {name: f"{text[0].upper()}{text[1:]}." for name, text in found.items()}
+    texts = {n: " ".join(text.split()) for n, text in zip(told[1::2], told[2::2], strict=True)}
+    return {name: f"{texts[name][0].upper()}{texts[name][1:].rstrip('.')}." for name in FIELDS}
 
 
 def _metric(name: str, kind: str, meaning: str, value: float, labels: str = "") -> Iterator[str]:

@@ -50,24 +50,6 @@ _MODULES = {
     "run": "server",
 }
 
-#: Other common names for our commands.
-_ELSEWHERE = {
-    **dict.fromkeys(("list", "dir"), "ls"),
-    **dict.fromkeys(("ls", "contents"), "list"),
-    **dict.fromkeys(("delete", "del", "remove", "evict"), "rm"),
-    **dict.fromkeys(("gc", "prune", "cleanup", "clean"), "trim"),
-    **dict.fromkeys(("wipe", "purge", "reset"), "clear"),
-    **dict.fromkeys(("status", "size", "du", "statistics", "show-stats"), "stats"),
-    **dict.fromkeys(("where", "directory"), "path"),
-    **dict.fromkeys(("check", "fsck"), "verify"),
-    **dict.fromkeys(("settings", "env"), "config"),
-    **dict.fromkeys(("build", "nvcc"), "compile"),
-    **dict.fromkeys(("explain", "miss"), "why"),
-    **dict.fromkeys(("exec",), "run"),
-    **dict.fromkeys(("export", "import"), "bundle"),
-    **dict.fromkeys(("html",), "report"),
-}
-
 
 class Group(click.Group):
     """A command with commands."""
@@ -90,9 +72,6 @@ class Group(click.Group):
 
 
 def _meant(name: str, known: Sequence[str]) -> str | None:
-    elsewhere = _ELSEWHERE.get(name)
-    if elsewhere in known:
-        return elsewhere
     begun = [each for each in known if each.startswith(name)]
     return begun[0] if len(begun) == 1 else nearest(name, known)
 

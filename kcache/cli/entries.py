@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -30,7 +30,7 @@ from kcache.nvrtc.inventory import (
     matching,
     unique_length,
 )
-from kcache.util.units import format_age, format_size, format_time, plain
+from kcache.util.units import format_age, format_size, format_time
 
 if TYPE_CHECKING:
     from kcache.backend import Backend, EntryInfo
@@ -40,8 +40,8 @@ SHORT = 12
 #: How many candidates a message names for an ambiguous prefix.
 _NAMED = 8
 _LEAST = 4
-#: How many keys completion offers, and how many of them it describes, which reads the entries.
-_OFFERED, _DESCRIBED = 2000, 50
+#: How many keys completion offers.
+_OFFERED = 2000
 
 
 def key_prefix(text: str) -> str:
@@ -66,20 +66,12 @@ def complete_keys(ctx: click.Context, _: click.Parameter, incomplete: str) -> li
     """
     logging.getLogger("kcache").disabled = True
     with suppress(Exception), open_existing(ctx.params.get("directory"), quiet=True) as cache:
-        return list(_completed(cache.engine.backend, incomplete.strip().lower()))
+        typed = incomplete.strip().lower()
+        fitting = (info for info in cache.engine.backend.scan() if info.key.startswith(typed))
+        infos = sorted(islice(fitting, _OFFERED), key=lambda info: -info.used_ns)
+        digits = max(unique_length((info.key for info in infos), least=SHORT), len(typed))
+        return [CompletionItem(info.key[:digits]) for info in infos]
     return []
-
-
-def _completed(backend: Backend, typed: str) -> Iterator[CompletionItem]:
-    fitting = (info for info in backend.scan() if info.key.startswith(typed))
-    infos = sorted(islice(fitting, _OFFERED), key=lambda info: -info.used_ns)
-    digits = max(unique_length((info.key for info in infos), least=SHORT), len(typed))
-    for number, info in enumerate(infos):
-        opened = look_into(backend, info, PRODUCER) if number < _DESCRIBED else None
-        about = "" if opened is None else plain(f"{opened.item.arch} {what_it_is(opened.item)}")
-        # Shells split answers at some characters.
-        shown = "".join(" " if char in ":\\$`\"'" else char for char in about)
-        yield CompletionItem(info.key[:digits], help=shown[:60].strip() or None)
 
 
 key_argument = click.argument("key", type=key_prefix, metavar="KEY", shell_complete=complete_keys)

@@ -36,6 +36,25 @@ def directory_option(function: F) -> F:
     )(function)
 
 
+def output_option(help: str, **more: Any) -> Callable[[F], F]:  # noqa: ANN401
+    """Give a command the option `--output`."""
+    return click.option(
+        *("-o", "--output"),
+        metavar="OUT",
+        type=click.Path(),
+        callback=_not_empty,
+        help=f"The file to write, - for standard output{help}",
+        **more,
+    )
+
+
+def _not_empty(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
+    """Refuse an empty path, as from an unset variable."""
+    if path == "":
+        raise click.BadParameter("'' is not allowed; allowed: a file, or - for standard output")
+    return path
+
+
 def json_option(shape: str) -> Callable[[F], F]:
     """Give a command the option `--json`, whose output is one `shape`."""
     return flag("--json", "as_json", help=f"One JSON {shape}.")

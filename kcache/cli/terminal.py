@@ -107,20 +107,6 @@ def _is_terminal(stream: object) -> bool:
 # -- files ---------------------------------------------------------------------------------------
 
 
-class OutputPath(click.Path):
-    """The name of a file to write. An empty name, as from an unset variable, is refused."""
-
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str | bytes | os.PathLike[str]:
-        if value == "":
-            self.fail("'' is not allowed; allowed: a file, or - for standard output", param, ctx)
-        return super().convert(value, param, ctx)
-
-
 def named_by_suffix(output: str | None) -> str | None:
     """Return which of `OUTPUTS` the suffix of a path names, or None."""
     suffix = os.path.splitext(output or "")[1].removeprefix(".").lower()

@@ -131,7 +131,7 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
             return str(super().put(data, filename, binary=binary))
         return written[filename]
 
-    def get_group(self, filename: str) -> dict[str, str] | None:
+    def get_group(self, filename: str) -> object:
         """Return name -> path of each file of a group, all of one compile, or None."""
         shared = self._shared
         if shared is None:

@@ -17,11 +17,10 @@ import click
 
 from kcache import CompileOptions
 from kcache.cli.open_cache import open_cache
-from kcache.cli.options import directory_option, flag, json_option, repeatable
+from kcache.cli.options import directory_option, flag, json_option, output_option, repeatable
 from kcache.cli.terminal import (
     OUTPUTS,
     STDOUT,
-    OutputPath,
     interruptible,
     named_by_suffix,
     progress,
@@ -139,13 +138,10 @@ _OPTIONS = (
         required=True,
         type=click.Path(exists=True, dir_okay=False, allow_dash=True),
     ),
-    click.option(
-        *("-o", "--output"),
-        metavar="OUT",
-        type=OutputPath(),
-        help="The file to write, - for standard output; for several results, a directory.  "
-        "[default: the name of FILE with the suffix of what is written, in the working directory; "
-        "standard output if FILE is -; kcache why writes nothing]",
+    output_option(
+        "; for several results, a directory.  [default: the name of FILE with the suffix of what "
+        "is written, in the working directory; standard output if FILE is -; kcache why writes "
+        "nothing]",
     ),
     click.option(
         *("--arch", "-arch", "--gpu-architecture"),

@@ -67,7 +67,10 @@ def trim(
     size = None if max_size is None else parse_size(max_size, name="--max-size")
     with open_existing(directory, read_only=dry_run, changes=True) as cache:
         if dry_run:
-            count, freed = _preview(cache, size, age)
+            if size is None and age is None:
+                size = int(cache.engine.max_size * LOW_WATER)
+            since = 0 if age is None else time.time_ns() - age * 1e9
+            count, freed = would_evict(cache.engine.backend, size, since_ns=since)
         else:
             cache.trim(size, older_than=age)
             stats = cache.stats()
@@ -76,15 +79,6 @@ def trim(
                 raise BackendError(f"only {counted(count)} evicted: see the warnings above")
     done = f"{'would evict' if dry_run else 'evicted'} {counted(count)}, {format_size(freed)}"
     _show(as_json, done, dry_run=dry_run, entries=count, bytes_evicted=freed)
-
-
-def _preview(cache: KernelCache, size: int | None, age: float | None) -> tuple[int, int]:
-    """Return how many entries and bytes a trim would evict."""
-    goal = size
-    if size is None and age is None:
-        goal = int(cache.engine.max_size * LOW_WATER)
-    since = 0 if age is None else time.time_ns() - age * 1e9
-    return would_evict(cache.engine.backend, goal, since_ns=since)
 
 
 @click.command("rm", short_help="Delete single entries, or those that fit filters.")

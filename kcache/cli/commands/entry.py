@@ -13,11 +13,10 @@ import click
 from kcache.admin.passes import Filters, is_wanted
 from kcache.cli.entries import SHORT, item_json, key_argument, listing, open_entry
 from kcache.cli.open_cache import open_existing
-from kcache.cli.options import directory_option, filter_options, flag, json_option
+from kcache.cli.options import directory_option, filter_options, flag, json_option, output_option
 from kcache.cli.terminal import (
     OUTPUTS,
     STDOUT,
-    OutputPath,
     columns,
     named_by_suffix,
     refuse_terminal,
@@ -152,14 +151,7 @@ def _unused(item: Item) -> CorruptEntryError:
     help="The output to write.  [default: by the suffix of OUT, else the first of these that "
     "there is]",
 )
-@click.option(
-    "-o",
-    "--output",
-    metavar="OUT",
-    type=OutputPath(),
-    help="The file to write, - for standard output.  [default: the key's first digits, with the "
-    "suffix of what is written]",
-)
+@output_option(".  [default: the key's first digits, with the suffix of what is written]")
 @directory_option
 def extract(*, key: str, emit: str | None, output: str | None, directory: str | None) -> None:
     """Write the output of the entry KEY to a file, for `cuobjdump`, `nvdisasm` and other tools.

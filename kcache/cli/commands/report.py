@@ -11,6 +11,7 @@ import hashlib
 import heapq
 import os
 import platform
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,11 +23,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from kcache._version import __version__
-from kcache.admin.info import hit_sources
+from kcache.admin.info import hit_sources, meanings
 from kcache.cli.entries import SHORT
 from kcache.cli.open_cache import named_directory, open_existing
-from kcache.cli.options import directory_option
-from kcache.cli.terminal import OutputPath, progress, say, write_output
+from kcache.cli.options import directory_option, output_option
+from kcache.cli.terminal import progress, say, write_output
 from kcache.directory import CacheDirectory
 from kcache.engine.stats import Stats, StatsFile
 from kcache.errors import BackendError, ConfigError
@@ -50,15 +51,7 @@ _NONE = ("\N{EN DASH}", "none so far")
 
 
 @click.command(short_help="Write an HTML page about the cache.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="OUT",
-    type=OutputPath(),
-    default="kcache-report.html",
-    show_default=True,
-    help="The file to write, - for standard output.",
-)
+@output_option(".", default="kcache-report.html", show_default=True)
 @directory_option
 def report(*, output: str, directory: str | None) -> None:
     """Write one HTML page about the cache.
@@ -223,23 +216,11 @@ def _cut(text: str | Iterable[str]) -> str:
 
 # -- what needs attention --------------------------------------------------------------------------
 
-#: Kind of entries, or field of `Stats` -> what was counted, problems first.
-_WHAT = {
-    DAMAGED: "Damaged entries in the cache",
-    UNREADABLE: "Entries that can't be read",
-    "corrupt": "Damaged entries met",
-    "errors": "Operations that failed",
-    "unlocked": "Requests without a lock",
-    "rejected": "Entries not cached for lack of room",
-    "remote_errors": "Requests without an answer from a remote",
-    "evictions": "Entries evicted",
-    "uncacheable": "Compiles that must not be cached",
-    "wait_timeouts": "Waits that timed out",
-    "stale": "Entries that no longer applied",
-}
+#: Kind of entries -> what was counted; fields of `Stats` say so themselves.
+_WHAT = {DAMAGED: "Damaged entries in the cache", UNREADABLE: "Entries that can't be read"}
 #: They may be about a normal state; the others are about a problem.
 _NOTES = ("evictions", "uncacheable", "wait_timeouts", "stale")
-#: ... -> what it means, and what to do.
+#: Kind of entries, or field of `Stats` -> what it means, and what to do; problems first.
 _DO = {
     DAMAGED: "They are never used. Run kcache verify --repair. If more appear, check the disk.",
     UNREADABLE: "Run kcache verify, which names them, and check permissions and the disk.",
@@ -259,9 +240,11 @@ def _remarks(snapshot: Snapshot) -> list[tuple[str, str, int, str]]:
     """Return the counts that need attention, warnings first: level, what, how often, what to do."""
     counts = Counter(item.kind for item in snapshot.items) + Counter(snapshot.stats._asdict())
     evicted = format_size(snapshot.stats.bytes_evicted)
+    what = {name: re.split("[;(]", meaning)[0].rstrip(". ") for name, meaning in meanings().items()}
+    what |= _WHAT
     return [
-        ("Note" if n in _NOTES else "Warning", _WHAT[n], counts[n], _DO[n].format(evicted=evicted))
-        for n in filter(counts.get, _WHAT)
+        ("Note" if n in _NOTES else "Warning", what[n], counts[n], _DO[n].format(evicted=evicted))
+        for n in filter(counts.get, _DO)
     ]
 
 
@@ -363,15 +346,11 @@ def _spans(items: Iterable[Item], now: float, zone: tzinfo | None) -> tuple[str,
 def _lengths(values: Sequence[float], whole: float) -> list[float]:
     """Return the lengths of the parts of a bar in percent, 100 at most together.
 
-    Every part that is not zero is visible; the larger parts make room for it.
+    Every part that is not zero is visible.
     """
     found = [max(_VISIBLE, 100 * value / whole) if value > 0 else 0.0 for value in values]
-    over = sum(found) - 100
-    if over <= 0:
-        return found
-    spare = sum(max(0.0, length - _VISIBLE) for length in found)
-    kept = max(0.0, 1 - over / spare) if spare else 1.0
-    return [min(length, _VISIBLE + (length - _VISIBLE) * kept) for length in found]
+    over = max(1.0, sum(found) / 100)
+    return [length / over for length in found]
 
 
 def _share(name: str, names: tuple[str, ...], items: Sequence[Item]) -> Share:

@@ -72,7 +72,8 @@ def warm(
     started = time.perf_counter()
     with open_cache(
         config.directory.value,
-        relocation=_relocation(config),
+        # Kernels are often warmed for other machines.
+        relocation="eager" if config.relocation.source == "default" else None,
         workers=_workers(config, jobs),
         on_miss="compile",
     ) as cache:
@@ -93,11 +94,6 @@ def warm(
 
 
 # -- compiling -------------------------------------------------------------------------------------
-
-
-def _relocation(config: Config) -> str | None:
-    """Return `eager` unless a variable decides: kernels are often warmed for other machines."""
-    return "eager" if config.relocation.source == "default" else None
 
 
 def _workers(config: Config, jobs: int | None) -> int | None:
