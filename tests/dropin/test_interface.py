@@ -35,11 +35,15 @@ def test_random_calls(mode: list[str], count: int, seed: int, real: Path, dropin
 
 
 def _first_difference(ours: str, theirs: str) -> object:
-    """Return the first call that returned something else, with both, or None."""
+    """Return the first call that returned something else, with both, or None.
+
+    The interface library has the functions of the newest NVRTC; an older one lacks some.
+    """
     ours_told, theirs_told = _calls(json.loads(ours)), _calls(json.loads(theirs))
     assert len(ours_told) == len(theirs_told)
     pairs = zip(ours_told, theirs_told, strict=True)
-    return next((pair for pair in pairs if pair[0] != pair[1]), None)
+    differ = (pair for pair in pairs if pair[0] != pair[1] and "absent" not in pair[1])
+    return next(differ, None)
 
 
 def _calls(told: list[Any]) -> list[Any]:

@@ -66,9 +66,12 @@ def test_programs_that_the_real_one_compiles(scene: str, real: Path, dropin: Dro
 def test_without_a_descriptor_at_first(real: Path, dropin: Dropin) -> None:
     """NVRTC can't load what it needs then. The drop-in has connected when it was opened."""
     bare, told = _both(dropin, real, "has_none_at_first")
-    fails, compiles = bare.output.splitlines()
+    fails, later = bare.output.splitlines()
     assert fails.split()[1] != "0"
-    assert told.output.splitlines() == [compiles, compiles]
+    first, second = told.output.splitlines()
+    assert first == second
+    assert first.split()[1] == "0"
+    assert later in (fails, second)  # NVRTC 13.0 does not try again
 
 
 # -- where a path means something else -------------------------------------------------------------

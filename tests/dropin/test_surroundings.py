@@ -51,11 +51,13 @@ def test_debug_information_names_the_program_s_directory(
     assert (second.hits, second.misses) == (4, 0), second.line
 
 
-def test_programs_with_other_variables(folders: list[Path], real: Path, dropin: Dropin) -> None:
+def test_programs_with_other_variables(
+    folders: list[Path], real: Path, dropin: Dropin, nvrtc: tuple[int, int]
+) -> None:
     client = f"{sys.executable} {CLIENT} {real} -arch=sm_90"
     each = [client, f"FINALIZER_USE_LEGACY_ELF_BUILDER=1 {client}", f"env -u PWD {client}", client]
     first, second = _twice(dropin, f"cd {folders[0]}; {'; '.join(each)}")
-    assert len(set(first.output.split("\n"))) == 3 or "nvrtc.so.12" in real.name
+    assert len(set(first.output.split("\n"))) == 3 or nvrtc < (13, 5)  # others ignore the variable
     assert (second.hits, second.misses) == (4, 0), second.line
 
 

@@ -53,6 +53,8 @@ class Stepper:
     def run(self, work: Callable[[], object]) -> bool:
         """Run `work`; tell whether the point was reached. An `Interrupt` ends here."""
         before = sys.gettrace()
+        # CPython 3.12 traces instructions only if some frame wants it when tracing begins.
+        sys._getframe().f_trace_opcodes = self._signals
         sys.settrace(self)
         try:
             work()
