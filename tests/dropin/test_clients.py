@@ -55,6 +55,26 @@ def test_python(
     _twice_and_edited(dropin, include, command, compiles=compiles)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("framework", ["cupy", "torch"])
+def test_what_they_launch_computes_the_same(
+    framework: str, nvrtc: tuple[int, int], dropin: Dropin, include: Path
+) -> None:
+    needs(framework)
+    # Their own caches would answer in the second run.
+    dropin.environment |= {"CUPY_CACHE_IN_MEMORY": "1", "USE_PYTORCH_KERNEL_CACHE": "0"}
+    command = (sys.executable, "-W", "ignore", CLIENTS / f"{framework}_kernels.py", include)
+    first = dropin.same(*command)
+    assert first.code == 0, first.errors
+    assert first.misses >= 5, first.line
+    second = dropin.run(*command)
+    assert second.output == first.output
+    assert (second.hits, second.misses) == (first.hits + first.misses, 0), second.line
+    if framework == "cupy":
+        (include / "scale.h").write_text("#define SCALE 3\n")
+        assert dropin.same(*command).misses == 1
+
+
 def test_ctypes_by_name(real: Path, dropin: Dropin, include: Path) -> None:
     dropin.environment["LD_LIBRARY_PATH"] = str(real.parent)
     _twice_and_edited(dropin, include, (sys.executable, CLIENTS / "loaded.py", include, real.name))
