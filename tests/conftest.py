@@ -14,6 +14,7 @@ import costs
 import pytest
 from hypothesis import settings
 from nvrtc import reference
+from nvrtc.edits import lay
 
 import kcache
 
@@ -106,6 +107,21 @@ def cccl() -> Path:
 def cache(tmp_path: Path) -> Iterator[kcache.KernelCache]:
     with kcache.KernelCache(tmp_path / "cache") as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all tests: a worker compiles for one working directory only."""
+    return tmp_path_factory.mktemp("project") / "tree"
+
+
+@pytest.fixture
+def tree(top: Path) -> Iterator[Path]:
+    """A project folder with nothing in it, which is the working directory."""
+    top.mkdir(exist_ok=True)
+    lay(top, {})
+    with reference.working_directory(top):
+        yield top
 
 
 def _no_gpu() -> str | None:

@@ -48,13 +48,10 @@ def cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_directory: Path) -> Path:
+def work(tree: Path, cache_directory: Path) -> Path:
     """The working directory, with the source `axpy.cu` in it."""
-    folder = tmp_path / "work"
-    folder.mkdir()
-    (folder / "axpy.cu").write_text(AXPY)
-    monkeypatch.chdir(folder)
-    return folder
+    (tree / "axpy.cu").write_text(AXPY)
+    return tree
 
 
 @pytest.fixture

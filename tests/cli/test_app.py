@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import pytest
 from cli.helpers import damage, fill, kernel, key
-from core.helpers import python
+from core.helpers import command, python
 
 import kcache
 from kcache.cli.app import app
@@ -131,11 +131,17 @@ def test_a_reader_that_goes_away_ends_it_quietly_and_a_full_disk_in_one_line(
     ],
 )
 def test_an_output_that_cannot_be_written_is_one_line(
-    command: str, output: str, why: str, work: Path, here: Callable, nvrtc: object
+    command: str,
+    output: str,
+    why: str,
+    work: Path,
+    here: Callable,
+    cache_directory: Path,
+    nvrtc: object,
 ) -> None:
     (work / "k.cu").write_text("__global__ void k() {}\n")
     (work / "folder").mkdir()
-    fill(work.parent / "cache", {KEY: kernel()})
+    fill(cache_directory, {KEY: kernel()})
     said = here(*command.split(), "-o", output)
     assert (said.code, said.out) == (1, "")
     assert said.err == f"kcache: error: {output}: {why}\n"
@@ -205,25 +211,16 @@ def test_what_is_not_to_be_written_to_is_not_changed(
 A, B, C = (key(n) for n in range(3))
 
 
-@pytest.fixture
-def asked(run: Callable) -> Callable[..., tuple[int, str, str]]:
+def asked(words: str, shell: str = "bash", **settings: str) -> tuple[int, str, str]:
     """Return code, output and errors of what a shell runs to complete the last word."""
-
-    def asked(words: str, shell: str = "bash", **settings: str) -> tuple[int, str, str]:
-        done = run(
-            _KCACHE_COMPLETE=f"{shell}_complete",
-            COMP_WORDS=words,
-            COMP_CWORD=str(len(words.split(" ")) - 1),
-            **settings,
-        )
-        # An empty line is what click says where there is nothing.
-        return done.returncode, done.stdout.decode().lstrip("\n"), done.stderr.decode()
-
-    return asked
+    settings |= {"_KCACHE_COMPLETE": f"{shell}_complete", "COMP_WORDS": words}
+    done = command(environ={**settings, "COMP_CWORD": str(len(words.split(" ")) - 1)})
+    # An empty line is what click says where there is nothing.
+    return done.returncode, done.stdout.lstrip("\n"), done.stderr
 
 
 def test_commands_options_files_and_keys_are_completed(
-    cache_directory: Path, asked: Callable, tmp_path: Path
+    cache_directory: Path, tmp_path: Path
 ) -> None:
     fill(cache_directory, {A: kernel(names=["k<a:b>"]), B: kernel(source="$(rm).cu\n")})
     assert asked("kcache sta") == (0, "plain,stats\n", "")
@@ -241,7 +238,7 @@ def test_commands_options_files_and_keys_are_completed(
 
 
 @pytest.mark.parametrize("broken", ["unsafe", "settings", "damaged"])
-def test_it_is_never_an_error(broken: str, asked: Callable, cache_directory: Path) -> None:
+def test_it_is_never_an_error(broken: str, cache_directory: Path) -> None:
     settings: dict[str, str] = {}
     if broken == "unsafe":
         fill(cache_directory, {A: kernel()})

@@ -120,10 +120,10 @@ def test_what_is_in_the_target_already_stays_unless_it_is_damaged(
 def test_both_together_never_exceed_the_cap_and_one_entry(
     origin: str, target: str, tmp_path: Path
 ) -> None:
-    cap = 400_000
+    cap = 240_000
     # Compressible, so that zstd's entries grow on their way out; small, so that LMDB's pages tell.
-    entries = {key(n): kernel(cubin=bytes(1000) + os.urandom(200 + n)) for n in range(300)}
-    fill(tmp_path, entries, origin, "400KB")
+    entries = {key(n): kernel(cubin=bytes(1000) + os.urandom(200 + n)) for n in range(200)}
+    fill(tmp_path, entries, origin, "240KB")
     order = held(tmp_path, origin)
     assert len(order) > 50
     largest = 4096  # a page, and more than any entry takes as a file

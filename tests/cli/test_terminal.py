@@ -12,7 +12,7 @@ from typing import Self
 
 import pytest
 from cli.helpers import fill, kernel, key
-from nvrtc.test_workers import slow
+from nvrtc.talk import slow
 
 import kcache
 
@@ -72,8 +72,8 @@ class Terminal:
 
 @pytest.fixture
 def line(work: Path, nvrtc: object) -> list[str | Path]:
-    """A compile of some two seconds."""
-    (work / "k.cu").write_text(slow(40))
+    """A compile of most of a second."""
+    (work / "k.cu").write_text(slow(16))
     return ["compile", "k.cu", "--arch", "compute_90"]
 
 

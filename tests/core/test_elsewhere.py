@@ -91,11 +91,9 @@ COMMAND = "import sys\nfrom kcache.cli import main\nsys.exit(main())"
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("--version", "kcache "),
         ("info", "0 kernels, 0 manifests"),
         ("verify", "0 entries read"),
         ("doctor", "the drop-in needs Linux"),
-        ("bundle --help", "export"),
     ],
 )
 def test_commands(command: str, says: str, tmp_path: Path) -> None:
@@ -103,7 +101,7 @@ def test_commands(command: str, says: str, tmp_path: Path) -> None:
     assert says in said
 
 
-@pytest.mark.parametrize("command", ["run true", "server start", "server status"])
+@pytest.mark.parametrize("command", ["run true", "server start"])
 def test_commands_of_the_drop_in_say_that_they_need_linux(command: str, tmp_path: Path) -> None:
     said = run(tmp_path, COMMAND, *command.split(), fails=True)
     assert "needs Linux" in said
@@ -146,7 +144,7 @@ def run_without_linux(program: str, folder: Path) -> str:
 @pytest.mark.usefixtures("nvrtc")
 def test_without_the_calls_of_linux_kernels_and_commands_work(tmp_path: Path) -> None:
     assert run_without_linux(_HITS, tmp_path / "cache").splitlines() == ["0 1", "1 0"]
-    for command in ("doctor", "info", "ls", "verify"):
+    for command in ("doctor", "ls"):
         main = f"sys.argv = ['kcache', {command!r}]\nfrom kcache.cli import main\nsys.exit(main())"
         run_without_linux(main, tmp_path / "cache")
 

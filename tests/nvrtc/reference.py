@@ -9,8 +9,10 @@ import re
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -76,17 +78,37 @@ def compile_fresh(
     """
     if not are_harmless(parse_options(flags)):
         return compile_clean(source, flags, names=names, headers=headers, source_name=source_name)
-    if RECOMPILE or not _is_alone(source, flags, headers):
+    texts = None if RECOMPILE or headers else _texts(source, flags)
+    if texts is None:
         return _compile(source, flags, names, headers or {}, source_name)
     variables = (item for item in os.environ.items() if item[0].startswith(("CUDA", "NV")))
-    surroundings = (os.getcwd(), *variables)
+    surroundings = (*texts, _here(), *variables)
     return _compile_once(source, tuple(flags), tuple(names), source_name, surroundings)
 
 
-def _is_alone(source: str, flags: Sequence[str], headers: Mapping[str, str] | None) -> bool:
-    """Tell whether nothing but the arguments decides: no directive, no macro of the compiler's."""
-    told = any(name in flag for flag in flags for name in ("include", "-I", "__"))
-    return not (headers or told or re.search(r"#|%:|\?\?|\\\n|__[A-Z]|_Pragma", source))
+#: A directive that needs no file but those of the include directories.
+_PLAIN = re.compile(
+    r"^#(include <[\w/]+(\.\w+)?>|define \w+( |$)|(undef|ifn?def) \w+$|else$|endif$)", re.MULTILINE
+)
+#: What may need more: others, other spellings of them, and macros of the compiler's.
+_ODD = re.compile(r"#|%:|\?\?|\\\n|__[A-Z]|__has|_Pragma")
+
+
+def _texts(source: str, flags: Sequence[str]) -> list[tuple[str, str]] | None:
+    """Return the headers, if nothing decides but these, the source and the flags."""
+    found: list[tuple[str, str]] = []
+    for flag in flags:
+        if re.fullmatch(r"-I[\w/][\w/.-]*", flag):
+            files = sorted(islice(Path(flag[2:]).rglob("*"), 20))
+            if len(files) == 20 or any(file.is_symlink() for file in files):
+                return None
+            found += [
+                (str(f), f.read_bytes().decode("latin-1") if f.is_file() else "/") for f in files
+            ]
+        elif flag.startswith("-I") or "include" in flag or "__" in flag:
+            return None
+    odd = any(_ODD.search(_PLAIN.sub("", text)) for text in (source, *dict(found).values()))
+    return None if odd else found
 
 
 @functools.lru_cache(maxsize=256)
@@ -112,26 +134,60 @@ def compile_clean(
 ) -> Fresh:
     """Compile with plain `cuda.bindings.nvrtc` in a process that has compiled nothing before."""
     request = [source, list(flags), list(names), dict(headers or {}), source_name]
-    done = subprocess.run(
-        [sys.executable, __file__],
-        input=json.dumps(request).encode(),
-        env={**os.environ, **(env or {})},
-        capture_output=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr.decode(errors="replace")
-    *outputs, lowered, log, failed = json.loads(done.stdout)
+    asked = json.dumps([{**os.environ, **(env or {})}, _here(), request])
+    with _ASKING:
+        server = _server(os.getpid())
+        server.stdin.write(f"{asked}\n")  # type: ignore[union-attr]
+        server.stdin.flush()  # type: ignore[union-attr]
+        told = server.stdout.readline()  # type: ignore[union-attr]
+    assert told, "the compiler crashed"
+    *outputs, lowered, log, failed = json.loads(told)
     ptx, cubin, ltoir = (None if each is None else bytes.fromhex(each) for each in outputs)
     return Fresh(ptx, cubin, ltoir, lowered, log, failed)
 
 
-def _compile_asked() -> None:
-    """Compile what `compile_clean` writes to this process."""
-    source, flags, names, headers, source_name = json.loads(sys.stdin.buffer.read())
-    *outputs, lowered, log, failed = _compile(source, flags, names, headers, source_name)
+def _here() -> str:
+    """Return the working directory; nothing if it is gone."""
+    with suppress(FileNotFoundError):
+        return os.getcwd()
+    return ""
+
+
+_ASKING = threading.Lock()
+
+
+@functools.cache
+def _server(_pid: int) -> subprocess.Popen[str]:
+    """Return a process that has imported the bindings and loaded no compiler; it ends with this one.
+
+    It forks for each compile, which saves the import.
+    """
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, os.path.abspath(__file__)]
+    return subprocess.Popen(command, cwd="/", start_new_session=True, **pipes)
+
+
+def _serve() -> None:
+    """Answer what `compile_clean` asks, each time from a new child."""
+    import cuda.bindings.nvrtc  # noqa: F401
+
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _answer(*json.loads(line))
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            break
+
+
+def _answer(environment: dict[str, str], here: str, request: list[Any]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    if here:
+        os.chdir(here)
+    *outputs, lowered, log, failed = _compile(*request)
     coded = [None if each is None else each.hex() for each in outputs]  # type: ignore[union-attr]
-    print(json.dumps([*coded, lowered, log, failed]))
+    print(json.dumps([*coded, lowered, log, failed]), flush=True)
 
 
 def _compile(
@@ -246,4 +302,4 @@ def working_directory(path: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    _compile_asked()
+    _serve()

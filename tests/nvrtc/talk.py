@@ -7,14 +7,15 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from nvrtc.reference import Fresh
+from nvrtc.reference import ARCH, KERNEL, Fresh
 
-from kcache import environment
+from kcache import KernelCache, environment
 from kcache.nvrtc import compiler
 from kcache.nvrtc.workers.messages import Ask, Reply, Status
 from kcache.nvrtc.workers.process import WorkerProcess
 
 ARCH_FLAGS = ("--gpu-architecture=sm_80",)
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 1
 
 
 def ask(
@@ -55,3 +56,31 @@ def fresh_of(reply: Reply) -> Fresh:
     if reply.status != Status.COMPILED:
         return Fresh(None, None, None, {}, log, failed=True)
     return Fresh(*reply.outputs, {}, log, failed=False)
+
+
+def slow(count: int) -> str:
+    """Return a source that the compiler's frontend works on for `count / 20` seconds."""
+    return "\n".join(
+        f"template<int N> struct S{n} {{ static constexpr int v = S{n}<N-1>::v + 1; }};\n"
+        f"template<> struct S{n}<0> {{ static constexpr int v = 0; }};\n"
+        f"static_assert(S{n}<190>::v == 190);"
+        for n in range(count)
+    )
+
+
+def used(pid: int) -> float:
+    """Return the seconds of processor time that a process has used; -1 if it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return -1.0
+    if fields[0] == "Z":
+        return -1.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def child(what: tuple[str, int]) -> bool:
+    """Runs in a process of `multiprocessing`."""
+    place, number = what
+    with KernelCache(place) as cache:  # nothing is compiled in a process that was forked so
+        return cache.get_or_compile(KERNEL.replace("V", str(number)), (), ARCH).cached

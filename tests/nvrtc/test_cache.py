@@ -151,6 +151,7 @@ class TestHeaderCheck:
             first = agreed(cache, WITH_HEADER, options)
             header.write_text("#define V 2\n")
             assert cache.get_or_compile(WITH_HEADER, (), options).ptx == first.ptx
+            assert cache.why(WITH_HEADER, (), options).hit
             cache.clear_memory()  # which forgets what was checked
             assert not agreed(cache, WITH_HEADER, options).cached
             assert agreed(cache, WITH_HEADER, options).cached
@@ -166,10 +167,12 @@ class TestHeaderCheck:
         with kcache.KernelCache(tmp_path / "cache") as cache:
             for version in (*range(17), 0):
                 header.write_text(f"#define V {version}\n")
-                agreed(cache, WITH_HEADER, options)
+                assert not cache.get_or_compile(WITH_HEADER, (), options).cached
             for version in range(16, 8, -1):
                 header.write_text(f"#define V {version}\n")
-                assert cache.lookup(WITH_HEADER, (), options) is not None
+                kernel = cache.lookup(WITH_HEADER, (), options)
+                assert kernel is not None
+                assert f", {version};".encode() in kernel.ptx
 
     def test_dependencies_are_told(self, cache, header, options):
         for _ in range(2):

@@ -46,20 +46,6 @@ CASES = {
         ],
         hits=[{"inc/y.h": v(5)}, {"first": "/"}, {"inc/x": v(6)}],
     ),
-    "which headers are included": Case(
-        "#include <middle.h>\n",
-        {"inc/middle.h": "#include <a.h>\n", "inc/a.h": v(1), "inc/b.h": v(2)},
-        [{"inc/middle.h": "#include <b.h>\n"}, {"inc/a.h": v(3)}],
-        hits=[{"inc/b.h": v(4)}],
-    ),
-    "each other": Case(
-        "#include <a.h>\n",
-        {
-            "inc/a.h": "#pragma once\n#include <b.h>\n",
-            "inc/b.h": f"#pragma once\n#include <a.h>\n{v(1)}",
-        },
-        [{"inc/b.h": f"#pragma once\n#include <a.h>\n{v(2)}"}],
-    ),
     "a directory that is not there": Case(
         "#include <sub/x.h>\n",
         {"inc/sub/x.h": v(1)},
@@ -86,43 +72,12 @@ CASES = {
         )
         for name, folder in {"src/k.cu": "src/", "{tree}/src/k.cu": "src/", "./k.cu": ""}.items()
     },
-    "beside the source, and on the path": Case(
-        '#include "x.h"\n',
-        {"src/x.h": v(1)},
-        [{"src/x.h": None}],
-        hits=[{"first/x.h": v(2)}],  # never looked at: the one beside comes first
-        paths=("first", "src"),
-        name="src/k.cu",
-    ),
-    "directories inside each other": Case(
-        '#include "sub/x.h"\n#include <y.h>\n',
-        {"inc/sub/x.h": v(1), "inc/sub/y.h": ""},
-        [{"sub/x.h": v(2)}, {"inc/y.h": v(3)}],
-        paths=("inc", "inc/sub"),
-    ),
-    "a directory inside a later one": Case(
-        "#include <sub/x.h>\n",
-        {"first": "/", "inc/sub/x.h": v(1)},
-        [{"first/sub/x.h": v(2)}],
-        paths=("first", "inc/sub", "inc"),
-    ),
     "no source include": Case(
         "#include <sub/a.h>\n",
         {"inc/sub/a.h": '#include "x.h"\n' + _GUESS.format('__has_include("y.h")'), "inc/x.h": ""},
         [{"inc/y.h": ""}, {"first/x.h": "#error\n"}],
         hits=[{"inc/sub/x.h": "#error\n"}, {"inc/sub/y.h": ""}],
         options=_NO_SOURCE_INCLUDE,
-    ),
-    "include next": Case(
-        "#include <x.h>\n",
-        {"one/x.h": "#include_next <x.h>\n", "two/x.h": "#include_next <x.h>\n", "three/x.h": v(1)},
-        [{"two/x.h": None}, {"three/x.h": v(2)}, {"two/x.h": v(3)}],
-        paths=("one", "two", "three"),
-    ),
-    "computed": Case(
-        "#define S(x) #x\n#define T(x) S(x)\n#include <sub/a.h>\n",
-        {"inc/sub/a.h": "#include T(x.h)\n", "inc/x.h": v(1)},
-        [{"inc/x.h": v(2)}, {"first/x.h": v(4)}, {"inc/sub/x.h": v(3)}],
     ),
     "a name in an option": Case(
         "#include HDR\n",
@@ -216,13 +171,6 @@ CASES = {
             ("src/k.cu", "{tree}/mm/m.h", "mm/"),
         )
     },
-    "a header in memory comes first": Case(
-        "#include <x.h>\n",
-        {"inc/x.h": v(1)},
-        [],
-        hits=[{"inc/x.h": v(3)}],
-        headers={"x.h": v(2)},
-    ),
     "a header in memory, and a file that is opened under its name": Case(
         '#include "inc/x.h"\n#include <x.h>\n',
         {"inc/x.h": "#ifdef W\n#define V 1\n#else\n#define V 2\n#endif\n"},
@@ -240,7 +188,6 @@ CASES = {
         )
         for option, name in {
             "-include pre.h": "{tree}/src/k.cu",
-            "--pre-include=pre.h": "k.cu",
             "-Xcudafe --preinclude=pre.h": "{tree}/src/k.cu",
         }.items()
     },
@@ -252,7 +199,7 @@ CASES = {
             [{"inc/sub/y.h": v(2)}, {"first/x.h": v(3)}],
             paths=("first", path),
         )
-        for path in ("./inc//.", "inc/sub/..", " inc", "{tree}/inc")
+        for path in ("./inc//.", " inc", "{tree}/inc")
     },
     **{
         f"the directory by {extra}": Case(
@@ -263,12 +210,7 @@ CASES = {
             options={"extra_options": extra},
             name="src/k.cu",
         )
-        for extra in (
-            ["-I inc"],
-            ["-I=inc"],
-            ["--include-path", "inc"],
-            ["-I", ""],
-        )
+        for extra in (["-I=inc"], ["-I", ""])
     },
     **{
         f"the source {name}": Case(
@@ -289,7 +231,7 @@ CASES = {
             [{f"{name}/{name}.h": v(2)}, {f"first/{name}.h": v(3)}],
             paths=("first", name),
         )
-        for name in ("with space", "ünïcode", "quo'te, semi;colon")
+        for name in ("with ünïcode", "quo'te, semi;colon")
     },
     **{
         f"the folder {raw!r}": Case(
@@ -429,12 +371,10 @@ def test_names_of_in_memory_headers_become_one_file(cache, tree, text):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        (["-Ione//"], ["-Itwo"]),
         (["-I./one//sub/.."], ["-Itwo"]),
         (["-I", "one\t"], ["-Itwo"]),
         (["--include-path= one"], ["-I", " one"]),
         (["-I-", "-Ione"], ["-Itwo", "-Ione"]),
-        (["-I=one"], ["-Itwo"]),
     ],
 )
 def test_directories_that_the_compiler_spells_in_its_own_way(cache, tree, one, other):

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import KERNEL, PTX, agreed, python, working_directory, write
+from nvrtc.reference import KERNEL, PTX, agreed, python, write
 
 import kcache
 from kcache.nvrtc.files import FRESH_NS, NO_STAMP, is_fresh, lasting, stamp_of
@@ -50,27 +50,18 @@ def release(folder: Path, value: int, *, old: bool) -> None:
         os.utime(header, ns=(OLD, OLD))
 
 
-@pytest.mark.parametrize("way", ["link", "rename"])
-def test_a_release_is_switched_and_switched_back(tree, cache, at_once, monkeypatch, way):
+def test_a_release_is_switched_and_switched_back(tree, cache, at_once, monkeypatch):
     """The new one is fresh and the old one is not; then another process asks."""
     release(tree / "v1", 1, old=True)
     tick()
     release(tree / "v2", 2, old=False)
     options = PTX.replace(include_paths=["inc"])
 
-    def switch(name: str) -> None:
-        if way == "link":
-            Path("inc").unlink(missing_ok=True)
-            Path("inc").symlink_to(name)
-            return
-        if Path("inc").exists():
-            Path("inc").rename({"v1": "v2", "v2": "v1"}[name])
-        Path(name).rename("inc")
-
     for name, fresh in (("v1", False), ("v2", True), ("v1", False)):
         # The fresh one is read each time, and is remembered by nobody.
         monkeypatch.setattr("kcache.nvrtc.files.FRESH_NS", 10**15 if fresh else -(10**12))
-        switch(name)
+        Path("inc").unlink(missing_ok=True)
+        Path("inc").symlink_to(name)
         agreed(cache, SOURCE, options)
         assert agreed(cache, SOURCE, options).cached
         python(ELSEWHERE, tree, cache.directory, SOURCE, "inc")
@@ -104,20 +95,6 @@ def test_whose_stamps_are_trusted(tmp_path, monkeypatch, mount, trusted):
     ]
 
 
-def test_a_directory_whose_first_survey_was_fresh(tree, cache):
-    """A header that appears beside a survey is seen by another process, too."""
-    (tree / "first").mkdir()
-    write(tree / "inc/n.h", "#define V 1\n")
-    options = PTX.replace(include_paths=["first", "inc"])
-    for value in (2, 3):
-        agreed(cache, SOURCE, options)
-        shadow = write(tree / "first/n.h", f"#define V {value}\n")
-        python(ELSEWHERE, tree, cache.directory, SOURCE, "first", "inc")
-        shadow.unlink()
-        with working_directory(tree):
-            agreed(cache, SOURCE, options)
-
-
 @pytest.mark.parametrize("which", ["content", "status"])
 def test_a_stamp_is_trusted_once_its_change_is_older_than_the_coarsest_clock(which):
     changed = 10**18
@@ -127,8 +104,7 @@ def test_a_stamp_is_trusted_once_its_change_is_older_than_the_coarsest_clock(whi
     assert is_fresh(NO_STAMP, changed)
 
 
-@pytest.mark.parametrize("threads", [2])
-def test_a_header_is_edited_beside_a_proof(tree, tmp_path, at_once, threads):
+def test_a_header_is_edited_beside_a_proof(tree, tmp_path, at_once):
     """While one kernel is proven, another one reads the edited header, which all now know."""
     for place in ("a", "b"):
         write(tree / place / "n.h", "#define V 1\n")
@@ -142,7 +118,7 @@ def test_a_header_is_edited_beside_a_proof(tree, tmp_path, at_once, threads):
             header.write_text(f"#define V {value}\n")
             asking = [
                 threading.Thread(target=cache.get_or_compile, args=(sources[1], (), options[p]))
-                for p in ("a", "b")[:threads]
+                for p in ("a", "b")
             ]
             for each in asking:
                 each.start()
@@ -151,51 +127,10 @@ def test_a_header_is_edited_beside_a_proof(tree, tmp_path, at_once, threads):
             for source in sources:
                 agreed(cache, source, options["a"])
             cache.clear_memory()
-    for value in (2,):
-        tick()
-        header.write_text(f"#define V {value}\n")
-        for source in sources:
-            python(ELSEWHERE, tree, tmp_path / "cache", source, tree / "a")
-
-
-def test_stamps_of_merged_sets_belong_to_one_digest(tree, tmp_path, at_once):
-    """Header sets come from a layer while the header changes, and changes back."""
-    header = write(tree / "inc/n.h", "#define V 1\n")
-    options = PTX.replace(include_paths=["inc"])
-    with kcache.KernelCache(tmp_path / "layer") as layer:
-        for value in (1, 2):
-            tick()
-            header.write_text(f"#define V {value}\n")
-            agreed(layer, SOURCE, options)
-    remote = f"file://{tmp_path / 'layer'}?keep=1"
-    for value in (1, 2, 1):
-        tick()
-        header.write_text(f"#define V {value}\n")
-        with kcache.KernelCache(tmp_path / "cache", remote=remote) as cache:
-            agreed(cache, SOURCE, options)
-            assert agreed(cache, SOURCE, options).cached
-        python(ELSEWHERE, tree, tmp_path / "cache", SOURCE, "inc")
-
-
-def test_where_no_stamp_is_trusted_each_process_reads_once(tree, cache, at_once, monkeypatch):
-    """Another image has another header of the same status: only a new process notices."""
-    write(tree / "n.h", "#define V 1\n")
-    agreed(cache, SOURCE, PTX)
-    code = """
-        import os, sys
-        from nvrtc.reference import PTX, write
-        import kcache
-        from kcache.nvrtc import files
-        from kcache.nvrtc import manifest
-        files.FRESH_NS = -(10**12)
-        manifest.lasting = lambda paths, stamps: [files.NO_STAMP for _ in stamps]
-        os.chdir(sys.argv[1])
-        with kcache.KernelCache(sys.argv[2]) as cache:
-            for _ in range(3):
-                assert cache.get_or_compile(sys.argv[3], (), PTX).cached
-            print(cache._finder.headers.digests.reads)
-        """
-    assert python(code, tree, cache.directory, SOURCE).split() == ["1"]
+    tick()
+    header.write_text("#define V 2\n")
+    for source in sources:
+        python(ELSEWHERE, tree, tmp_path / "cache", source, tree / "a")
 
 
 def test_a_verdict_stands_with_the_kernel_that_was_proven(cache, monkeypatch):

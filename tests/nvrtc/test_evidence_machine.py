@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
-SHORT, LONG, PIECES = 40, 5000, 5
+SHORT, LONG, PIECES = 25, 5000, 5
 
 
 def run(seed: str, steps: int, folder: Path) -> None:

@@ -73,8 +73,8 @@ with kcache.KernelCache(directory) as cache:
 
 
 def test_the_compiler_is_swapped_and_swapped_back(tmp_path, other):
-    hits = [python(_ASK, folder, tmp_path / "c").strip() for folder in ("", other, "", other)]
-    assert hits == ["False", "False", "True", "True"]
+    hits = [python(_ASK, folder, tmp_path / "c").strip() for folder in ("", other, "")]
+    assert hits == ["False", "False", "True"]
 
 
 _LOADED_ELSEWHERE = """

@@ -36,12 +36,11 @@ NAMED: dict[str, str] = {
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "include").mkdir()
-    (tmp_path / "include" / "n.h").write_text("#define N 3\n")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def project(tree: Path) -> Path:
+    (tree / "include").mkdir()
+    (tree / "include" / "n.h").write_text("#define N 3\n")
+    (tree / "elsewhere").mkdir()
+    return tree
 
 
 def outputs(kernel: kcache.CompiledKernel) -> tuple[Any, ...]:
@@ -131,28 +130,3 @@ def test_a_path_that_can_not_be_read_is_said(project: Path) -> None:
             cache.get_or_compile(Path("none.cu"), options=ARCH)
         with pytest.raises(kcache.ConfigError, match=r"no.cu is not text: byte 0 is 0xff"):
             cache.get_or_compile(Path("no.cu"), options=ARCH)
-
-
-# -- the command line, and then the program ------------------------------------------------------
-
-
-def test_what_the_commands_compiled_is_a_hit_in_the_program(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("click", reason="the extra cli is not installed")
-    from kcache.cli.app import app
-
-    monkeypatch.setenv("KCACHE_DIR", str(project / "cache"))
-    (project / "src").mkdir()
-    (project / "src" / "k.cu").write_text(ALIKE["header"])
-    (project / "src" / "t.cu").write_text(ALIKE["template"])
-    (project / "list.toml").write_text(
-        '[[kernels]]\nsource = "src/t.cu"\narch = "compute_90"\nnames = ["f<int>"]\n'
-    )
-    assert app.run(["compile", "-q", "src/k.cu", "--arch", "compute_90", "-I", "include"]) == 0
-    assert app.run(["warm", "-q", "list.toml"]) == 0
-    options = ARCH.replace(include_paths=["include"])
-    with kcache.KernelCache() as cache:
-        assert cache.get_or_compile(ALIKE["header"], options=options).cached
-        assert cache.get_or_compile(Path("src/k.cu"), options=options).cached
-        assert cache.get_or_compile(ALIKE["template"], "f<int>", ARCH).cached

@@ -25,7 +25,7 @@ from nvrtc.reference import *
 tree = Path(sys.argv[1])
 write(tree / "inc/x.h", '#include "y.h"\\n')
 write(tree / "inc/y.h", "#define V 1\\n")
-options = ARCH.replace(include_paths=[tree / "inc"])
+options = PTX.replace(include_paths=[tree / "inc"])
 source = "#include <x.h>\\n" + KERNEL
 cache = kcache.KernelCache(tree / "cache")
 
@@ -51,7 +51,7 @@ before = len(os.listdir("/proc/self/fd"))
 check()
 cache.engine.flush()  # on a slow machine, the file of counts is opened meanwhile
 after = len(os.listdir("/proc/self/fd"))
-for number in range(5):
+for number in range(2):
     agreed(cache, source + f"// {number}", options)
 assert len(os.listdir("/proc/self/fd")) <= after
 if os.fork() == 0:
@@ -64,7 +64,7 @@ agreed(cache, source + "// parent", options)
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-@pytest.mark.parametrize("free", [0, 1, 4])
+@pytest.mark.parametrize("free", [1, 4])
 def test_few_descriptors_are_left_before_the_first_use(tmp_path, free):
     """An import of ours raised OSError, and a worker that was half started an IndexError."""
     code = f"""
@@ -126,19 +126,17 @@ def test_a_sub_interpreter(tmp_path, isolated):
     assert (tmp_path / "out").read_bytes() == fresh
 
 
-@pytest.mark.parametrize(("folder", "how"), [("/proc/self/fd", "option"), ("/dev/fd", "source")])
-def test_a_path_of_the_process_itself(tmp_path, folder, how):
+def test_a_path_of_the_process_itself(tmp_path):
     """A worker has other files there, or none. The kernel comes, and is not cached."""
-    code = f"""
+    code = """
 held = os.open(tree / "inc", os.O_RDONLY)
-if {how!r} == "option":
-    options = ARCH.replace(include_paths=[f"{folder}/{{held}}"])
-else:
-    source = f'#include "{folder}/{{held}}/x.h"\\n' + KERNEL
-for _ in range(2):
+by_option = source, PTX.replace(include_paths=[f"/proc/self/fd/{held}"])
+by_source = f'#include "/dev/fd/{held}/x.h"\\n' + KERNEL, options
+for source, options in (by_option, by_source):
     kernel = cache.get_or_compile(source, (), options)
     assert not kernel.cached
     assert b".entry k" in kernel.ptx
+    assert cache.lookup(source, (), options) is None
 assert cache.stats().uncacheable == 2
 """
     survives(tmp_path, code)
@@ -182,11 +180,11 @@ assert cache.stats().uncacheable == 4
     assert done.returncode == 0, done.stderr
 
 
-def test_eight_threads_with_different_headers(tmp_path):
+def test_threads_with_different_headers(tmp_path):
     """No header in the wrong trace; some compiles fail inside a header meanwhile."""
     code = """
 import threading
-for n in range(8):
+for n in range(4):
     write(tree / f"inc/a{n}.h", f'#include "b{n}.h"\\n')
     write(tree / f"inc/b{n}.h", f"#define V {n}\\n")
 write(tree / "inc/bad.h", "#error no\\n")
@@ -202,11 +200,11 @@ def work(n):
         names = [os.path.basename(path) for path in kernel.dependencies]
         if names != [f"a{n}.h", f"b{n}.h"]:
             wrong.append((n, names))
-threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 assert not wrong, wrong
-for n in range(8):
+for n in range(4):
     mine = f"#include <a{n}.h>\\n// 1\\n" + KERNEL
     assert agreed(cache, mine, options).cached
     write(tree / f"inc/b{n}.h", f"#define V {n + 100}\\n")
@@ -256,12 +254,12 @@ with open(image + "/y.h", "w") as file:
     file.write("#define V 1\\n")
 for flags in (32, 32 | 1):  # MS_REMOUNT, MS_RDONLY
     libc.mount(b"none", image.encode(), b"none", flags, None)
-    for _ in range(3):
+    for _ in range(2):
         each = [sys.executable, "-c", {_READ!r}, sys.argv[1], str(flags)]
         subprocess.run(each, check=True)
 """
     done = _unshared(code, tmp_path)
     assert done.returncode == 0, done.stderr
     told = [line.split() for line in done.stdout.splitlines()]
-    assert [cached for cached, _ in told] == ["False", "True", "True"] * 2
-    assert [opened for _, opened in told] == [*["False"] * 4, "True", "True"]
+    assert [cached for cached, _ in told] == ["False", "True"] * 2
+    assert [opened for _, opened in told] == [*["False"] * 3, "True"]

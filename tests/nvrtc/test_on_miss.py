@@ -16,12 +16,11 @@ SOURCE = '#include "scale.h"\n__global__ void k(float* x) { x[0] *= SCALE; }\n'
 
 
 @pytest.fixture
-def header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def header(tree: Path) -> Path:
     """The header of `SOURCE`, in the working directory, with which the kernel was cached."""
-    monkeypatch.chdir(tmp_path)
-    found = tmp_path / "scale.h"
+    found = tree / "scale.h"
     found.write_text("#define SCALE 2\n")
-    with kcache.KernelCache(tmp_path / "cache") as cache:
+    with kcache.KernelCache(tree / "cache") as cache:
         cache.get_or_compile(SOURCE, options=OPTIONS)
     return found
 

@@ -29,6 +29,12 @@ def _machine_code(kernel: kcache.CompiledKernel) -> bytes:
     return kernel.cubin or kernel.ltoir or kernel.ptx or b""
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    with kcache.KernelCache(tmp_path_factory.mktemp("shared")) as cache:
+        yield cache
+
+
 @pytest.mark.usefixtures("nvrtc")
 class TestFields:
     @pytest.mark.parametrize(
@@ -50,7 +56,8 @@ class TestFields:
             ({"include_paths": ["nowhere"]}, False),
         ],
     )
-    def test_reaches_the_compiler_and_separates_entries(self, cache, change, shown):
+    def test_reaches_the_compiler_and_separates_entries(self, shared, change, shown):
+        cache = shared
         plain = agreed(cache, _SOURCE)
         options = ARCH.replace(**change)
         changed = agreed(cache, _SOURCE, options)
@@ -288,10 +295,9 @@ class TestParsedOptions:
     @pytest.mark.parametrize(
         "options",
         [
-            *(["-I", "\tinc"], ["-I=inc"], ["-I  inc"], ["\n-Iinc\r"], ["-I\tinc"], ["-I =inc"]),
-            *(["-I-"], ["-I"], ["-I=", "-Iinc"], ["--include-path", "inc"], ["-I", "-I"]),
-            *(["--include-path inc"], ["-include-path=inc"], ["-Xcudafe", "-Iinc"]),
-            *(["-D", "-Iinc"], ["-rdc", "true"], ["\t-lineinfo"], ["--std", "c++17"]),
+            *(["-I", "\tinc"], ["-I=inc"], ["\n-Iinc\r"], ["-I\tinc"], ["-I =inc"], ["-I-"]),
+            *(["-I=", "-Iinc"], ["--include-path", "inc"], ["-I", "-I"], ["-include-path=inc"]),
+            *(["-Xcudafe", "-Iinc"], ["-D", "-Iinc"], ["\t-lineinfo"], ["--std", "c++17"]),
         ],
     )
     def test_the_compiler_reads_the_texts_that_are_made_of_it_alike(self, cache, tmp_path, options):

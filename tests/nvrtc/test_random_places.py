@@ -81,7 +81,7 @@ def run(seed: str, count: int, folder: Path) -> None:
         with kcache.KernelCache(
             tree / "cache", relocation=chance.choice(("lazy", "eager"))
         ) as cache:
-            for place, name in ((0, 0), (1, 1), (2, 2), (0, 2), (1, 0), (0, 0), (2, 2)):
+            for place, name in ((0, 0), (1, 1), (2, 2), (0, 2), (0, 0)):
                 hit = case.ask(cache, case.places[place], names[name])
                 told = f"{seed}/{number}: {case.use}, {case.roots}, {place}, {name}"
                 assert hit or (place, name) not in asked, f"{told}: compiled again"

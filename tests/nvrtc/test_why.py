@@ -14,46 +14,23 @@ OPTIONS = kcache.CompileOptions(arch="sm_90")
 SOURCE = '#include "scale.h"\n__global__ void k(float* x) { x[0] *= SCALE; }\n'
 
 
-@pytest.fixture
-def header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The header of `SOURCE`, in the working directory."""
-    monkeypatch.chdir(tmp_path)
-    found = tmp_path / "scale.h"
-    found.write_text("#define SCALE 2\n")
-    return found
-
-
-def test_each_answer_is_that_of_the_next_request(tmp_path: Path, header: Path) -> None:
-    with kcache.KernelCache(tmp_path / "cache") as cache:
-
-        def kinds() -> list[str]:
-            before = cache.stats()
-            told = cache.why(SOURCE, options=OPTIONS)
-            assert cache.stats() == before, "an answer is not counted"
-            assert told.hit is not bool(told.causes)
-            assert str(told) == (
-                f"It would be compiled: {told.clauses}." if told.causes else "It is in the cache."
-            )
-            assert cache.get_or_compile(SOURCE, options=OPTIONS).cached is told.hit
-            return [cause.kind for cause in told.causes]
-
-        assert kinds() == ["never"]
-        assert kinds() == []
-        header.write_text("#define SCALE 3\n")
-        assert kinds() == ["header_changed"]
-        cache.clear()
-        assert kinds() == ["cleared"]
-        assert cache.why(SOURCE, options=OPTIONS.replace(arch="sm_80")).causes[0].kind == "arch"
-
-
-def test_headers_that_are_checked_once_have_not_changed(tmp_path: Path, header: Path) -> None:
-    with kcache.KernelCache(tmp_path / "cache", header_check="once") as cache:
-        key = cache.why(SOURCE, options=OPTIONS).key
-        cache.get_or_compile(SOURCE, options=OPTIONS)
-        header.write_text("#define SCALE 3\n")
+def test_each_answer_is_that_of_the_next_request(cache: kcache.KernelCache, tree: Path) -> None:
+    def kinds() -> list[str]:
+        before = cache.stats()
         told = cache.why(SOURCE, options=OPTIONS)
-        assert told.hit
-        assert told.key == key
-        assert cache.get_or_compile(SOURCE, options=OPTIONS).cached
-        cache.clear()
-        assert cache.why(SOURCE, options=OPTIONS).causes[0].kind == "cleared"
+        assert cache.stats() == before, "an answer is not counted"
+        assert told.hit is not bool(told.causes)
+        assert str(told) == (
+            f"It would be compiled: {told.clauses}." if told.causes else "It is in the cache."
+        )
+        assert cache.get_or_compile(SOURCE, options=OPTIONS).cached is told.hit
+        return [cause.kind for cause in told.causes]
+
+    (tree / "scale.h").write_text("#define SCALE 2\n")
+    assert kinds() == ["never"]
+    assert kinds() == []
+    (tree / "scale.h").write_text("#define SCALE 3\n")
+    assert kinds() == ["header_changed"]
+    cache.clear()
+    assert kinds() == ["cleared"]
+    assert cache.why(SOURCE, options=OPTIONS.replace(arch="sm_80")).causes[0].kind == "arch"

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from core.helpers import fork, wait
 from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, python, run_python, write
-from nvrtc.talk import worker
+from nvrtc.talk import slow, used, worker
 
 import kcache
 from kcache import CompileError, KernelCache
@@ -31,28 +31,6 @@ pytestmark = [
 
 FLAGS = ARCH.flags()
 LONG = 60.0
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def slow(count: int) -> str:
-    """Return a source that the compiler's frontend works on for `count / 20` seconds."""
-    return "\n".join(
-        f"template<int N> struct S{n} {{ static constexpr int v = S{n}<N-1>::v + 1; }};\n"
-        f"template<> struct S{n}<0> {{ static constexpr int v = 0; }};\n"
-        f"static_assert(S{n}<190>::v == 190);"
-        for n in range(count)
-    )
-
-
-def used(pid: int) -> float:
-    """Return the seconds of processor time that a process has used; -1 if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return -1.0
-    if fields[0] == "Z":
-        return -1.0
-    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def children(pid: int) -> list[int]:
@@ -108,7 +86,7 @@ def _target(fd: str) -> str:
 
 
 @contextmanager
-def another_compiles(cache: KernelCache, count: int = 30) -> Iterator[int]:
+def another_compiles(cache: KernelCache, count: int = 15) -> Iterator[int]:
     """Have a thread in mid-compile; yields its worker's process id."""
     outcome: list[object] = []
 
@@ -138,7 +116,7 @@ def test_a_worker_that_is_killed_in_mid_compile_costs_no_kernel(
 ) -> None:
     with another_compiles(cache) as pid:
         os.kill(pid, signal.SIGSEGV)
-    assert cache.get_or_compile(slow(30), (), ARCH).cached
+    assert cache.get_or_compile(slow(15), (), ARCH).cached
 
 
 _NO_PYTHON_SIGNAL = """
@@ -191,10 +169,10 @@ def test_a_compiler_that_crashes_twice_is_an_error_that_says_so(cache: KernelCac
 _EIGHT = """
 import sys, threading
 import kcache
-from nvrtc.test_workers import slow
+from nvrtc.talk import slow
 from nvrtc.reference import ARCH
 cache = kcache.KernelCache(sys.argv[1], workers=8)
-threads = [threading.Thread(target=cache.get_or_compile, args=(slow(200) + f"// {n}", (), ARCH))
+threads = [threading.Thread(target=cache.get_or_compile, args=(slow(100) + f"// {n}", (), ARCH))
            for n in range(8)]
 for thread in threads: thread.start()
 """
@@ -229,7 +207,7 @@ _INTERRUPTED = """
 import os, signal, sys, threading, time
 import kcache
 from kcache.nvrtc.workers import pool
-from nvrtc.test_workers import slow, used
+from nvrtc.talk import slow, used
 from nvrtc.reference import ARCH, KERNEL
 cache = kcache.KernelCache(sys.argv[1])
 main = threading.get_ident()
@@ -299,7 +277,7 @@ def test_without_workers_nothing_is_cached_and_the_reason_is_told(tmp_path: Path
     logging.basicConfig(level=logging.DEBUG, stream=sys.stdout, format="%(message)s")
     logging.getLogger("kcache").setLevel(logging.DEBUG)
     write(Path(sys.argv[1]) / "inc/x.h", "#define V 1\\n")
-    options = ARCH.replace(include_paths=[Path(sys.argv[1]) / "inc"])
+    options = PTX.replace(include_paths=[Path(sys.argv[1]) / "inc"])
     with kcache.KernelCache(Path(sys.argv[1]) / "cache") as cache:
         for source in (KERNEL.replace("V", "1"), "#include <x.h>\\n" + KERNEL):
             for _ in range(2):
@@ -422,8 +400,7 @@ def test_a_program_that_closes_every_descriptor_keeps_what_it_opens_then(tmp_pat
     from kcache.nvrtc import compiler
     pools = pool.WorkerPool(3)
     path = compiler.find().path
-    from nvrtc.test_workers import slow
-    threads = [threading.Thread(target=pools.compile, args=(path, ask(slow(5)))) for _ in range(3)]
+    threads = [threading.Thread(target=pools.compile, args=(path, ask(slow(3)))) for _ in range(3)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
     assert len(pools.pids()) == 3
@@ -464,18 +441,11 @@ def test_another_user_gets_another_worker(tmp_path: Path) -> None:
     python(code)
 
 
-def child(what: tuple[str, int]) -> bool:
-    """Runs in a process of `multiprocessing`."""
-    place, number = what
-    with KernelCache(place) as cache:  # nothing is compiled in a process that was forked so
-        return cache.get_or_compile(KERNEL.replace("V", str(number)), (), ARCH).cached
-
-
 _METHODS = """
 import multiprocessing, sys, threading
 import kcache
 from nvrtc.reference import *
-from nvrtc.test_workers import child
+from nvrtc.talk import child
 
 if __name__ == "__main__":
     method, place = sys.argv[1:]
@@ -484,20 +454,19 @@ if __name__ == "__main__":
     assert cache.get_or_compile(KERNEL.replace("V", "100"), (), ARCH)
     def work(n):
         cache.get_or_compile(KERNEL.replace("V", str(n)), (), ARCH)
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads: thread.start()
-    with context.Pool(3) as pool:
-        print(pool.map(child, [(place, n) for n in range(10, 16)], chunksize=1))
-    for thread in threads: thread.join()
-    print(all(agreed(cache, KERNEL.replace("V", str(n))).cached
-              for n in (*range(4), *range(10, 16))))
+    thread = threading.Thread(target=work, args=(0,))
+    thread.start()
+    with context.Pool(2) as pool:
+        print(pool.map(child, [(place, n) for n in (10, 11, 12)], chunksize=1))
+    thread.join()
+    print(all(agreed(cache, KERNEL.replace("V", str(n))).cached for n in (0, 10, 11, 12)))
 """
 
 
 @pytest.mark.timeout(3600)
 def test_many_crashes_among_many_compiles(tmp_path: Path, long: bool) -> None:
     """Workers are killed at random moments; every request ends right."""
-    count, kills = (200, 50) if long else (12, 4)
+    count, kills = (200, 50) if long else (6, 3)
     chance = random.Random(10)
     shared = pools.shared()
     done = threading.Event()
@@ -543,4 +512,4 @@ def test_processes_of_multiprocessing(tmp_path: Path, method: str) -> None:
     script = write(tmp_path / "program.py", _METHODS)
     code = "import runpy, sys; sys.argv[:] = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     said = python(code, script, method, tmp_path / "cache").splitlines()
-    assert said == [str([False] * 6), "True"]
+    assert said == [str([False] * 3), "True"]
