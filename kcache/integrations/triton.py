@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 from triton.runtime.cache import FileCacheManager
 
 from kcache.integrations.engine_entries import EngineEntries
-from kcache.integrations.local_files import LocalFiles
+from kcache.integrations.local_files import LocalFiles, is_name
 from kcache.util import log
 
 try:
@@ -164,7 +164,7 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
 
     def _from_cache(self, shared: _Shared, filename: str) -> dict[str, str] | None:
         entry = shared.entries.get(self._entry_key(shared, filename))
-        if entry is None or not all(map(_is_name, entry.payload)):
+        if entry is None or not all(map(is_name, entry.payload)):
             return None
         return self._materialise(shared, filename, entry)
 
@@ -230,11 +230,6 @@ def _read_stamp(path: str) -> tuple[float, dict[str, object]]:
         return float(noted["seconds"]), dict(noted["files"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0.0, {}
-
-
-def _is_name(name: str) -> bool:
-    """Tell whether a name from an entry stays inside its folder."""
-    return name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
 
 
 def _warn(method: str, error: Exception) -> None:

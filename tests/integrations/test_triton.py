@@ -19,7 +19,6 @@ from triton.runtime.cache import FileCacheManager  # noqa: E402
 
 import kcache  # noqa: E402
 from kcache.integrations import triton as adapter  # noqa: E402
-from kcache.integrations.local_files import GRACE, LocalFiles  # noqa: E402
 
 KERNELS = Path(__file__).with_name("triton_kernels.py")
 MANAGER = "kcache.integrations.triton:CacheManager"
@@ -264,35 +263,3 @@ def test_another_interface_leaves_triton_its_own_cache(knobs: Path) -> None:
     done = python(OTHER_INTERFACE)
     assert done.stdout == "True\n"
     assert "its put takes self, data, filename, binary, mode" in done.stderr
-
-
-# -- the files ---------------------------------------------------------------------------------------
-
-
-def test_the_files_stay_below_their_cap(tmp_path: Path) -> None:
-    """Whatever becomes of their sum, and of a folder; what is not ours stays."""
-    now = 1e9
-
-    def write(number: int, size: int = 1200) -> int:
-        nonlocal now
-        now += GRACE + 1
-        files = LocalFiles(str(tmp_path), 10_000, clock=lambda: now)
-        paths = files.write(f"K{number}", {"a": bytes(size - 300), "b": bytes([number]) * 300})
-        assert all(map(os.path.exists, paths.values()))
-        files.use("K1")
-        return sum(path.stat().st_size for path in tmp_path.glob("K*/?"))
-
-    (tmp_path / "K0").mkdir()
-    (tmp_path / "K0" / "of another program").write_bytes(bytes(50_000))
-    for number in range(40):
-        if number == 20:
-            shutil.rmtree(tmp_path / "K19")
-            (tmp_path / "kcache.bytes").write_bytes(b"damage")
-        assert write(number) <= 10_000
-    assert (tmp_path / "K1").exists()
-    assert not (tmp_path / "K2").exists()
-    assert [path.name for path in (tmp_path / "K0").iterdir()] == ["of another program"]
-    assert write(40, 6_000) <= 10_000
-    now -= GRACE  # the last one was used a moment ago, and stays
-    assert write(41, 6_000) == 13_200
-    assert write(42) <= 10_000

@@ -1,0 +1,74 @@
+"""LocalFiles: below their cap, and what is not ours stays."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kcache.integrations import local_files
+from kcache.integrations.local_files import GRACE, LocalFiles
+from kcache.util.locks import lock
+from kcache.util.open_file import open_own
+
+
+def test_the_files_stay_below_their_cap(tmp_path: Path) -> None:
+    """Whatever becomes of their sum, and of a folder; what is not ours stays."""
+    now = 1e9
+
+    def write(number: int, size: int = 1200) -> int:
+        nonlocal now
+        now += GRACE + 1
+        files = LocalFiles(str(tmp_path), 10_000, clock=lambda: now)
+        paths = files.write(f"K{number}", {"a": bytes(size - 300), "b": bytes([number]) * 300})
+        assert all(map(os.path.exists, paths.values()))
+        files.use("K1")
+        return sum(path.stat().st_size for path in tmp_path.glob("K*/?"))
+
+    (tmp_path / "K0").mkdir()
+    (tmp_path / "K0" / "of another program").write_bytes(bytes(50_000))
+    for number in range(40):
+        if number == 20:
+            shutil.rmtree(tmp_path / "K19")
+            (tmp_path / "kcache.bytes").write_bytes(b"damage")
+        assert write(number) <= 10_000
+    assert (tmp_path / "K1").exists()
+    assert not (tmp_path / "K2").exists()
+    assert [path.name for path in (tmp_path / "K0").iterdir()] == ["of another program"]
+    assert write(40, 6_000) <= 10_000
+    now -= GRACE  # the last one was used a moment ago, and stays
+    assert write(41, 6_000) == 13_200
+    assert write(42) <= 10_000
+
+
+def test_a_record_of_somebody_else_leads_nowhere(tmp_path: Path) -> None:
+    """Frameworks put their caches into folders that others may write to."""
+    precious, cache = tmp_path / "precious", tmp_path / "cache"
+    precious.write_text("data")
+    (cache / "K").mkdir(parents=True)
+    named = {"../../precious": 9_000, str(precious): 9_000, "a": 9_000, "b": "large"}
+    (cache / "K" / "kcache.files").write_text(json.dumps(named) + "\n[1]\n" + json.dumps({"a": 1}))
+    os.utime(cache / "K", (0, 0))
+    (cache / "L").mkdir()
+    (cache / "L" / "kcache.files").symlink_to(precious)
+    (cache / "M").mkdir()
+    (cache / "M" / "kcache.files").write_text(json.dumps({"../../precious": 9_000}))
+    for folder in ("L", "N"):
+        LocalFiles(str(cache), 1_000).write(folder, {"a": bytes(900)})
+    assert precious.read_text() == "data"
+
+
+def test_what_is_written_while_another_counts_is_counted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_files, "_PATIENCE", 0.01)
+    now = 1e9
+    files = LocalFiles(str(tmp_path), 10_000, clock=lambda: now)
+    files.write("FIRST", {"a": bytes(6_000)})
+    with open_own(str(tmp_path / "kcache.bytes"), os.O_RDWR) as held:
+        assert lock(held, 0)
+        files.write("SECOND", {"a": bytes(6_000)})
+    now += GRACE + 1
+    LocalFiles(str(tmp_path), 10_000, clock=lambda: now).write("THIRD", {"a": bytes(100)})
+    assert sum(path.stat().st_size for path in tmp_path.glob("*/a")) <= 10_000
