@@ -167,7 +167,7 @@ class Environment:
             except lmdb.Error as error:  # closed by another thread, enlarged by a process, ...
                 reason = error
                 with suppress(TimeoutError), _held(self._busy, HARDLY):
-                    if self.env is env:
+                    if env is None or env is self.env:  # an interrupt may have left a closed one
                         self._close()
             time.sleep(_PAUSE)
         raise reason

@@ -24,7 +24,7 @@ FILES = ("/kcache_backends/", "/kcache/util/locks.py", "/kcache/util/open_file.p
 #: The operation that begins with a large file, and ends with a new one.
 EMPTY = "empty"
 #: How many points of an operation are tried in the short form.
-POINTS = 6
+POINTS = 4
 
 
 def opened(place: Path, name: str) -> Backend:
