@@ -3,10 +3,13 @@
 import importlib.util
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,9 @@ if sys.platform != "linux":
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interface libraries, in a folder of their own."""
+    """The interface libraries of the wheel, or, where it has none, built here."""
+    if (packaged := Path(build.__file__).with_name("lib")).is_dir():
+        return packaged
     if build.compiler() is None:
         pytest.skip("there is no C compiler")
     folder = tmp_path_factory.mktemp("dropin") / "libraries"
@@ -49,15 +54,20 @@ def linked(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_linked(real, "linked.c", tmp_path_factory.mktemp("linked") / "linked")
 
 
+def is_there(module: str) -> bool:
+    """Tells whether a test's program is installed; in the environment for clients it has to be."""
+    with suppress(ModuleNotFoundError):
+        if importlib.util.find_spec(module) is not None:
+            return True
+    if os.environ.get("TEST_CLIENTS"):
+        pytest.fail(f"{module} is not installed")
+    return False
+
+
 def needs(module: str) -> None:
-    """Skips a test whose program is not installed; in the environment for clients it fails."""
-    try:
-        there = importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
-        there = False
-    if not there:
-        missing = pytest.fail if os.environ.get("TEST_CLIENTS") else pytest.skip
-        missing(f"{module} is not installed")
+    """Skips a test whose program is not installed."""
+    if not is_there(module):
+        pytest.skip(f"{module} is not installed")
 
 
 class Told:
@@ -106,6 +116,47 @@ class Dropin:
 
     def _run(self, command: list[str], more: dict[str, str]) -> Told:
         return Told(run(*command, environ={**self.environment, **more}, cwd=self.folder))
+
+
+class Fake:
+    """A server that does with each connection, in a thread of its own, what a test says."""
+
+    def __init__(
+        self, folder: Path, do: Callable[[socket.socket], object], user: int | None = None
+    ) -> None:
+        self.path = str(folder / "fake")
+        self.connections = 0
+        self._do = do
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._open = [self._listener]
+        self._listener.bind(self.path)
+        own = os.geteuid()
+        os.seteuid(own if user is None else user)  # whoever listens is the peer
+        self._listener.listen(64)
+        os.seteuid(own)
+        self._threads = [threading.Thread(target=self._serve)]
+        self._threads[0].start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                self._open.append(self._listener.accept()[0])
+                self._threads.append(threading.Thread(target=self._attend, args=self._open[-1:]))
+                self._threads[-1].start()
+
+    def _attend(self, connection: socket.socket) -> None:
+        with suppress(OSError):
+            self.connections += bool(connection.recv(1, socket.MSG_PEEK))
+            self._do(connection)
+
+    def close(self) -> None:
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(60)
+        for each in self._open:
+            each.close()
 
 
 @pytest.fixture

@@ -103,8 +103,10 @@ def confined(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_linked(real, "confined.c", tmp_path_factory.mktemp("confined") / "program")
 
 
-@pytest.mark.parametrize("server", [True, False], ids=["", "no server"])
-@pytest.mark.parametrize("confinement", ["nothing", "files 3", "full", "chroot"])
+@pytest.mark.parametrize(
+    ("confinement", "server"),
+    [*((each, True) for each in ("nothing", "files 3", "full", "chroot")), ("full", False)],
+)
 def test_a_program_that_is_linked_has_nvrtc_from_the_start(
     confinement: str, server: bool, confined: Path, dropin: Dropin, tmp_path: Path
 ) -> None:

@@ -3,13 +3,12 @@
 import random
 import socket
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from dropin.conftest import CLIENTS, Dropin, Told
+from dropin.conftest import CLIENTS, Dropin, Fake, Told
 
 from kcache.dropin import build
 from kcache.util.wire import WireError, heading, receive
@@ -71,62 +70,30 @@ def test_threads_and_forks(sanitized: Callable[..., Told]) -> None:
     assert "left to NVRTC 0" in told.line
 
 
-class Liar:
-    """A server whose answers are wrong, or none; a program may go on asking after most of them."""
+def _lie(chance: random.Random) -> bytes:
+    """Return an answer that is wrong, after most of which a program may go on asking; or none."""
+    sizes = (chance.randrange(40) for _ in range(chance.randrange(12)))
+    fields = [chance.choice((b"done", b"wait", b"no", b"", b"?"))]
+    fields += [chance.choice((b"1", chance.randbytes(size))) for size in sizes]
+    frame = heading(fields) + b"".join(fields)
+    return b"" if chance.random() < 0.3 else frame * chance.choice((1, 1, 2))
 
-    def __init__(self, path: Path) -> None:
-        self.path = str(path)
-        self.lies = 0
-        self._random = random.Random(7)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self.path)
-        self._listener.listen(64)
-        self._threads = [threading.Thread(target=self._serve)]
-        self._threads[0].start()
 
-    def _serve(self) -> None:
-        with suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                thread = threading.Thread(target=self._attend, args=(connection,))
-                self._threads.append(thread)
-                thread.start()
+def test_a_server_that_lies(sanitized: Callable[..., Told], dropin: Dropin) -> None:
+    chance, lies = random.Random(7), []
 
-    def _attend(self, connection: socket.socket) -> None:
-        with connection, suppress(OSError, WireError):
+    def attend(connection: socket.socket) -> None:
+        with connection, suppress(WireError):
             while receive(connection.fileno()):
-                self.lies += 1
-                lie = self._lie()
-                connection.sendall(lie)
-                if b"wait" in lie:  # it goes on to say nothing, which the program waits for
+                lies.append(_lie(chance))
+                connection.sendall(lies[-1])
+                # The program sees the end of the connection then.
+                if b"wait" in lies[-1] or not lies[-1]:
                     return
 
-    def _lie(self) -> bytes:
-        sizes = (self._random.randrange(40) for _ in range(self._random.randrange(12)))
-        fields = [self._random.choice((b"done", b"wait", b"no", b"", b"?"))]
-        fields += [self._random.choice((b"1", self._random.randbytes(size))) for size in sizes]
-        frame = heading(fields) + b"".join(fields)
-        if self._random.random() < 0.3:  # the program sees the end of the connection
-            raise OSError
-        return frame * self._random.choice((1, 1, 2))
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for thread in self._threads:
-            thread.join(60)
-
-
-@pytest.fixture
-def liar(dropin: Dropin) -> Iterator[Liar]:
-    liar = Liar(dropin.runtime / "liar")
-    yield liar
-    liar.close()
-
-
-def test_a_server_that_lies(sanitized: Callable[..., Told], liar: Liar) -> None:
-    _found_nothing(sanitized(4, liar.path))
-    assert liar.lies > 10
+    with closing(Fake(dropin.runtime, attend)) as liar:
+        _found_nothing(sanitized(4, liar.path))
+    assert len(lies) > 10
 
 
 def test_answers_that_lie(dropin: Dropin, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -14,7 +13,7 @@ from queue import SimpleQueue
 
 import pytest
 from core.helpers import has_ended
-from dropin.conftest import CLIENTS, KCACHE, Dropin
+from dropin.conftest import CLIENTS, KCACHE, Dropin, Fake
 from remote.fakes import until
 
 from kcache.dropin import build
@@ -24,7 +23,7 @@ from kcache.dropin.protocol import Answer, pack_answer
 from kcache.service.start import DONE, NO, WAIT, folder_in, path_of, status
 from kcache.util.wire import heading
 
-BODIES = [f"a[{n}] = {n};" for n in range(6)]
+BODIES = [f"a[{n}] = {n};" for n in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -131,42 +130,6 @@ def test_the_server_is_killed_while_the_program_runs(
     assert [program.ask(body) for body in BODIES] == wanted
 
 
-class Fake:
-    """Listens, and does with each connection what a test says; counts them."""
-
-    def __init__(
-        self, folder: Path, do: Callable[[socket.socket], object], user: int | None = None
-    ) -> None:
-        self.path = str(folder / "fake")
-        self.connections = 0
-        self._do = do
-        self._kept: list[socket.socket] = []
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self.path)
-        own = os.geteuid()
-        os.seteuid(own if user is None else user)  # whoever listens is the peer
-        self._listener.listen()
-        os.seteuid(own)
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            self._kept.append(connection)
-            self.connections += bool(connection.recv(1, socket.MSG_PEEK))
-            self._do(connection)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        for each in (*self._kept, self._listener):
-            each.close()
-
-
 def _says(*fields: bytes) -> Callable[[socket.socket], None]:
     """Sends a message, and no other after it."""
 
@@ -241,7 +204,7 @@ def test_an_answer_without_a_name_that_was_asked_for_is_none(
     assert (told.code, told.output) == (0, dropin.bare(*command).output)
 
 
-@pytest.mark.parametrize("says", [b"nonsense", b"[]", b"{}", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("says", [b"{}", b"[" * 100_000])
 def test_a_server_that_tells_nonsense_of_itself(
     says: bytes, dropin: Dropin, tmp_path: Path
 ) -> None:
@@ -440,7 +403,7 @@ def test_clients_that_misbehave(program: Program, dropin: Dropin, wanted: list[s
 def test_many_programs_at_once(dropin: Dropin, real: Path, wanted: list[str]) -> None:
     lines = "\\n".join(BODIES)
     client = f"{sys.executable} {CLIENTS / 'repeated.py'} {real}"
-    script = f"for n in $(seq 16); do printf '{lines}\\n' | {client} & done; wait"
+    script = f"for n in $(seq 8); do printf '{lines}\\n' | {client} & done; wait"
     told = dropin.run("sh", "-c", script)
-    assert sorted(told.output.split("\n")[:-1]) == sorted(wanted * 16), told.errors
-    assert (told.misses, told.hits) == (6, 90)
+    assert sorted(told.output.split("\n")[:-1]) == sorted(wanted * 8), told.errors
+    assert (told.misses, told.hits) == (3, 21)

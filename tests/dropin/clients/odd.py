@@ -1,4 +1,6 @@
-"""Programs that do what few do, between two compiles. Arguments: library, what to do, more of that.
+"""Programs that do what few do, between two compiles, each in a process of its own.
+
+    python odd.py LIBRARY SCENE [ARGUMENT...] [/ SCENE [ARGUMENT...]]...
 
 Each prints what it gets from NVRTC, which has to be the same under `kcache run`.
 """
@@ -14,7 +16,16 @@ import tempfile
 sys.path.append(os.path.dirname(__file__))  # also where PYTHONSAFEPATH is set
 import raw
 
-PATH, SCENE, *REST = sys.argv[1:]
+PATH, *scenes = sys.argv[1:]
+for words in " ".join(scenes).split(" / "):
+    SCENE, *REST = words.split()
+    print(SCENE, flush=True)
+    child = os.fork()
+    if child == 0:
+        break
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+else:
+    sys.exit()
 nvrtc = c.CDLL(PATH)
 
 
@@ -238,6 +249,24 @@ def has_many_headers():
     source = b'#include "h%d.h"\n' % (len(headers) - 1) + kernel(1)
     say(outcome(source, headers=headers))
     say(outcome(source, headers=headers[::-1]))
+
+
+def has_two_headers_of_one_name():
+    for names in ((b"a", b"b"), (b"a", b"a"), (b"a", b"./a"), (b"b", b"a", b"b"), (b"", b"")):
+        code, program = raw.create(nvrtc, b"", None, [(name, b"") for name in names])
+        say(code, program.value is None)
+
+
+def compiles_again():
+    """A cubin of the first compile is still there if the second one makes none."""
+    _, program = raw.create(nvrtc, b"template <class T> __global__ void t(T* a) { *a = X; }")
+    nvrtc.nvrtcAddNameExpression(program, b"t<int>")
+    size, lowered = c.c_size_t(), c.c_char_p()
+    for options in ((b"-arch=sm_90", b"-DX=1"), (b"-arch=compute_80", b"-DX=2"), (b"-arch=sm_90",)):
+        result = nvrtc.nvrtcCompileProgram(program, len(options), (c.c_char_p * 2)(*options))
+        nvrtc.nvrtcGetCUBINSize(program, c.byref(size))
+        found = nvrtc.nvrtcGetLoweredName(program, b"t<int>", c.byref(lowered))
+        say(result, size.value, found, lowered.value)
 
 
 def uses_what_it_destroyed():
