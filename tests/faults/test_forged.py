@@ -75,12 +75,6 @@ def forge(place: Path, name: str, data: bytes) -> None:
     path.chmod(0o600)
 
 
-@pytest.fixture
-def cache(tmp_path: Path) -> Any:
-    with KernelCache(tmp_path / "cache") as cache:
-        yield cache
-
-
 NONSENSE = [
     {"kind": "kernel", "lowered_names": [1, 2]},
     {"kind": "kernel", "lowered_names": {"k": 3}},

@@ -86,7 +86,7 @@ def test_a_cache_opened_on_a_full_disk_compiles_and_then_caches(
 def test_a_disk_full_at_any_moment_of_opening_kills_nobody(
     name: str, disk: Path, long: bool
 ) -> None:
-    for pages in range(0, 64, 1 if long else 9):
+    for pages in range(0, 64, 1 if long else 13):
         place = disk / str(pages)
         ballast = fill(disk, leave=4096 * pages)
 

@@ -4,7 +4,6 @@ import gc
 import os
 import shutil
 import threading
-import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,12 +11,12 @@ from pathlib import Path
 import pytest
 from core.helpers import in_child, key, run_all
 from faults.places import disk_usage, has, is_whole, put_all, sealed, stopped
+from faults.stepper import Stepper
 
 from kcache import CacheEngine, open_engine
 from kcache.util import locks
 from kcache.util.open_file import OwnFile, open_own
 from kcache_backends import _lmdb_environment
-from kcache_backends._lmdb_environment import Environment
 
 OPENING, WRITING = 0, 1
 CAP = 2_000_000
@@ -203,62 +202,43 @@ class Cycle:
         self.itself = self
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("method", ["_refresh", "_open", "_locked", "_begin", "is_replaced"])
-def test_a_dropped_cache_collected_in_the_middle_of_anything_ends(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
-) -> None:
-    """The finalizer of one runs in a thread that opens, or writes to, the same directory."""
-    real = getattr(Environment, method)
-    count = 20 if long else 3
-    dropped: list[weakref.ref[Cycle]] = []
+@pytest.mark.timeout(600)
+def test_a_dropped_cache_is_collected_at_any_point_of_another(tmp_path: Path, long: bool) -> None:
+    """Its finalizer runs in a thread that opens, or writes to, the same directory."""
+    steps: list[Stepper] = []
 
-    def collected(*arguments: object, **options: object) -> object:
-        gc.collect()
-        result = real(*arguments, **options)
-        gc.collect()
-        return result
+    def drop() -> None:
+        other = opened(tmp_path)
+        assert other.get(key(1))  # a use, to be written at the end
+        Cycle(other)
 
-    gc.disable()
-    gc.freeze()  # objects of other tests are not looked at each time; all dropped objects are new
-    try:
-        kept = open_engine(tmp_path, backend="lmdb", max_size=CAP)
-        put_all(kept, range(count), 1, 2000)
-
-        def drop() -> None:
-            other = open_engine(tmp_path, backend="lmdb", max_size=CAP)
-            for number in range(count):
-                assert other.get(key(number))  # uses, to be written at the end
-            dropped.append(weakref.ref(Cycle(other)))
-
-        monkeypatch.setattr(Environment, method, collected)
-        threads = []
-        for _ in range(4 if long else 2):
-            drop()
-            together = threading.Barrier(3)
-
-            def use(together: threading.Barrier = together) -> None:
-                together.wait()
-                for number in range(count):
-                    kept.put(key(number), sealed(number, 2, 2000))
-                    kept.get(key(number))
-
-            threads = [threading.Thread(target=use, daemon=True) for _ in range(2)]
-            for thread in threads:
-                thread.start()
-            together.wait()
+    def work(number: int) -> None:
+        with opened(tmp_path) as engine:
+            puts = [partial(engine.put, key(n), sealed(n, number + 2, 2000)) for n in range(2)]
+            steps.append(Stepper(number, gc.collect, files=("/_lmdb", "/lmdb.py", "/locks.py")))
+            steps[-1].run(puts[0])
             shutil.rmtree(tmp_path / "lmdb", ignore_errors=True)
-            for thread in threads:
-                thread.join(60)
-                assert not thread.is_alive(), "it waits for ever"
-            put_all(kept, range(count), 3, 2000)  # those beside the removal may have failed
-            assert dropped[-1]() is None
-        monkeypatch.undo()
-        kept.close()
+            for put in puts:
+                steps[-1].run(put)
+
+    fill(tmp_path, 2)
+    gc.disable()
+    gc.freeze()  # objects of other tests are not looked at each time
+    try:
+        work(-1)
+        for number in range(0, steps[0].points, 1 if long else steps[0].points // 12):
+            drop()
+            thread = threading.Thread(target=work, args=(number,), daemon=True)
+            thread.start()
+            thread.join(60)
+            assert not thread.is_alive(), f"it waits for ever at point {number}"
+            assert steps[-1].points > number
     finally:
         gc.unfreeze()
         gc.enable()
         gc.collect()
+    with opened(tmp_path) as engine:
+        all_hit(engine, 2)
 
 
 # -- a disk that its own entries fill --------------------------------------------------------------

@@ -39,7 +39,7 @@ def has_all(engine: CacheEngine) -> None:
 
 # -- errors of the system ----------------------------------------------------------------------------
 
-ERRORS = ("EIO", "EMFILE", "EROFS", "EDQUOT")
+ERRORS = ("EIO", "EDQUOT")
 METHODS = ("use", "put", "delete", "usage", "coldest", "scan", "batch")
 
 

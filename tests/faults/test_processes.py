@@ -51,8 +51,8 @@ def test_eight_processes_stay_below_one_cap_though_some_are_killed(
 ) -> None:
     """Whenever one is killed, another one begins."""
     place = tmp_path / "cache"
-    kills = 400 if long else 12
-    rounds = 2_000 if long else 40
+    kills = 400 if long else 6
+    rounds = 2_000 if long else 20
     numbers = 250  # some 20 MB: sizes are mixed, and small ones more frequent
     largest = LARGEST + 1024
     told = tmp_path / "told"
@@ -205,22 +205,22 @@ def test_readers_of_what_is_overwritten_and_evicted_get_it_whole_or_not_at_all(
 
     with open_engine(tmp_path / "cache", backend=name, max_size=cap) as engine:
         put_all(engine, range(12), 0, 60_000)
-        children = [fork(read) for _ in range(3)]
-        with ThreadPoolExecutor(3) as pool:
-            hits = [pool.submit(read_all, engine) for _ in range(3)]
+        children = [fork(read) for _ in range(2)]
+        with ThreadPoolExecutor(2) as pool:
+            hits = [pool.submit(read_all, engine) for _ in range(2)]
             for version in range(1, 4):
                 for number in range(12):
                     engine.put(key(number), sealed(number, version, 60_000 + 10 * version))
                     engine.put(key(f"other {number}"), sealed(number, version, 30_000))
             over.touch()
-        assert [wait(child) for child in children] == [0, 0, 0]
+        assert [wait(child) for child in children] == [0, 0]
         assert sum(each.result() for each in hits) > 0
         assert engine.stats().evictions > 0
 
 
 def test_more_readers_than_lmdb_knows_of_by_itself(long: bool, tmp_path: Path) -> None:
     """LMDB's own table has 126 places; a read of each of 64 threads in 16 processes takes one."""
-    processes, threads = (16, 64) if long else (8, 32)
+    processes, threads = (16, 64) if long else (5, 30)
     with open_engine(tmp_path, backend="lmdb") as engine:
         put_all(engine, range(20), 1, 10_000)
 

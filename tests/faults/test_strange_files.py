@@ -5,16 +5,18 @@ import resource
 import shutil
 import signal
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
 
 import pytest
-from core.helpers import fork, in_child, key, wait
+from core.helpers import command, fork, in_child, key, wait
 from faults.places import NAMES, has, make_socket, sealed
 
 from kcache import BackendError, ConfigError, open_engine
+from kcache.engine.journal import Journal
+from kcache.engine.stats import StatsFile
 
 CAP = 1_200_000
 ENTRIES = 60
@@ -146,18 +148,27 @@ def use(name: str, place: Path) -> None:
     assert peak() - before < MOST_MEMORY, (before, peak())
 
 
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", NAMES)
-def test_nothing_in_a_files_place_hangs_or_takes_memory(
-    name: str, bases: dict[str, Path], tmp_path: Path, long: bool
-) -> None:
-    ends = {}
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Path]:
+    """A file of somebody's, which is left alone."""
     other = tmp_path / "somebodys" / "file"
     other.parent.mkdir()
     other.write_bytes(b"somebody's" * 1000)
     os.utime(other, (1, 1))
+    yield other
+    assert other.read_bytes() == b"somebody's" * 1000
+    assert other.stat().st_mtime == 1
+    assert os.listdir(other.parent) == ["file"]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_in_a_files_place_hangs_or_takes_memory(
+    name: str, bases: dict[str, Path], other: Path, tmp_path: Path, long: bool
+) -> None:
+    ends = {}
     place = tmp_path / "cache"
-    for seed in range(2000 if long else 30):
+    for seed in range(2000 if long else 12):
         random = Random(f"{name} {seed}")
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(bases[name], place)
@@ -165,7 +176,38 @@ def test_nothing_in_a_files_place_hangs_or_takes_memory(
         pid = fork(lambda: use(name, place))
         if end := wait(pid):
             ends[seed] = (did, end)
-        assert other.read_bytes() == b"somebody's" * 1000, did
-        assert other.stat().st_mtime == 1, did
-        assert os.listdir(other.parent) == ["file"], did
     assert ends == {}
+
+
+FILES = ("stats", "slots", "journal", "journal.1", "flight", "CACHEDIR.TAG", "file/counters")
+COMMANDS = ("info", "stats", "stats --zero", "doctor", "report", "verify", "verify --repair", "ls")
+
+
+@pytest.mark.parametrize("thing", INSTEAD)
+def test_whatever_is_in_the_place_of_all_files_nobody_waits_for_it(
+    thing: str, bases: dict[str, Path], other: Path, tmp_path: Path, long: bool
+) -> None:
+    place = tmp_path / "cache"
+    shutil.copytree(bases["file"], place)
+    for name in FILES:
+        (place / name).unlink(missing_ok=True)
+        INSTEAD[thing](place / name, other, Random(name))
+
+    def look() -> None:
+        with open_engine(place) as engine:
+            engine.get_or_create(key(ENTRIES), lambda: sealed(ENTRIES, 1, 100))
+            engine.delete(key(1))
+            engine.trim(0)
+        for call in (
+            StatsFile(place / "stats").total,
+            StatsFile(place / "stats").zero,
+            lambda: list(Journal(str(place), "file").events()),
+        ):
+            with suppress(BackendError):
+                call()
+
+    in_child(look)
+    for line in COMMANDS if long or thing == "pipe" else ():
+        out = ("-o", tmp_path / "r.html") if line == "report" else ()
+        done = command(*line.split(), *out, "--directory", place)
+        assert "Traceback" not in done.stderr, (line, done.stderr)
