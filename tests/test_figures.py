@@ -1,9 +1,8 @@
 """Figures in README.md and docs/: all from committed results files, none by hand.
 
-A measured figure stands in a generated part (see `bench/report/pages.py`), or in a paragraph that says
-"Measured on DATE by `command`" with the `bench/results/FILE.json` that has it. Settings and limits
-are figures that nobody measured: they are listed here, each with what it is, and those that the
-code has are taken from there.
+A measured figure stands in a generated part (see `bench/report/pages.py`). Settings and limits are
+figures that nobody measured: they are listed here, each with what it is, and those that the code
+has are taken from there.
 """
 
 import re
@@ -13,11 +12,9 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from harness.findings import Absent, Fact, Point, Ratio
 from report import pages
 from report.chart_specs import all_charts
 from report.evidence import RESULTS, ROOT, Evidence, everything
-from report.notation import number, quantity
 from report.palette import THEMES
 
 from kcache.engine.engine import DEFAULT_WAIT
@@ -94,7 +91,6 @@ FIGURE = re.compile(
 FENCE = re.compile(
     r"^(?P<fence>`{3,}|:{3,})[^\n]*\n.*?^(?P=fence)[ \t]*$", re.MULTILINE | re.DOTALL
 )
-NOTE = re.compile(r"Measured on (\d{4}-\d\d-\d\d) by `([^`]+)`")
 PROGRAM = re.compile(r"(?:python )?(?P<path>bench/[\w/]+\.py)\b")
 
 
@@ -169,8 +165,8 @@ def figures_alone(text: str, allowed: dict[str, str]) -> Iterator[tuple[int, str
     line = 1
     # A paragraph, or a row of a table.
     for paragraph in re.split(r"(\n\s*\n|\n(?=\|))", text):
-        known = _figures_of_note(paragraph) | _settings(paragraph)
-        plain = NOTE.sub(_blank, re.sub(r"`[^`]*`", _blank, paragraph))
+        known = _settings(paragraph)
+        plain = re.sub(r"`[^`]*`", _blank, paragraph)
         for found in FIGURE.finditer(plain):
             if _normal(found[0]) not in known:
                 yield line + plain.count("\n", 0, found.start()), found[0]
@@ -185,39 +181,6 @@ def _settings(paragraph: str) -> set[str]:
         if re.search(setting.about, paragraph)
         for figure in setting.figures
     }
-
-
-def _figures_of_note(paragraph: str) -> set[str]:
-    """Return every figure of the results file that a paragraph names, as it is written."""
-    note = NOTE.search(" ".join(paragraph.split()))
-    file = re.search(r"bench/results/([\w.-]+\.json)", paragraph)
-    if note is None or file is None:
-        return set()
-    path = RESULTS / file[1]
-    if not path.is_file():
-        return set()
-    (found,) = Evidence.read([path]).runs
-    return set(_figures(found)) if (found.date, found.command) == note.groups() else set()
-
-
-def _figures(found: object) -> Iterator[str]:
-    for each in everything(found):  # type: ignore[arg-type]
-        match each:
-            case Ratio():
-                for summary in (each.ours, each.other):
-                    yield from (_normal(quantity(v, each.unit)) for v in _values(summary))
-                for value in _values(each.ratio):
-                    yield from (number(value), f"{number(value)}times", f"{value * 100:.0f}%")
-            case Point():
-                yield from (_normal(quantity(v, each.unit)) for v in _values(each.y))
-            case Fact() | Absent():
-                pass
-            case _:
-                yield from (_normal(quantity(v, "s")) for v in _values(each.seconds))
-
-
-def _values(summary: object) -> list[float]:
-    return [getattr(summary, name) for name in ("median", "low", "high")]
 
 
 def _normal(figure: str) -> str:

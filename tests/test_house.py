@@ -1,6 +1,7 @@
 """The house: how long a module may be, and what has one place in the code."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,16 @@ def test_no_module_is_too_long(path: Path) -> None:
     assert lines <= LONGEST
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def imported(path: Path) -> set[str]:
     """Returns what a module imports at any time, in functions too; not what only types need."""
     for_types: set[ast.AST] = set()
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             for_types |= {below for each in node.body for below in ast.walk(each)}
         elif node not in for_types and isinstance(node, ast.Import):
@@ -64,7 +70,7 @@ def test_only_three_modules_read_the_environment() -> None:
         named(path)
         for path in MODULES
         if named(path).startswith("kcache/") and "/cli/" not in named(path)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv")
     }
     assert found == {

@@ -32,9 +32,9 @@ def code(text: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", text, *map(str, arguments)]
 
 
-def measuring(folder: Path, *what: object) -> list[str]:
-    """Returns the command that measures operations in an empty folder; see `guard.operations`."""
-    return [sys.executable, "-m", "guard.operations", str(folder), *map(str, what)]
+def measuring(folder: Path, what: str) -> list[str]:
+    """Returns the command that measures operations in a folder; see `guard.operations`."""
+    return [sys.executable, "-m", "guard.operations", str(folder), what]
 
 
 def output(command: list[str], home: Path) -> str:

@@ -1,7 +1,7 @@
 """Operations: what the guard measures, each prepared so that one call does nothing but itself.
 
-Run as a program, it prepares a directory, does each operation a few times, and then once more
-between two marks that strace sees.
+Run as a program, it does each operation a few times, and then once more between two marks that
+strace sees.
 """
 
 import itertools
@@ -46,8 +46,8 @@ def headers_in(folder: Path) -> str:
     return '#include "h0.h"\n' + KERNEL.format("V")
 
 
-def _engine(place: Path, backend: str, count: int) -> Iterator[tuple[str, Operation]]:
-    """Operations of an engine among `count` entries."""
+def _engine(place: Path, backend: str) -> Iterator[tuple[str, Operation]]:
+    """Operations of an engine among the entries of `fill`."""
 
     def opened(memory: int = 0) -> kcache.CacheEngine:
         return kcache.open_engine(place, backend=backend, max_size=1 << 30, memory_size=memory)
@@ -56,7 +56,6 @@ def _engine(place: Path, backend: str, count: int) -> Iterator[tuple[str, Operat
         with opened():
             pass
 
-    _fill(place, backend, count)
     yield "open and close", open_and_close
     with opened(1 << 24) as engine:
         engine.put(key(0), entry())
@@ -73,8 +72,8 @@ def _engine(place: Path, backend: str, count: int) -> Iterator[tuple[str, Operat
         yield "delete", lambda: engine.delete(next(gone))
 
 
-def _fill(place: Path, backend: str, count: int) -> None:
-    """Files are written straight to where the backend keeps them, which is faster."""
+def fill(place: Path, backend: str, count: int) -> None:
+    """Makes a cache of `count` entries; files are written straight to their places, which is faster."""
     plain = backend == "file"
     with (
         kcache.open_engine(place, backend=backend, max_size=1 << 30) as engine,
@@ -112,13 +111,11 @@ def _mark(name: str) -> None:
         pass
 
 
-def main(folder: str, what: str, count: str = "16") -> None:
-    """Do the operations of a backend, or those with kernels, in an empty folder."""
+def main(folder: str, what: str) -> None:
+    """Do the operations of a backend in a filled folder, or those with kernels in an empty one."""
     with ExitStack() as stack:
         place = Path(folder)
-        operations = (
-            _kernels(place, stack) if what == "kernels" else _engine(place, what, int(count))
-        )
+        operations = _kernels(place, stack) if what == "kernels" else _engine(place, what)
         for name, operation in operations:
             for _ in range(3):
                 operation()

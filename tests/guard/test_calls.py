@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from guard.child import calls, code, measuring, no_strace, output
-from guard.operations import HEADERS, KERNEL, headers_in
+from guard.operations import HEADERS, KERNEL, fill, headers_in
+
+import kcache
 
 TRACED = pytest.mark.skipif(no_strace() is not None, reason=no_strace() or "")
 
-_FEW, _MANY = 300, 10_000
+_FEW, _MANY = 300, 4_000
 #: At most so many calls on files. A put into files locks, checks and counts its shard before and
 #: after it; LMDB begins and ends a transaction, and writes as many runs of pages as are free.
 MOST = {
@@ -55,7 +57,8 @@ def test_few_calls_and_no_more_among_many_entries(backend: str, tmp_path: Path) 
     for number in (_FEW, _MANY):
         home = tmp_path.resolve() / str(number)
         home.mkdir()
-        made = calls(measuring(home / "cache", backend, number), home)
+        fill(home / "cache", backend, number)
+        made = calls(measuring(home / "cache", backend), home)
         counts.append({name: len(each) for name, each in made.items()})
     few, many = counts
     assert list(few) == list(many) == list(MOST[backend])
@@ -140,17 +143,16 @@ def test_importing_kcache_loads_nothing_else(tmp_path: Path) -> None:
 ENGINE = """
 import kcache
 with kcache.open_engine(sys.argv[1], backend=sys.argv[2]) as engine:
-    {}
+    assert engine.get("0" * 64).payload
 """
 
 
 @pytest.mark.parametrize("backend", PACKAGES)
 def test_a_hit_of_the_engine(backend: str, tmp_path: Path) -> None:
-    put = 'engine.put("0" * 64, kcache.Entry({"a": b"x"}))'
-    get = 'assert engine.get("0" * 64).payload'
     place = tmp_path / "cache"
-    output(code("import sys" + ENGINE.format(put), place, backend), tmp_path)
-    found = loaded(ENGINE.format(get), tmp_path, place, backend)
+    with kcache.open_engine(place, backend=backend) as engine:
+        assert engine.put("0" * 64, kcache.Entry({"a": b"x"}))
+    found = loaded(ENGINE, tmp_path, place, backend)
     assert found.ours <= ENGINE_GET + MORE[backend]
     assert found.packages == PACKAGES[backend]
     assert not found.heavy or backend.startswith("zstd")  # the binding of Zstandard loads some
@@ -163,21 +165,23 @@ place, source, backend = sys.argv[1:]
 options = kcache.CompileOptions(arch="sm_80", include_paths=[os.path.abspath("inc")])
 with kcache.KernelCache(place, backend=backend) as cache:
     kernel = cache.get_or_compile(source, (), options)
+assert kernel.cached
 """
-
-
-def source_in(home: Path, *, headers: bool) -> str:
-    return headers_in(home / "inc") if headers else KERNEL.format(7)
 
 
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("headers", [False, True])
 @pytest.mark.parametrize("backend", ["file", "lmdb"])
-def test_a_hit_of_a_new_process(backend: str, headers: bool, tmp_path: Path) -> None:
-    source = source_in(tmp_path, headers=headers)
+def test_a_hit_of_a_new_process(
+    backend: str, headers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = headers_in(tmp_path / "inc") if headers else KERNEL.format(7)
+    options = kcache.CompileOptions(arch="sm_80", include_paths=[tmp_path / "inc"])
     place = tmp_path / "cache"
-    output(code("import sys" + ASK, place, source, backend), tmp_path)
-    found = loaded(ASK + "assert kernel.cached", tmp_path, place, source, backend)
+    with kcache.KernelCache(place, backend=backend) as cache:
+        cache.get_or_compile(source, (), options)
+    found = loaded(ASK, tmp_path, place, source, backend)
     assert found.ours <= (HEADER_HIT if headers else HIT) + MORE[backend]
     assert found.packages == PACKAGES[backend]  # no CUDA, no directories of the platform's
     assert not found.heavy

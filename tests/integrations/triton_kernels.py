@@ -1,9 +1,8 @@
 """Compiles Triton kernels for sm_90 without a GPU; prints a digest of each, and the counts.
 
-    python triton_kernels.py FIRST COUNT [kill]
+    python triton_kernels.py FIRST COUNT
 
-The class that `TRITON_CACHE_MANAGER` names is the cache. With `kill`, the process prints each digest
-at once, so that it may be killed at any time.
+The class that `TRITON_CACHE_MANAGER` names is the cache.
 """
 
 import hashlib

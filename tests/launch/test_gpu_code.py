@@ -15,8 +15,10 @@ extern "C" __global__ void calls(float* x) { x[0] = square(x[1]); }
 KERNELS = ["_Z4axpyIfEvT_PKS0_PS0_i", "calls", "none"]
 
 
-@pytest.mark.parametrize("flag", ["", "--relocatable-device-code=true", "-G"])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize(
+    ("arch", "flag"),
+    [("sm_80", ""), ("sm_90a", "--relocatable-device-code=true"), ("sm_120", ""), ("sm_120", "-G")],
+)
 def test_ptx_and_cubin_name_the_same_kernels(arch: str, flag: str, nvrtc: tuple[int, int]) -> None:
     if arch == "sm_120" and nvrtc < (12, 8):
         pytest.skip("sm_120 is known since CUDA 12.8")

@@ -4,12 +4,14 @@ The model is `model_driver.c`: two devices, contexts that can be destroyed, kern
 arguments. tests/gpu has the real thing.
 """
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from core.helpers import output_of
+from core.helpers import started
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the model is for Linux")
 
@@ -34,9 +36,25 @@ def says(use, *arguments, **named):
 """
 
 
+#: Runs the code of each line in a child, whose output goes to a file; prints how it ended.
+CHILDREN = """
+import json, sys
+import cuda.core
+for line in sys.stdin:
+    code, output = json.loads(line)
+    if os.fork() == 0:
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(1, 2)
+        exec(code, globals())
+        sys.exit()
+    print(os.wait()[1], flush=True)
+"""
+Run = Callable[[str], list[str]]
+
+
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the model's libcuda.so.1."""
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Returns the lines that a program prints, which the model's driver is the driver of."""
     pytest.importorskip("cuda.core", reason="the extra launch is not installed")
     folder = tmp_path_factory.mktemp("model")
     source = Path(__file__).with_name("model_driver.c")
@@ -45,17 +63,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         subprocess.run(command, check=True)
     except FileNotFoundError:
         pytest.skip("there is no C compiler")
-    return folder
-
-
-def run(model: Path, code: str) -> list[str]:
-    """Returns the lines that a program prints, which the model's driver is the driver of."""
     # Unbuffered, so that the lines of Python and of the model are in order.
-    environ = {"LD_LIBRARY_PATH": str(model), "PYTHONUNBUFFERED": "1"}
-    return output_of(SETUP + code, environ=environ).splitlines()
+    environ = {"LD_LIBRARY_PATH": str(folder), "PYTHONUNBUFFERED": "1"}
+    output = folder / "output"
+    with started(SETUP + CHILDREN, environ=environ) as process:
+
+        def run(code: str) -> list[str]:
+            process.stdin.write(json.dumps([code, str(output)]) + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "0\n", output.read_text()
+            return output.read_text().splitlines()
+
+        yield run
 
 
-def test_arguments_arrive_in_the_sizes_that_the_kernel_takes(model: Path) -> None:
+def test_arguments_arrive_in_the_sizes_that_the_kernel_takes(run: Run) -> None:
     code = """
 import numpy
 loaded = kernel().load()
@@ -65,7 +87,7 @@ loaded.launch(2, (64, 2), 2.5, 4096, None, -7)
 loaded.launch((1, 2, 3), 1, numpy.float32(0.5), ctypes.c_void_p(1), 2, numpy.int32(9), stream=2)
 kernel().load(name="none").launch(1, 1, shared_memory=90_000, stream=12345)
 """
-    assert run(model, code) == [
+    assert run(code) == [
         "loads ELF ",
         "LoadedKernel('axpy', device=0, generation=0) axpy 0 0 True",
         "4",
@@ -75,7 +97,7 @@ kernel().load(name="none").launch(1, 1, shared_memory=90_000, stream=12345)
     ]
 
 
-def test_what_is_wrong_with_a_launch_is_said(model: Path) -> None:
+def test_what_is_wrong_with_a_launch_is_said(run: Run) -> None:
     code = """
 none = kernel().load(name="none")
 says(kernel().load().launch, 1, 1, 2.0)
@@ -87,7 +109,7 @@ says(none.launch, 1, 1, stream="default")
 says(none.launch, 1, 1, shared_memory="1 KiB")
 says(none.launch, 1, 2000)
 """
-    found = run(model, code)[1:]
+    found = run(code)[1:]
     expected = [
         "ConfigError: 1 arguments for a kernel that takes 4",
         "ConfigError: argument 4: 4294967296 is not allowed: it does not fit into 4 bytes",
@@ -101,7 +123,7 @@ says(none.launch, 1, 2000)
     assert [line[: len(start)] for line, start in zip(found, expected, strict=True)] == expected
 
 
-def test_a_kernel_is_loaded_once_for_each_context(model: Path) -> None:
+def test_a_kernel_is_loaded_once_for_each_context(run: Run) -> None:
     code = """
 import threading
 first = kernel()
@@ -119,7 +141,7 @@ own = ctypes.c_void_p()
 assert model.cuCtxCreate_v2(ctypes.byref(own), 0, 0) == 0
 first.load().launch(1, 1, 0.5, 0, 0, 1)
 """
-    assert run(model, code) == [
+    assert run(code) == [
         "loads ELF ",
         "the second device",
         "loads ELF ",
@@ -132,7 +154,7 @@ first.load().launch(1, 1, 0.5, 0, 0, 1)
     ]
 
 
-def test_a_kernel_of_another_device_leaves_the_current_context(model: Path) -> None:
+def test_a_kernel_of_another_device_leaves_the_current_context(run: Run) -> None:
     code = """
 zero, one = kernel().load(0), kernel().load(1)
 current, primary = ctypes.c_void_p(), ctypes.c_void_p()
@@ -142,19 +164,19 @@ zero.launch(1, 1, 0.5, 0, 0, 1)
 says(lambda: (kernel().load().device, kernel().load(0).device))
 assert model.cuCtxGetCurrent(ctypes.byref(current)) == 0 and current.value == primary.value
 """
-    assert run(model, code)[2:] == [
+    assert run(code)[2:] == [
         "launches axpy on 0: 1,1,1 1,1,1 0 stream 0x1: 0.5 (nil) (nil) 1",
         "(1, 0)",
     ]
 
 
-def test_ptx_serves_where_the_cubin_is_for_another_gpu(model: Path) -> None:
+def test_ptx_serves_where_the_cubin_is_for_another_gpu(run: Run) -> None:
     code = """
 says(kernel(cubin=80).load)
 says(kernel(2, cubin=80, ptx=None).load, name="axpy")
 says(kernel(3, cubin=None, ptx=None).load)
 """
-    loaded, refused, nothing = [line for line in run(model, code) if "loads" not in line]
+    loaded, refused, nothing = [line for line in run(code) if "loads" not in line]
     assert loaded == "LoadedKernel('axpy', device=0, generation=0)"
     assert refused.startswith(
         "DeviceError: axpy can't be loaded on device 0, which is sm_90: cubin: "
@@ -163,7 +185,7 @@ says(kernel(3, cubin=None, ptx=None).load)
     assert nothing.startswith("DeviceError: the kernel has neither CUBIN nor PTX nor LTOIR")
 
 
-def test_names_and_devices_that_are_not_there_are_refused(model: Path) -> None:
+def test_names_and_devices_that_are_not_there_are_refused(run: Run) -> None:
     code = """
 says(kernel().load, name="nothing")
 says(kernel(names={}).load)
@@ -171,7 +193,7 @@ says(kernel().load, 2)
 says(kernel().load, -1)
 says(kcache.launch.reset, 2)
 """
-    assert run(model, code) == [
+    assert run(code) == [
         "ConfigError: name='nothing' is not a kernel here; allowed: axpy, none",
         "ConfigError: no name is given, and there is not exactly one kernel; allowed: axpy, none",
         "ConfigError: device=2 is not allowed; allowed: None, 0 to 1",
@@ -180,7 +202,7 @@ says(kcache.launch.reset, 2)
     ]
 
 
-def test_a_handle_is_stale_once_its_context_is_gone(model: Path) -> None:
+def test_a_handle_is_stale_once_its_context_is_gone(run: Run) -> None:
     code = """
 def launch(handle):
     handle.launch(1, 1)
@@ -207,7 +229,7 @@ launch(again)
 """
     stale = "StaleKernelError: the kernel was loaded into a context of device"
     launched = "launches none on 0: 1,1,1 1,1,1 0 stream 0x1:"
-    found = [line for line in run(model, code) if "loads" not in line]
+    found = [line for line in run(code) if "loads" not in line]
     assert found == [
         f"{stale} 0 that was reset or destroyed (generation 0, now 1); load it again",
         f"{stale} 0 that was reset or destroyed (generation 0, now 1); load it again",
@@ -223,7 +245,7 @@ launch(again)
     ]
 
 
-def test_a_forked_child_is_told_why(model: Path) -> None:
+def test_a_forked_child_is_told_why(run: Run) -> None:
     code = """
 handle = kernel().load()
 if os.fork() == 0:
@@ -233,18 +255,18 @@ if os.fork() == 0:
 os.wait()
 handle.launch(1, 1, 0.5, 0, 0, 1)
 """
-    _, *forked, launched = run(model, code)
+    _, *forked, launched = run(code)
     assert len(forked) == 4
     for line in forked:
         assert line.startswith("DeviceError: this process was forked from one that used the CUDA")
     assert launched.startswith("launches axpy on 0")
 
 
-def test_the_architecture_of_the_current_gpu_is_the_default(model: Path) -> None:
+def test_the_architecture_of_the_current_gpu_is_the_default(run: Run) -> None:
     code = """
 from kcache.util.cuda_driver import current_arch
 print(current_arch())
 assert model.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, 1) == 0
 print(current_arch())
 """
-    assert run(model, code) == ["sm_90", "sm_80"]
+    assert run(code) == ["sm_90", "sm_80"]

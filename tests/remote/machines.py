@@ -15,7 +15,7 @@ from kcache.remote.client import Client
 from kcache.service.start import STOP, ask, status
 
 
-def source(value: int) -> str:
+def source(value: int = 1) -> str:
     return KERNEL.replace("V", str(value))
 
 

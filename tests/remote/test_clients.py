@@ -3,7 +3,6 @@
 import base64
 import http.server
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -11,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import pytest
@@ -220,11 +218,10 @@ def faulty(kind: Kind) -> Iterator[Proxy]:
 @pytest.mark.parametrize(
     ("faults", "counted"),
     [
-        *((Faults(truncate=length), "errors") for length in (0, 1, 20, 50_000, 102_000)),
+        *((Faults(truncate=length), "errors") for length in (0, 20, 102_000)),
         (Faults(refuse=True), "errors"),
         (Faults(hole=True), "timeouts"),
         (Faults(drip=0.1), "timeouts"),
-        (Faults(delay=60), "timeouts"),
     ],
     ids=repr,
 )
@@ -311,15 +308,21 @@ OF_HTTP.remove("lists")
 
 ASK = """
 import sys
-from remote.test_clients import remote_at, key, RemoteError
+from kcache.remote.address import parse_addresses
+from kcache.remote.protocol import Counts
+from kcache.remote.remote import Remote
+from kcache.remote.remote_client import RemoteError
 from kcache.remote.remotes import limit_memory
-remotes = [remote_at(address, "timeout=0.5") for address in sys.argv[1:]]
+from kcache.remote.signing import make_sealer
+more = "timeout=0.2"
+addresses = parse_addresses([address + more for address in sys.argv[1:]], name="remote")
+remotes = [Remote(address, make_sealer, Counts()) for address in addresses]
 for remote in remotes:
     remote._open()
 limit_memory(300 << 20)
 for remote in remotes:
     try:
-        print(remote.get(key("flood")), flush=True)
+        print(remote.get("ab" * 32), flush=True)
     except RemoteError as error:
         print("RemoteError", remote.trouble[:200], flush=True)
 """
@@ -364,7 +367,6 @@ def test_answers_without_an_end_take_neither_time_nor_memory(name: str, floods: 
             [*python, MEASURE, *python, ASK, *map(ADDRESSES[name], ports)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
             text=True,
             check=True,
         )

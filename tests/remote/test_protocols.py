@@ -25,15 +25,12 @@ from kcache.remote.signing import make_keys, write_keys
 
 #: No miss on a loaded machine is a failure here.
 PATIENT = "slow=60&connect_timeout=30&timeout=30"
-COUNT = 2
+COUNT = 1
 
 
 #: Addresses, to which more is added, of servers that come from fixtures.
 ADDRESSES: dict[str, Callable[[Callable[[str], Any]], str]] = {
     "redis": lambda get: f"redis://127.0.0.1:{get('redis_server').port}/5/protocols?",
-    "cluster": lambda get: (
-        f"redis+cluster://{','.join(f'127.0.0.1:{n.port}' for n in get('redis_cluster'))}/protocols?"
-    ),
     "http": lambda get: f"http://user:secret@127.0.0.1:{get('nginx').port}/private/p?",
     "https": lambda get: (
         f"https://127.0.0.1:{get('nginx').tls_port}/token/p?ca_file={get('nginx').certificate}&"
@@ -93,21 +90,6 @@ def test_signatures(
     assert compiles("mine, again", "mine") == (0, 0)
     assert compiles("theirs", "theirs") == (COUNT, COUNT)
     assert compiles("no key, again", None) == (0, 0)
-
-
-def test_a_key_file_that_cannot_be_used_lets_nothing_in(
-    hosts: Machines, nginx: servers.Nginx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remote = f"http://127.0.0.1:{nginx.port}/cache/unusable?{PATIENT}"
-    with hosts.cache("a", remote) as cache:
-        cache.get_or_compile(source(1), options=ARCH)
-        assert of_client(cache).flush(120)
-    (tmp_path / "key").write_text("no key")
-    for number, file in enumerate((tmp_path / "nowhere", tmp_path / "key")):
-        monkeypatch.setenv("KCACHE_SIGNING_KEY_FILE", str(file))
-        with hosts.cache(f"b{number}", remote) as cache:
-            assert not cache.get_or_compile(source(1), options=ARCH).cached
-            assert cache.stats().remote_hits == 0
 
 
 # -- another user on another machine, in another checkout ------------------------------------------
@@ -184,7 +166,7 @@ def run(
 
 @pytest.mark.usefixtures("nvrtc")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-@pytest.mark.parametrize("kind", ["redis", "http", "s3", "layer", "bundle"])
+@pytest.mark.parametrize("kind", ["redis", "layer", "bundle"])
 def test_another_user_compiles_nothing(
     kind: str, place: Path, other: list[str], request: pytest.FixtureRequest
 ) -> None:
@@ -238,7 +220,6 @@ def test_a_node_asks_twice_for_each_kernel(hosts: Machines, tmp_path: Path) -> N
 # -- configurations of servers that the documentation recommends -----------------------------------
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/share-with-your-team.md"
-PATIENT = "slow=60&connect_timeout=30&timeout=30"
 
 
 def test_nginx(hosts: Machines, tmp_path: Path) -> None:

@@ -96,27 +96,6 @@ def test_manifests_are_merged_and_say_nothing_of_one_machine(tmp_path: Path) -> 
     assert list(payload.values()) == [b"headers of 2", b"headers of 1", b"headers of 0"]
 
 
-@pytest.mark.parametrize(
-    "blob",
-    [
-        envelope(KEY)[:-1],
-        envelope(KEY) + b"x",
-        envelope(KEY)[:50] + b"\xff" + envelope(KEY)[51:],
-        b"",
-        bytes(200),
-        envelope(OTHER),
-    ],
-    ids=["cut", "longer", "bit", "empty", "nonsense", "of another key"],
-)
-def test_damaged_values_are_misses(tmp_path: Path, blob: bytes) -> None:
-    store = MemoryClient()
-    store.values[KEY] = blob
-    with service(tmp_path, remote(store)) as client:
-        assert value(client, KEY) is None
-        told = counts(client)
-    assert (told["damaged"], told["hits"], told["misses"]) == (1, 0, 1)
-
-
 @pytest.mark.parametrize("size", [100, 10_000])
 def test_a_kernel_beyond_max_entry_is_a_miss_of_a_remote_that_works(size: int) -> None:
     store = MemoryClient()

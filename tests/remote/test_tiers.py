@@ -10,6 +10,7 @@ import pytest
 import xxhash
 from nvrtc.reference import ARCH, KERNEL, working_directory, write
 from remote.fakes import MemoryClient, remote, service
+from remote.machines import source
 
 import kcache
 from kcache.entry import Entry, encode
@@ -36,10 +37,6 @@ def client(
 def machine(folder: Path, **settings: object) -> kcache.KernelCache:
     settings.setdefault("remote", "http://memory")
     return kcache.KernelCache(folder, **settings)  # type: ignore[arg-type]
-
-
-def source(value: int = 1) -> str:
-    return KERNEL.replace("V", str(value))
 
 
 def test_headers_are_compared_where_they_are_used(client: Client, tmp_path: Path) -> None:
@@ -87,23 +84,6 @@ def test_disabled_and_recache_ask_nobody(
         assert client.flush(60)
     assert "get" not in store.operations
     assert store.values, "what is compiled anew replaces what is there"
-
-
-def test_many_and_asynchronous_requests_ask_too(client: Client, tmp_path: Path) -> None:
-    import asyncio
-
-    requests = [kcache.CompileRequest(source(n), options=ARCH) for n in range(4)]
-    with machine(tmp_path / "a") as first:
-        first.compile_many(requests)
-        assert client.flush(60)
-    with machine(tmp_path / "b") as second:
-        kernels = second.compile_many([*requests, requests[0]])
-        assert all(isinstance(k, kcache.CompiledKernel) and k.cached for k in kernels)
-        assert second.stats().compiles == 0
-    with machine(tmp_path / "c") as third:
-        kernel = asyncio.run(third.aget_or_compile(source(1), options=ARCH))
-        assert kernel.cached
-        assert third.stats().compiles == 0
 
 
 def test_a_damaged_remote_that_is_only_read_hides_none_behind_it(
