@@ -209,17 +209,20 @@ def command(
     *words: object,
     environ: Mapping[str, str] | None = None,
     before: Callable[[], object] = lambda: None,
+    mixed: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Runs the command `kcache` in a forked child, which saves the start of an interpreter.
 
     Args:
         before: what the child does first.
+        mixed: whether errors come among the output, as on a terminal.
     """
     from kcache.cli import app  # noqa: F401  # here, and not in every child
 
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         given = list(map(str, words))
-        pid = fork(lambda: (before(), _become_command(given, environ or {}, out, err)))
+        errors = out if mixed else err
+        pid = fork(lambda: (before(), _become_command(given, environ or {}, out, errors)))
         code = wait(pid)
         out.seek(0)
         err.seek(0)

@@ -308,7 +308,7 @@ def test_what_only_another_version_knows_stays(files: CacheDirectory) -> None:
 
 def test_processes_that_save_at_the_same_time_lose_nothing(files: CacheDirectory) -> None:
     def work(name: str) -> None:
-        for number in range(60):
+        for number in range(25):
             save(files.path, {name: str(number + 1)})
             save(files.path, {}, [name])
         save(files.path, {name: "77"})

@@ -231,7 +231,7 @@ for number in range(int(sys.argv[2])):
 
 
 def test_processes_that_make_the_same_directory_at_once_all_use_it(tmp_path: Path) -> None:
-    rounds, count = 40, 4
+    rounds, count = 20, 3
     processes = [started(OPENS, tmp_path, rounds) for _ in range(count)]
     for process in processes:
         process.stdin.write("\n")

@@ -6,6 +6,7 @@ from functools import partial
 from random import Random
 
 from core.helpers import QUICK, run_all
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
@@ -58,7 +59,7 @@ class MemoryTierModel(RuleBasedStateMachine):
 
 
 def test_it_behaves_as_its_model() -> None:
-    run_state_machine_as_test(MemoryTierModel, settings=QUICK)
+    run_state_machine_as_test(MemoryTierModel, settings=settings(QUICK, stateful_step_count=25))
 
 
 def test_threads_never_see_it_above_its_bound_and_leave_the_charge_right() -> None:

@@ -19,7 +19,7 @@ MEAN, MOST = 10, 4096
 PUTS = 8 * (EVICT_BATCH + 1)
 
 
-SIZES = (8_000, pytest.param(120_000, marks=[pytest.mark.long, pytest.mark.timeout(600)]))
+SIZES = (5_000, pytest.param(120_000, marks=[pytest.mark.long, pytest.mark.timeout(600)]))
 
 
 @pytest.mark.parametrize("count", SIZES)

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import yaml
+from core.helpers import command
 from docs.pages import Block
 
 #: Commands that would change the machine.
@@ -41,6 +42,10 @@ REFUSED = 97
 
 _SECONDS = 280
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+#: A command of kcache's of which a shell makes nothing: it needs no shell and no new interpreter.
+#: What starts programs and servers gets both.
+_ALONE = re.compile(r"kcache (?!run\b|server\b)(?:[\w =.,:/+-]|'[^'\n]*')*\n?")
 
 #: Makes several shells behave as one terminal: variables that are not exported, the environment and
 #: the working directory survive.
@@ -135,6 +140,10 @@ class Reader:
 
     def shell(self, block: Block, script: str) -> str:
         """Runs a script; variables that it sets, and where it goes, hold for the next one."""
+        if _ALONE.fullmatch(script):
+            words = shlex.split(script)[1:]
+            done = command(*words, environ=self.environ, before=self._enter, mixed=True)
+            return self._ended(block, done)
         state, variables = self._place / "state", self._place / "variables"
         script = _TERMINAL.format(state=state, variables=variables) + script
         said = self._run(block, ["bash", "-euo", "pipefail", "-c", script])
@@ -147,11 +156,11 @@ class Reader:
     def _console(self, block: Block) -> None:
         """Runs each command behind a `$`, and compares what it says with what stands below it."""
         steps = commands(block)
-        for number, (command, wanted) in enumerate(steps, 1):
+        for number, (line, wanted) in enumerate(steps, 1):
             last = number == len(steps)
             marks = {name: text for name, text in block.marks.items() if last or name != "exit"}
-            said = self.shell(replace(block, marks=marks), command)
-            _compare(block, wanted, said, command)
+            said = self.shell(replace(block, marks=marks), line)
+            _compare(block, wanted, said, line)
 
     def _run(self, block: Block, arguments: list[str]) -> str:
         """Runs a program to its end; returns all that it says, as a terminal shows it."""
@@ -170,6 +179,14 @@ class Reader:
             )
         except subprocess.TimeoutExpired as error:
             _fail(block, f"it takes more than {_SECONDS} s, and has said: {error.output!r}")
+        return self._ended(block, done)
+
+    def _enter(self) -> None:
+        os.chdir(self.cwd)
+        os.environ.clear()
+
+    def _ended(self, block: Block, done: subprocess.CompletedProcess[str]) -> str:
+        """Returns what a program said that has ended as the page says."""
         wanted = int(block.marks.get("exit", 0))
         if done.returncode != wanted:
             _fail(block, f"exit status {done.returncode}, not {wanted}:\n{done.stdout}")

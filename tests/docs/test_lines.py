@@ -9,7 +9,7 @@ import configparser
 import itertools
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -125,6 +125,9 @@ def quoted(path: Path) -> Iterator[tuple[int, str]]:
             yield from ((block.line, line) for line in command_lines(block.text))
 
 
+Quotes = Callable[[Path], Iterator[tuple[int, str]]]
+
+
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
     """Yields the line and the text of each piece of code in the docstrings of a module."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -136,17 +139,12 @@ def docstrings(path: Path) -> Iterator[tuple[int, str]]:
                 yield line, " ".join(span.split())
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_quotes_commands_that_exist(page: str) -> None:
-    found = quoted(PAGES[page])
-    assert [f"{page}:{n}: {said}" for n, line in found if (said := complaint(line, app))] == []
-
-
-def test_docstrings_quote_commands_that_exist() -> None:
+@pytest.mark.parametrize(("files", "quotes"), [(PAGES, quoted), (MODULES, docstrings)])
+def test_commands_that_are_quoted_exist(files: dict[str, Path], quotes: Quotes) -> None:
     told = [
-        f"{module}:{n}: {said}"
-        for module, path in MODULES.items()
-        for n, line in docstrings(path)
+        f"{name}:{n}: {said}"
+        for name, path in files.items()
+        for n, line in quotes(path)
         if (said := complaint(line, app))
     ]
     assert told == []
@@ -202,6 +200,6 @@ def missing(text: str) -> list[str]:
     return lacking
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_cites_is_there(page: str) -> None:
-    assert missing(PAGES[page].read_text(encoding="utf-8")) == []
+def test_what_a_page_cites_is_there() -> None:
+    lacking = {page: missing(path.read_text(encoding="utf-8")) for page, path in PAGES.items()}
+    assert {page: names for page, names in lacking.items() if names} == {}

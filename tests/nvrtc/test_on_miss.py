@@ -1,4 +1,4 @@
-"""`on_miss="error"`: what is not cached is an error with the reason, and nothing is compiled."""
+"""`why`, and `on_miss="error"`: what is not cached is an error with the reason, and not compiled."""
 
 from __future__ import annotations
 
@@ -96,3 +96,25 @@ def test_a_cache_that_is_not_read_has_nothing(setting: str, header: Path) -> Non
         pytest.raises(kcache.MissError, match=f"{setting} is set"),
     ):
         cache.get_or_compile(SOURCE, options=OPTIONS)
+
+
+def test_each_answer_is_that_of_the_next_request(cache: kcache.KernelCache, tree: Path) -> None:
+    def kinds() -> list[str]:
+        before = cache.stats()
+        told = cache.why(SOURCE, options=OPTIONS)
+        assert cache.stats() == before, "an answer is not counted"
+        assert told.hit is not bool(told.causes)
+        assert str(told) == (
+            f"It would be compiled: {told.clauses}." if told.causes else "It is in the cache."
+        )
+        assert cache.get_or_compile(SOURCE, options=OPTIONS).cached is told.hit
+        return [cause.kind for cause in told.causes]
+
+    (tree / "scale.h").write_text("#define SCALE 2\n")
+    assert kinds() == ["never"]
+    assert kinds() == []
+    (tree / "scale.h").write_text("#define SCALE 3\n")
+    assert kinds() == ["header_changed"]
+    cache.clear()
+    assert kinds() == ["cleared"]
+    assert cache.why(SOURCE, options=OPTIONS.replace(arch="sm_80")).causes[0].kind == "arch"
