@@ -228,9 +228,7 @@ def test_a_recorded_run_compiles_nothing_once_it_is_warmed(
     # For another target, and with nothing that names the folder in which it was recorded.
     shutil.rmtree(cache_directory)
     moved = tmp_path / "moved"
-    shutil.copytree(project, moved)
-    for name in ("src", "include"):
-        shutil.rmtree(project / name)
+    shutil.move(project, moved)
     with contextlib.chdir("/"):
         warmed = here("warm", moved / "kernels.jsonl", "--arch", "compute_80", "--json")
     assert (counts(warmed), warmed.err) == ((ASKED, 0, 0), "")

@@ -94,21 +94,6 @@ def test_an_option_that_the_compiler_does_not_know(cache, extra):
     assert cache.entry_count == 0
 
 
-@pytest.mark.usefixtures("nvrtc")
-def test_a_source_that_does_not_compile(cache):
-    source = "__device__ int a;\n__device__ int b = nothing;\n__device__ int c = neither;\n"
-    for _ in range(2):
-        with pytest.raises(kcache.CompileError) as caught:
-            cache.get_or_compile(source, (), ARCH, source_name="my kernel.cu")
-        assert caught.value.source_name == "my kernel.cu"
-        assert "my kernel.cu(2)" in str(caught.value)
-        assert 'identifier "nothing" is undefined' in str(caught.value)
-        assert 'identifier "neither" is undefined' in caught.value.log  # all of it
-    assert cache.entry_count == 0
-    stats = cache.stats()
-    assert (stats.misses, stats.hits, stats.errors) == (2, 0, 0)
-
-
 def test_the_bindings_are_not_installed(tmp_path, nvrtc):
     """They are needed to launch kernels, not to compile them."""
     code = """

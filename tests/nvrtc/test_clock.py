@@ -126,6 +126,42 @@ def test_no_spelling_hides_the_clock(long):
     assert found > 20
 
 
+@pytest.mark.usefixtures("nvrtc")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"names": ["k<(__TIME__[7])>"]},
+        {"options": ["-Xcudafe=-DT_=__TIME__[7]"]},
+        {"options": ["-Xcudafe", "--define_macro=T_=__TIME__[7]"]},
+    ],
+)
+def test_the_clock_in_a_name_or_an_option(cache, arguments):
+    source = (
+        "#ifndef T_\n#define T_ 1\n#endif\ntemplate <int N> __global__ void k(int* o) { *o = N; }"
+    )
+    options = PTX.replace(extra_options=arguments.get("options", ()))
+    names = arguments.get("names", ["k<T_>"])
+    assert not cache.get_or_compile(source, names, options).cached
+    assert cache.lookup(source, names, options) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#if 0\n#error don't /*\n#endif\nconst char* t = __TIME__; /* */\n",
+        '#if 0\n"open /*\n#endif\nconst char* t = __TIME__; /* */\n',
+        "int n = 1'000; // '\nconst char* t = __TI\\\nME__;\n",
+        "const char* t = __TI??/\nMESTAMP__;\n",
+        "#define GLUE(a, b) a##b\nconst char* t = GLUE(__TI, // no trigraph??/\nME__);\n",
+        "#define GLUE(a, b) a##b\nconst char* t = GLUE(__TI, // and blanks\\ \nME__);\n",
+        "#define GLUE(a, b) a##b\nconst char* t = GLUE(__DA, TE__);\n",
+        "#define GLUE(a, b) a##b##a\nconst char* t = GLUE(__, DATE);\n",
+    ],
+)
+def test_nothing_hides_the_clock(text):
+    assert ClockTest().may_ask([(b"", text.encode())], ())
+
+
 def test_the_usual_text_costs_no_second_compile():
     for text in (
         KERNEL,

@@ -382,3 +382,14 @@ def test_directories_that_the_compiler_spells_in_its_own_way(cache, tree, one, o
         write(tree / folder / "x.h", f"#define V {number}\n")
     for extra in (one, other, one):
         agree(cache, "#include <x.h>\n" + KERNEL, PTX.replace(extra_options=extra))
+
+
+def test_a_pipe_in_the_place_of_a_header_is_no_header(cache, tree):
+    """Nobody writes into it: whoever opened it for reading would wait for ever."""
+    header = write(tree / "inc/x.h", "#define V 1\n")
+    source = "#include <x.h>\n" + KERNEL
+    cache.get_or_compile(source, (), paths("inc"))
+    header.unlink()
+    os.mkfifo(header)
+    assert cache.lookup(source, (), paths("inc")) is None
+    assert "x.h is gone" in cache.why(source, (), paths("inc")).clauses
