@@ -351,13 +351,11 @@ def test_names_of_in_memory_headers_become_one_file(cache, tree, text):
     header = write(tree / "inc/x.h", "#ifndef W\n#define W 3\n#endif\n#define V W\n")
     source = '#include "a.h"\n#include "b.h"\n#include <x.h>\n' + KERNEL
     headers = {"a.h": text, "b.h": text + "#define W 2\n"}
-    for _ in range(2):
-        agreed(cache, source, paths("inc"), headers=headers)
+    agreed(cache, source, paths("inc"), headers=headers)
     write(tree / "a.h", "")
     agreed(cache, source, paths("inc"), headers=headers)
     os.link("a.h", "b.h")
-    for _ in range(2):
-        agreed(cache, source, paths("inc"), headers=headers)
+    agreed(cache, source, paths("inc"), headers=headers)
     os.unlink("b.h")
     assert agreed(cache, source, paths("inc"), headers=headers).cached
     # The source takes part, also under another name.
