@@ -176,7 +176,8 @@ def output_of(
 
 def started(code: str, *arguments: object, **more: Any) -> subprocess.Popen[str]:
     """Starts code in an interpreter that finds the helpers of the tests, with pipes."""
-    environ = {**os.environ, "PYTHONPATH": str(TESTS), **more.pop("environ", {})}
+    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
+    environ = {**os.environ, "PYTHONPATH": path, **more.pop("environ", {})}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, env=environ, **pipes, **more)
