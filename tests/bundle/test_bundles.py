@@ -313,7 +313,7 @@ def test_every_key_is_found_without_unpacking(tmp_path: Path, count: int) -> Non
 
 def test_threads_and_a_forked_child_share_it(tmp_path: Path) -> None:
     path = tmp_path / "kernels.kcb"
-    entries = kernels(200, 3000)
+    entries = kernels(60, 3000)
     path.write_bytes(bundle_of(entries, tmp_path / "cache"))
     over = threading.Event()
     with opened(path) as bundle, ThreadPoolExecutor(4) as pool:
@@ -328,7 +328,7 @@ def test_threads_and_a_forked_child_share_it(tmp_path: Path) -> None:
                 read()
 
         reading = [pool.submit(read_on) for _ in range(4)]
-        for _ in range(10):  # in the middle of their reads
+        for _ in range(4):  # in the middle of their reads
             assert wait(fork(read)) == 0
         over.set()
         for each in reading:

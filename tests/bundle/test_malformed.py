@@ -83,7 +83,7 @@ def test_random_damage(sound: bytes, whole: dict[str, bytes], tmp_path: Path, lo
     """Of any damage, a reader says so, unless nothing of the content depends on it."""
     chance = random.Random(2)
     path = tmp_path / "kernels.kcb"
-    for _ in range(20_000 if long else 800):
+    for _ in range(20_000 if long else 300):
         path.write_bytes(damaged(sound, chance))
         harmless(path, whole)
 

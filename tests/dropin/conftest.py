@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -29,11 +30,14 @@ if sys.platform != "linux":
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interface libraries of the wheel, or, where it has none, built here."""
+    folder = tmp_path_factory.mktemp("dropin") / "libraries"
     if (packaged := Path(build.__file__).with_name("lib")).is_dir():
-        return packaged
+        shutil.copytree(packaged, folder)
+        for path in (folder, *folder.rglob("*")):
+            path.chmod(0o755)  # whatever others may do where the wheel is
+        return folder
     if build.compiler() is None:
         pytest.skip("there is no C compiler")
-    folder = tmp_path_factory.mktemp("dropin") / "libraries"
     build.build(str(folder), flags=("-Werror",))
     return folder
 

@@ -22,7 +22,7 @@ CAP = 640_000
 ENTRIES = 80
 PAGE = 4096
 BRANCH, LEAF, META = 1, 2, 8
-#: How many of 60 puts may be lost because they find the damage: each discards the database at most
+#: How many of 30 puts may be lost because they find the damage: each discards the database at most
 #: once.
 LOST = 10
 
@@ -61,10 +61,10 @@ def use(engine: CacheEngine) -> None:
         has(engine, number)
     stored = sum(
         engine.put(key(number), sealed(number, 2, number * 977 % 20_000 + 10))
-        for number in range(ENTRIES - 30, ENTRIES + 30)
+        for number in range(ENTRIES - 15, ENTRIES + 15)
     )
-    assert stored >= 60 - LOST, f"{60 - stored} puts were lost: {engine.stats()}"
-    for number in range(ENTRIES + 30):
+    assert stored >= 30 - LOST, f"{30 - stored} puts were lost: {engine.stats()}"
+    for number in range(ENTRIES + 15):
         has(engine, number)
     assert engine.size_bytes <= CAP
     engine.trim(CAP // 4)

@@ -87,7 +87,7 @@ def _job(
         shutil.rmtree(runtime, ignore_errors=True)  # the services end without their sockets
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.long), True])
 def test_every_kernel_is_compiled_once_on_all_hosts(
     killed: bool, redis_server: servers.Redis, tmp_path: Path, long: bool
 ) -> None:

@@ -106,10 +106,30 @@ def test_users(store: Open, guarded: Redis) -> None:
     assert writer.replace(key(10), VALUE + b"1", writer.get(key(10), MOST))
     store(f"redis://:secret@{host}").put(key(11), VALUE)
     assert value_in(reader, key(10)) == VALUE + b"1"
+    writer.check_writable()
+    with pytest.raises(RemoteError, match="permission"):
+        reader.check_writable()
     with pytest.raises(RemoteError, match="permission"):
         reader.put(key(10), b"")
     with pytest.raises(RemoteError, match="permission"):
         reader.replace(key(10), b"", None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (("--maxmemory", "1"), "maxmemory"),
+        (("--replicaof", "127.0.0.1", "1"), "read only replica"),
+    ],
+)
+def test_servers_that_store_nothing(
+    settings: tuple[str, ...], why: str, store: Open, tmp_path: Path
+) -> None:
+    with servers.redis(tmp_path, *settings) as server:
+        cache = store(f"redis://127.0.0.1:{server.port}")
+        assert cache.get(key(1), MOST) is None
+        with pytest.raises(RemoteError, match=why):
+            cache.check_writable()
 
 
 @pytest.mark.parametrize("user", ["", ":wrong@", "writer:wrong@", "nobody:x@"])
