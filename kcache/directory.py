@@ -294,7 +294,7 @@ def _examine(directory: str) -> dict[str, Any] | None:
 
 def _make(directory: str) -> dict[str, Any]:
     """Make an empty directory a cache; raise OSError if it can't be written to."""
-    about = {"format": _FORMAT, "id": os.urandom(16).hex(), "settings": {}}
+    about: dict[str, Any] = {"format": _FORMAT, "id": os.urandom(16).hex(), "settings": {}}
     _write(directory, about)
     return about
 

@@ -219,7 +219,7 @@ class Migration:
         self._cap = target.max_size
         self.moved = self.bytes = 0
         #: How many entries are left out, by kind. Damaged ones are deleted, unless it copies.
-        self.left_out = dict.fromkeys((DAMAGED, UNREADABLE, OTHER, TOO_LARGE), 0)
+        self.left_out: dict[str, int] = dict.fromkeys((DAMAGED, UNREADABLE, OTHER, TOO_LARGE), 0)
 
     def make_room(self) -> int:
         """Evict from the origin what both hold above the cap; return the bytes freed."""

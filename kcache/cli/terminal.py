@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -200,14 +201,14 @@ def progress(title: str, total: int | None = None) -> Generator[Callable[..., No
     """
     display = _display(total) if _is_terminal(sys.stderr) else None
     if display is None:
-        yield lambda steps=1: None
+        yield lambda *_: None
         return
     task = display.add_task(plain(title), total=total)
     timer = threading.Timer(_PATIENCE, display.start)
     timer.daemon = True
     timer.start()
     try:
-        yield lambda steps=1: display.advance(task, steps)
+        yield partial(display.advance, task)
     finally:
         timer.cancel()
         timer.join()

@@ -247,9 +247,11 @@ def _name_of(process: int) -> str:
 
 def since(before: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
     """Return what was counted after `before`; both are in the form of `Counts.as_dict`."""
-    told = {name: counts[name] - before[name] for name in counts.keys() - {"reasons", "names"}}
-    more = {name: Counter(counts[name]) - Counter(before[name]) for name in ("reasons", "names")}
-    return {**told, **more}
+    plain = counts.keys() - {"reasons", "names"}
+    told: dict[str, Any] = {name: counts[name] - before[name] for name in plain}
+    for name in ("reasons", "names"):
+        told[name] = Counter[str](counts[name]) - Counter[str](before[name])
+    return told
 
 
 def summary(counts: dict[str, Any]) -> str:

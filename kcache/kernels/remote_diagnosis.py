@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from kcache.admin.doctor import OK, PROBLEM, WARNING, Finding
@@ -48,7 +49,7 @@ def diagnose_remotes(config: Config) -> Iterator[Finding]:
     remotes = [address for address in config.remote.value if address.kind != "layer"]
     if remotes:
         with ThreadPoolExecutor(len(remotes)) as pool:
-            yield from pool.map(lambda address: _remote(address, key_file), remotes)
+            yield from pool.map(_remote, remotes, repeat(key_file))
     try:
         remotes_socket(config)
     except OSError as error:

@@ -72,7 +72,7 @@ def _bytes_of(value: Any) -> bytes | None:  # noqa: ANN401  numpy's scalars, whi
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         return bytes(value.tobytes())
-    return bytes(value) if isinstance(value, _CTYPES) else None
+    return bytes(value) if isinstance(value, _CTYPES) else None  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _number(value: float, size: int, where: int) -> bytes:
@@ -107,7 +107,7 @@ def address_of(value: Any, where: int, device: int, stream: int) -> int:  # noqa
         ConfigError: the memory is the host's or of another device, or the producer refuses.
     """
     name = type(value).__name__
-    if hasattr(type(value), "__dlpack_device__"):
+    if hasattr(value.__class__, "__dlpack_device__"):
         _check_device(name, value.__dlpack_device__(), where, device)
     elif not hasattr(value, "__cuda_array_interface__"):
         raise ArgumentTypeError(f"argument {where} is a {name}; allowed: {_ALLOWED}")

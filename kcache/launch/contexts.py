@@ -130,5 +130,5 @@ def _is_active(device: int) -> bool:
 
 
 def _refuse_forked(error: Any) -> None:  # noqa: ANN401  a CUresult of the bindings
-    if error == type(error).CUDA_ERROR_NOT_INITIALIZED:
+    if error.name == "CUDA_ERROR_NOT_INITIALIZED":
         raise DeviceError(FORKED)

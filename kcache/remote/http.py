@@ -28,6 +28,7 @@ from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLon
 
 try:
     import urllib3
+    from urllib3.util import parse_url
 except ImportError as error:
     raise ImportError(
         "HTTP needs the package urllib3: pip install urllib3, or install kcache with the extra http"
@@ -230,7 +231,7 @@ def _proxied(proxy: str, how: Mapping[str, Any]) -> Any:  # noqa: ANN401
         RemoteError: it is no URL. The message does not show it: it may contain a password.
     """
     try:
-        parts = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
+        parts = parse_url(proxy if "://" in proxy else f"http://{proxy}")
         user, _, password = (parts.auth or "").partition(":")
         login = f"{unquote(user)}:{unquote(password)}" if parts.auth else None
         headers = urllib3.make_headers(proxy_basic_auth=login)
@@ -277,7 +278,7 @@ def _origin(url: str) -> _Origin:
     Raises:
         ValueError, HTTPError: it has none.
     """
-    parts = urllib3.util.parse_url(url)
+    parts = parse_url(url)
     scheme, host = parts.scheme or "", (parts.host or "").strip("[]")
     return _Origin(scheme, host, parts.port or _PORTS.get(scheme, 0))
 

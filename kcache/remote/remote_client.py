@@ -76,6 +76,7 @@ class RemoteClient(Protocol):
         Raises:
             RemoteError: its state is unknown.
         """
+        ...
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
@@ -93,12 +94,15 @@ class Leases(Protocol):
 
     def lease(self, key: str, token: bytes, seconds: float) -> bool:
         """Take the lease of `key`; tell whether it was free. Raises RemoteError."""
+        ...
 
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
         """Extend a lease; tell whether the token still had it. Raises RemoteError."""
+        ...
 
     def release(self, key: str, token: bytes) -> bool:
         """Release a lease; tell whether the token still had it. Raises RemoteError."""
+        ...
 
 
 def open_client(address: Address) -> RemoteClient:

@@ -164,7 +164,7 @@ def _parsed(blocks: Mapping[bytes, bytes]) -> Sealer:
     for block, label in blocks.items():
         try:
             if label == b"PUBLIC KEY":
-                key: object = pem.load_pem_public_key(block)
+                key: Any = pem.load_pem_public_key(block)
             else:
                 key = pem.load_pem_private_key(block, None)
         except UnsupportedAlgorithm:

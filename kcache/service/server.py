@@ -59,6 +59,7 @@ class Handlers(Protocol):
     @property
     def pending(self) -> int:
         """How much is still to be done for programs that may have ended."""
+        ...
 
     def answer(self, question: list[bytes], client: Client) -> Sequence[bytes]:
         """Return the answer to a program's question. It asks one at a time.
@@ -66,12 +67,14 @@ class Handlers(Protocol):
         Raises:
             WireError: there is no such question. The connection is closed.
         """
+        ...
 
     def leave(self, client: Client) -> None:
         """Forget a program, which has disconnected."""
 
     def status(self) -> dict[str, object]:
         """Return what was done, ready for JSON, without credentials."""
+        ...
 
     def close(self) -> None:
         """Do what is pending, in `LINGER` seconds, and close what is open."""

@@ -26,8 +26,16 @@ from kcache.testing._base import key
 from kcache.testing.doubles import FakeClock, flipped, truncated
 
 #: Keys that differ little, keys that share their first digits, and others.
-KEYS = ["0" * 64, "0" * 63 + "1", "1" + "0" * 63, "f" * 63 + "e", "0f" * 32, "123e" * 16]
-KEYS += [f"01{key(number)[2:]}" for number in range(3)] + [key(number) for number in range(3)]
+KEYS = [
+    "0" * 64,
+    "0" * 63 + "1",
+    "1" + "0" * 63,
+    "f" * 63 + "e",
+    "0f" * 32,
+    "123e" * 16,
+    *(f"01{key(number)[2:]}" for number in range(3)),
+    *map(key, range(3)),
+]
 #: Sizes of payloads in hundredths of the unit, eight of which make the cap: from empty to larger
 #: than the cap.
 SIZES = [0, 1, 20, 20, 50, 100, 300, 900]

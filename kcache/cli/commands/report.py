@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -173,17 +173,22 @@ def _templates() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_printable,
     )
-    found.filters |= {
+    filters: dict[str, Any] = {
         "size": format_size,
         "time": format_time,
         "age": format_age,
         "counted": counted,
         "cut": _cut,
-        "date": lambda moment: f"{moment.day} {moment:%B %Y, %H:%M %Z}",
+        "date": _date,
         "number": "{:,}".format,
         "lengths": _lengths,
     }
+    found.filters.update(filters)
     return found
+
+
+def _date(moment: datetime) -> str:
+    return f"{moment.day} {moment:%B %Y, %H:%M %Z}"
 
 
 def _tiles(stats: Stats, kernels: int, entries: int) -> list[tuple[str, str, str]]:
@@ -191,12 +196,14 @@ def _tiles(stats: Stats, kernels: int, entries: int) -> list[tuple[str, str, str
     hit, compiled = stats.avg_cache_time_ms / 1e3, stats.avg_compile_time_ms / 1e3
     faster = f"{compiled / hit:,.0f} times faster than compiling" if hit and compiled else ""
     ran = counted(stats.compiles, "compile")
-    whole = (format_time(compiled), f"{ran}, {format_time(stats.compile_seconds)} in all")
+    hits = (format_time(hit), faster) if stats.hits else _NONE
+    whole = f"{ran}, {format_time(stats.compile_seconds)} in all"
+    made = (format_time(compiled), whole) if stats.compiles else _NONE
     return [
         ("Requests", f"{stats.requests:,}", counted(stats.misses, "miss")),
         ("Hits", f"{stats.hits:,}", hit_sources(stats)),
-        ("A hit takes", *((format_time(hit), faster) if stats.hits else _NONE)),
-        ("A compile takes", *(whole if stats.compiles else _NONE)),
+        ("A hit takes", hits[0], hits[1]),
+        ("A compile takes", made[0], made[1]),
         ("Shared compiles", f"{stats.coalesced:,}", "requests that waited for another's compile"),
         ("Kernels", f"{kernels:,}", f"{counted(entries)} in all"),
     ]

@@ -61,7 +61,7 @@ class ClockTest:
         texts: Iterable[bytes] = (),
     ) -> bool:
         """Tell it of files, which are digests and contents, of other code, and of other texts."""
-        words = set().union(*map(_pieces_of, code), *map(_words_of, texts))
+        words = set[bytes]().union(*map(_pieces_of, code), *map(_words_of, texts))
         for digest, content in files:
             found = self._pieces.get(digest)
             if found is None:
