@@ -28,10 +28,10 @@ from kcache.util.open_file import (
     MARKER,
     NotOursError,
     OwnFile,
+    foreign,
     make_private,
     open_or_replace,
     open_own,
-    present_user,
     trusted,
     unsafe_part,
 )
@@ -194,19 +194,10 @@ def _require_own(path: str, status: os.stat_result) -> None:
     """
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError
-    if sys.platform == "win32":
-        return
-    user = present_user()
-    if status.st_uid != user:
+    if problem := foreign(status, layers=()):
         raise ConfigError(
-            f"directory={path!r} belongs to user {status.st_uid}, and you are user {user}: its "
-            "kernels can't be trusted; allowed: a directory of your own"
-        )
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(
-            f"directory={path!r} can be written to by others (mode "
-            f"{stat.S_IMODE(status.st_mode):04o}), so its kernels can't be trusted; "
-            f"allowed: mode 0700 or 0755 (chmod go-w {path})"
+            f"directory={path!r} is not safe: {problem}, so its kernels can't be trusted; allowed: "
+            f"a directory of your own with mode 0700 or 0755 (chmod go-w {path})"
         )
 
 

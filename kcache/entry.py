@@ -105,18 +105,20 @@ class Entry:
         ArgumentTypeError: payload is not a mapping of text to bytes, or metadata not a mapping.
     """
 
-    __slots__ = ("_blob", "_parts", "called", "cost", "view")
+    __slots__ = ("_blob", "_parts", "called", "cost", "due", "view")
 
     #: The envelope that this entry was made from, until somebody asks for its parts.
     _blob: bytes
     #: How many seconds it took to make the payload; 0.0 if the entry doesn't say.
     cost: float
+    #: When its next use in memory is to be recorded in the backend; 0.0 before the first one.
+    due: float
     _parts: tuple[Mapping[str, bytes], Mapping[str, JSON]] | None
-    #: An object that a frontend made from this entry. It is kept here, but is no part of the
-    #: entry's value. Not set at first.
-    view: object
+    #: An object that a frontend made from this entry, or None. It is kept here, but is no part of
+    #: the entry's value.
+    view: Any
     #: The name of a source that a frontend has found the view to be good for. As for `view`.
-    called: str
+    called: str | None
 
     def __init__(
         self, payload: Mapping[str, bytes], metadata: Mapping[str, JSON] | None = None
@@ -132,7 +134,8 @@ class Entry:
         about = _mapping("metadata", metadata or {})
         self._parts = (MappingProxyType(checked), MappingProxyType(about))
         self.cost = _cost(about.get("compile_seconds"))
-        self._blob = b""
+        self._blob, self.due = b"", 0.0
+        self.view = self.called = None
 
     @property
     def payload(self) -> Mapping[str, bytes]:
@@ -317,9 +320,8 @@ def open_envelope(blob: bytes, key: str, producer: bytes) -> Entry:
         if maker != producer:
             raise IncompatibleEntryError(f"made by {maker.decode(errors='replace')!r}")
     entry = _new_entry(Entry)
-    entry._blob = blob
-    entry.cost = cost
-    entry._parts = None
+    entry._blob, entry.cost, entry.due = blob, cost, 0.0
+    entry._parts = entry.view = entry.called = None
     return entry
 
 

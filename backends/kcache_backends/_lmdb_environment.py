@@ -209,7 +209,12 @@ class Environment:
             if own is not None:
                 yield own
                 return
-            with self._alone(PATIENCE if patience is None else patience):
+            patience = PATIENCE if patience is None else patience
+            with (  # no stack of contexts, which is a cycle
+                _held(self._writer, patience),
+                self._locked(_WRITING, patience),
+                _held(self._busy, patience),
+            ):
                 with self._transaction(uses) as txn:
                     begun = True
                     yield txn
@@ -221,16 +226,6 @@ class Environment:
             if isinstance(error, OSError) and (begun or own is not None):  # the caller's
                 raise
             raise self._failed(operation, error) from error
-
-    @contextmanager
-    def _alone(self, patience: float) -> Generator[None]:
-        """Keep other threads and processes from writing; no stack of contexts, which is a cycle."""
-        with (
-            _held(self._writer, patience),
-            self._locked(_WRITING, patience),
-            _held(self._busy, patience),
-        ):
-            yield
 
     @contextmanager
     def _transaction(self, uses: int) -> Generator[lmdb.Transaction[bytes]]:
@@ -448,5 +443,5 @@ def _at_end() -> None:
         each.resume()
 
 
-at_fork(before=_before_fork, in_parent=_after_fork, in_child=_after_fork)
+at_fork(_before_fork, _after_fork)
 at_end(_at_end)

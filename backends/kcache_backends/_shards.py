@@ -73,17 +73,6 @@ def _unpack(raw: bytes) -> ShardCount | None:
     return count if count.check() == check else None
 
 
-def read_counts(path: str) -> list[ShardCount | None]:
-    """Return every shard's record, None where it is damaged, without opening them for writing.
-
-    Raises:
-        OSError: the file can't be read.
-    """
-    with open_own(path, os.O_RDONLY) as file:
-        raw = pread(file.fd, _ALL.size, 0)
-    return [_unpack(raw[n * _RECORD.size :][: _RECORD.size]) for n in range(SHARDS)]
-
-
 def open_counters(
     path: str, make: Callable[[], object], exists: Callable[[int], bool]
 ) -> ShardCounters:

@@ -20,7 +20,7 @@ from kcache.backend import NO_ROOM, Backend, EntryInfo, Usage, failure, is_key
 from kcache.directory import claim, make_folder
 from kcache.errors import BackendError, ConfigError, CorruptEntryError, FullError
 from kcache.util.locks import Patience, Turns
-from kcache.util.open_file import is_plain, opened
+from kcache.util.open_file import is_plain, open_own, opened
 from kcache_backends._shards import (
     ANY_SIZE,
     PATIENCE,
@@ -30,7 +30,6 @@ from kcache_backends._shards import (
     is_directory,
     listing,
     open_counters,
-    read_counts,
     read_on,
     rename,
     require_ours,
@@ -215,13 +214,9 @@ class FileBackend(Backend):
             return
         now = self._now()
         self._noted.pop(key, None)
-        try:
+        with self._translated("touch"), suppress(FileNotFoundError):
             if is_plain(os.lstat(self._path(key))):
                 os.utime(self._path(key), ns=(now, now))
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise failure("touch", error) from error
 
     def usage(self) -> Usage:
         """Return the sums of the counters: one read of 8 KiB."""
@@ -275,8 +270,11 @@ class FileBackend(Backend):
             # A copy may be without counters, which the next writer will create.
             recorded: list[ShardCount | None] = [ShardCount(ANY_SIZE, ANY_SIZE, 1)] * SHARDS
             if self._read_only:
-                with suppress(FileNotFoundError):
-                    recorded = read_counts(f"{self._root}/{_COUNTERS}")
+                with (
+                    suppress(FileNotFoundError),
+                    ShardCounters(open_own(f"{self._root}/{_COUNTERS}", os.O_RDONLY)) as counters,
+                ):
+                    recorded = [counters.read(shard) for shard in range(SHARDS)]
         for shard, count in enumerate(recorded):
             with self._translated("check"):
                 found = self._check_shard(shard, count, repair=repair)

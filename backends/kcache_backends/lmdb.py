@@ -130,11 +130,8 @@ class LmdbBackend(Backend):
         """
         environment = self._environment
         if environment is not None and not self._read_only:
-            now = self._clock()
-            if now <= self._last_use:
-                now = self._last_use + 1
             uses = environment.uses
-            self._last_use = uses[key] = now
+            uses[key] = now = self._now()
             if now >= environment.uses_due or len(uses) >= MAX_TOUCHED:
                 if environment.uses_due:  # the first use only starts the time that they may wait
                     self._write_uses(0.0)

@@ -14,16 +14,12 @@ from kcache.backend import Backend, Usage, check_key
 from kcache.config import DEFAULT_MAX_SIZE, DEFAULT_WAIT
 from kcache.engine.stats import Counters, Stats, StatsFile
 from kcache.entry import Entry, encode, open_envelope
-from kcache.errors import (
-    BackendError,
-    ConfigError,
-    CorruptEntryError,
-    IncompatibleEntryError,
-)
+from kcache.errors import BackendError, ConfigError, CorruptEntryError, IncompatibleEntryError
 from kcache.util import log
 from kcache.util.forks import after_fork, at_end
 from kcache.util.locks import Turns
 from kcache.util.memory_tier import MemoryTier
+from kcache.util.units import check_int
 
 if TYPE_CHECKING:
     from typing import Self
@@ -89,8 +85,8 @@ class CacheEngine:
         name: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        _check_size("max_size", max_size, least=1)
-        _check_size("memory_size", memory_size, least=0)
+        check_int("max_size", max_size, 1)
+        check_int("memory_size", memory_size, 0)
         if not (isinstance(wait, (int, float)) and wait >= 0):
             raise ConfigError(f"wait={wait!r} is not allowed; allowed: seconds, at least 0")
         self.backend = backend
@@ -112,7 +108,7 @@ class CacheEngine:
         self._wait = wait
         self._flight: Flight | None = None
         self._stats_file = stats_file
-        self._next_flush = _now() + FLUSH_INTERVAL
+        self._next_flush = clock() + FLUSH_INTERVAL
         self._reported: set[str] = set()
         self._closed = False
         self._at_end = weakref.finalize(self, _end, backend, self.counters, stats_file)
@@ -150,7 +146,7 @@ class CacheEngine:
         blob = encode(key, entry, producer=self._producer)
         if self.read_only:
             return False
-        if _now() >= self._next_flush:
+        if self._clock() >= self._next_flush:
             self._flush_now()
         cost = len(blob) + self.backend.overhead
         if cost > self.max_size:
@@ -223,7 +219,7 @@ class CacheEngine:
         """
         eviction = self._eviction(partial(self._evict, "trimmed"))
         goal = eviction.low_water if max_size is None else max_size
-        _check_size("max_size", goal, least=0)
+        check_int("max_size", goal, 0)
         if older_than is not None and not older_than >= 0:
             raise ConfigError(f"older_than={older_than!r} is not allowed; allowed: seconds, >= 0")
         if self.read_only:
@@ -300,18 +296,20 @@ class CacheEngine:
 
         With `again`, damage is not counted either, because it was counted a moment ago.
         """
-        if _now() >= self._next_flush:
+        now = self._clock()
+        if now >= self._next_flush:
             self._flush_now()
         if self._no_memory:
             return self._load(key, again=again), False
         entry = self.memory.get(key) if isinstance(key, str) else None
-        if entry is not None:
-            due = self.memory.due(key, self._clock(), TOUCH_INTERVAL)
-            if due and not self.read_only:
+        if entry is None:
+            return self._load(key, again=again), False
+        if now >= entry.due:
+            first, entry.due = not entry.due, now + TOUCH_INTERVAL
+            if not (first or self.read_only):  # the first comes right after it was read or put
                 with self._surviving("touch"):
                     self.backend.touch(key)
-            return entry, True
-        return self._load(key, again=again), False
+        return entry, True
 
     @property
     def journal(self) -> Journal:
@@ -426,7 +424,7 @@ class CacheEngine:
             self._journal.flush()
 
     def _flush_now(self) -> None:
-        self._next_flush = _now() + FLUSH_INTERVAL
+        self._next_flush = self._clock() + FLUSH_INTERVAL
         self.flush()
 
     def after_fork(self) -> None:
@@ -450,9 +448,3 @@ def _end(backend: Backend, counters: Counters, stats_file: StatsFile | None) -> 
             close()
         except SURVIVED as error:
             log.debug("closing failed: %s", error)
-
-
-def _check_size(name: str, value: int, *, least: int) -> None:
-    """Raise ConfigError unless `value` is a number of bytes, `least` or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:  # pyright: ignore
-        raise ConfigError(f"{name}={value!r} is not allowed; allowed: an integer >= {least}, bytes")

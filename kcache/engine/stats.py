@@ -107,9 +107,7 @@ class Stats(NamedTuple):
     def to_dict(self) -> dict[str, int | float]:
         """Return every field and every derived figure under its name, ready for JSON."""
         derived = ("hit_rate", "avg_compile_time_ms", "avg_cache_time_ms")
-        return dict(zip(FIELDS, self, strict=True)) | {
-            name: getattr(self, name) for name in derived
-        }
+        return self._asdict() | {name: getattr(self, name) for name in derived}
 
 
 #: Names of the counted fields, in the order in which the file holds them. Only ever append to it.
@@ -119,12 +117,8 @@ _REALS = frozenset(("compile_seconds", "saved_seconds", "hit_seconds"))
 
 def _stats(values: Iterable[float]) -> Stats:
     """Return the snapshot that holds `values`, in the order of `FIELDS`."""
-    return Stats(
-        **{
-            name: float(value) if name in _REALS else int(value)  # type: ignore[arg-type]
-            for name, value in zip(FIELDS, values, strict=True)
-        }
-    )
+    named = zip(FIELDS, values, strict=True)
+    return Stats._make(float(value) if name in _REALS else int(value) for name, value in named)
 
 
 #: A count of a record stays below this: a double counts exactly up to here.

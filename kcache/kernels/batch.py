@@ -9,8 +9,9 @@ from concurrent.futures import as_completed
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from kcache.errors import ArgumentTypeError, CompileError, ConfigError
+from kcache.errors import CompileError
 from kcache.nvrtc.workers.slots import usable_cores
+from kcache.util.units import check_int
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,14 +26,11 @@ _Result: TypeAlias = "CompiledKernel | CompileError"
 
 
 def compile_all(
-    resolver: Resolver,
-    requests: Sequence[Request],
-    *,
-    jobs: int | None,
-    progress: Progress | None,
+    resolver: Resolver, requests: Sequence[Request], *, jobs: int | None, progress: Progress | None
 ) -> list[CompiledKernel | CompileError]:
     """Return the result of each request, in order; see `KernelCache.compile_many`."""
-    count = _jobs(jobs)
+    if jobs is not None:
+        check_int("jobs", jobs, 1)
     results: dict[int, _Result] = {}
 
     def settle(indices: list[int], result: _Result) -> None:
@@ -53,7 +51,7 @@ def compile_all(
     missing.sort(key=lambda indices: hash((os.getpid(), requests[indices[0]].key)))
     if missing:
         firsts = [requests[indices[0]] for indices in missing]
-        for number, result in _compiled(resolver, firsts, count):
+        for number, result in _compiled(resolver, firsts, jobs):
             settle(missing[number], result)
     return [results[index] for index in range(len(requests))]
 
@@ -103,12 +101,3 @@ def _once_more(resolver: Resolver, request: Request, result: _Result) -> _Result
     if found is None:
         resolver.finder.counts.miss()
     return found or result
-
-
-def _jobs(jobs: object) -> int | None:
-    if jobs is None:
-        return None
-    if isinstance(jobs, int) and not isinstance(jobs, bool) and jobs >= 1:
-        return jobs
-    kind = ConfigError if type(jobs) is int else ArgumentTypeError
-    raise kind(f"jobs={jobs!r} is not allowed; allowed: an integer >= 1, or None")

@@ -68,7 +68,7 @@ _READING = ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0")
 _MOST_STEPS = 100_000_000
 #: Held by who is in SQLite, so that a fork waits: a child would inherit SQLite's locks.
 _in_sqlite = threading.RLock()
-at_fork(before=_in_sqlite.acquire, in_parent=_in_sqlite.release, in_child=_in_sqlite.release)
+at_fork(_in_sqlite.acquire, _in_sqlite.release)
 
 
 def is_head(head: bytes) -> bool:

@@ -88,9 +88,10 @@ def current_arch() -> str:
     Raises:
         ConfigError: there is no driver or no GPU.
     """
-    driver = _driver()
-    if driver is None:
-        raise ConfigError(_NONE.format("there is no CUDA driver to ask for the GPU's"))
+    try:
+        driver = _driver()
+    except DeviceError:
+        raise ConfigError(_NONE.format("there is no CUDA driver to ask for the GPU's")) from None
     device = ctypes.c_int(0)
     if driver.cuCtxGetDevice(ctypes.byref(device)) != 0:
         device.value = 0
@@ -99,20 +100,11 @@ def current_arch() -> str:
 
 @functools.cache
 def _arch_of(device: int) -> str:
-    driver = _driver()
-    values: list[int] = []
-    for attribute in (_MAJOR, _MINOR):
-        value = ctypes.c_int()
-        if driver is None or driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
+    version = ctypes.c_int(), ctypes.c_int()
+    for value, attribute in zip(version, (_MAJOR, _MINOR), strict=True):
+        if _driver().cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
             raise ConfigError(_NONE.format("the CUDA driver finds no GPU"))
-        values.append(value.value)
-    return f"sm_{values[0]}{values[1]}"
+    return f"sm_{version[0].value}{version[1].value}"
 
 
-@functools.cache
-def _driver() -> ctypes.CDLL | None:
-    """Return the driver library, initialised, or None."""
-    try:
-        return open_library()
-    except DeviceError:
-        return None
+_driver = functools.cache(open_library)

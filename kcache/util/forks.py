@@ -47,16 +47,10 @@ def after_fork(each: Forked) -> None:
     _objects[id(each)] = ref(each, partial(_objects.pop, id(each)))
 
 
-def at_fork(
-    *,
-    before: Callable[[], object] | None = None,
-    in_parent: Callable[[], object] | None = None,
-    in_child: Callable[[], object] | None = None,
-) -> None:
-    """Call functions at every fork, like `os.register_at_fork`; do nothing without forks."""
-    named = {"before": before, "after_in_parent": in_parent, "after_in_child": in_child}
+def at_fork(before: Callable[[], object], after: Callable[[], object]) -> None:
+    """Call `before` before every fork, and `after` in both processes after it."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(**{name: call for name, call in named.items() if call is not None})
+        os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
 
 
 # -- the end ---------------------------------------------------------------------------------------
@@ -139,4 +133,5 @@ def _in_child() -> None:
             each.after_fork()
 
 
-at_fork(before=_import_to_the_end, in_child=_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_import_to_the_end, after_in_child=_in_child)

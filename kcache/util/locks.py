@@ -64,10 +64,10 @@ else:
     import fcntl
 
     # Open-file-description locks (Linux 3.15, macOS) belong to the open file, not to the process:
-    # two of one process exclude each other, and closing another one drops no lock. See fcntl(2). On
-    # other systems, the POSIX record lock is the closest.
+    # two of one process exclude each other, and closing another one drops no lock. See fcntl(2).
+    # Other systems have none (EINVAL): their locks would end as soon as any thread closes the file.
     if sys.platform == "darwin":  # the numbers are those of its <fcntl.h>; untested
-        _OFD, _SETLK, _GETLK = True, 90, 92
+        _SETLK, _GETLK = 90, 92
         _FLOCK = struct.Struct("qqihh")
         _KIND = slice(20, 22)
 
@@ -75,9 +75,8 @@ else:
             return _FLOCK.pack(start, length, 0, kind, os.SEEK_SET)
 
     else:
-        _OFD = hasattr(fcntl, "F_OFD_SETLK")
-        _SETLK: int = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
-        _GETLK: int = getattr(fcntl, "F_OFD_GETLK", fcntl.F_GETLK)
+        _SETLK: int = getattr(fcntl, "F_OFD_SETLK", -1)
+        _GETLK: int = getattr(fcntl, "F_OFD_GETLK", -1)
         _FLOCK = struct.Struct("hhqqi4x")
         _KIND = slice(0, 2)
 
@@ -86,11 +85,7 @@ else:
 
     def _range_lock(fd: int, start: int, length: int) -> bool:
         try:
-            if _OFD:
-                fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_WRLCK, start, length))
-            else:
-                flags = fcntl.LOCK_EX | fcntl.LOCK_NB
-                fcntl.lockf(fd, flags, length, start, os.SEEK_SET)
+            fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_WRLCK, start, length))
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
@@ -105,10 +100,7 @@ else:
         # The error means that the program has closed the file, and so released the lock. It must
         # not keep the caller from giving other threads their turn.
         with suppress(OSError):
-            if _OFD:
-                fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_UNLCK, start, length))
-            else:
-                fcntl.lockf(fd, fcntl.LOCK_UN, length, start, os.SEEK_SET)
+            fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_UNLCK, start, length))
 
 
 # -- between processes -----------------------------------------------------------------------------

@@ -73,16 +73,14 @@ def _texts(args: tuple[object, ...]) -> tuple[object, ...]:
 debugging = partial(_wants, _DEBUG)
 
 
-def debug(message: str, *args: object) -> None:
-    """Log at debug level, `message % args`."""
-    if _wants(_DEBUG):
-        _logger().debug(message, *_texts(args))
+def _say(level: int, message: str, *args: object) -> None:
+    """Log `message % args` at a level."""
+    if _wants(level):
+        _logger().log(level, message, *_texts(args))
 
 
-def info(message: str, *args: object) -> None:
-    """Log at info level."""
-    if _wants(_INFO):
-        _logger().info(message, *_texts(args))
+debug = partial(_say, _DEBUG)
+info = partial(_say, _INFO)
 
 
 def warning(message: str, *args: object) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from contextlib import suppress
 from typing import Generic, TypeVar
 
 from kcache.util.locks import Turns
@@ -15,17 +14,6 @@ V = TypeVar("V")
 #: How many bytes are charged for each item beside its payload: for key, entry, mappings, metadata
 #: of the usual size and the map's slot (measured with tracemalloc).
 ITEM_OVERHEAD = 4352
-
-
-class _Item(Generic[V]):
-    """A value, what it is charged, and when its next use is to be recorded; 0 before the first."""
-
-    __slots__ = ("charge", "due", "value")
-
-    def __init__(self, value: V, charge: int) -> None:
-        self.value = value
-        self.charge = charge
-        self.due = 0.0
 
 
 class MemoryTier(Generic[K, V]):
@@ -42,9 +30,9 @@ class MemoryTier(Generic[K, V]):
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
-        self._items: OrderedDict[K, _Item[V]] = OrderedDict()
+        self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
         #: The most recently used item, if its last use was a read: it need not be moved again.
-        self._newest: _Item[V] | None = None
+        self._newest: tuple[V, int] | None = None
         self._used = 0
         self._turns = Turns()
         #: How often an item was put or removed (reads do not count); see `put`.
@@ -56,28 +44,17 @@ class MemoryTier(Generic[K, V]):
         if item is None:
             return None
         if item is not self._newest:
-            with suppress(KeyError):  # evicted a moment ago
+            try:  # `suppress` takes longer than all the rest
                 self._items.move_to_end(key)
                 self._newest = item
-        return item.value
-
-    def due(self, key: K, now: float, interval: float) -> bool:
-        """Tell whether to record this use of `key` at `now`, in seconds, elsewhere, too.
-
-        That is once per interval, but not at the first use, right after the item was read or put.
-        Two threads at once may both be told so.
-        """
-        item = self._items.get(key)
-        if item is None or now < item.due:
-            return False
-        first = not item.due
-        item.due = now + interval
-        return not first
+            except KeyError:  # evicted a moment ago
+                pass
+        return item[0]
 
     def peek(self, key: K) -> V | None:
         """Return the value under `key`, or None, without marking it as used."""
         item = self._items.get(key)
-        return None if item is None else item.value
+        return None if item is None else item[0]
 
     def put(self, key: K, value: V, size: int, *, unless_since: int | None = None) -> None:
         """Keep `value`, whose payload is `size` bytes, and evict what no longer fits.
@@ -94,13 +71,13 @@ class MemoryTier(Generic[K, V]):
             self._newest = None
             old = self._items.pop(key, None)
             if old is not None:
-                self._used -= old.charge
+                self._used -= old[1]
             if charge > self.max_size:
                 return
             self._used += charge  # before it is there: an interrupt must not leave it uncounted
-            self._items[key] = _Item(value, charge)
+            self._items[key] = (value, charge)
             while self._used > self.max_size:
-                self._used -= self._items.popitem(last=False)[1].charge
+                self._used -= self._items.popitem(last=False)[1][1]
 
     def delete(self, key: K) -> None:
         """Forget `key`, if it is there."""
@@ -109,7 +86,7 @@ class MemoryTier(Generic[K, V]):
             self._newest = None
             item = self._items.pop(key, None)
             if item is not None:
-                self._used -= item.charge
+                self._used -= item[1]
 
     def clear(self) -> None:
         """Forget everything."""

@@ -26,7 +26,7 @@ from kcache.util.forks import after_fork
 from kcache.util.locks import lock, pread, pwrite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Container, Generator
 
 #: The file that makes a directory a cache; see `kcache.directory`.
 MARKER = "kcache.json"
@@ -260,14 +260,14 @@ def present_user() -> int:
     return os.geteuid()
 
 
-def foreign(status: os.stat_result) -> str:
+def foreign(status: os.stat_result, layers: Container[int] = trusted) -> str:
     """Return why a file or directory can't be trusted, in words; empty if it can.
 
     Cached values are code: a user who can write them can make this program run anything. The
     present user is trusted, and so are the owners of layers that this user has named.
     """
     user = present_user()
-    if status.st_uid != user and status.st_uid not in trusted:
+    if status.st_uid != user and status.st_uid not in layers:
         return f"it belongs to user {status.st_uid}, and you are user {user}"
     if status.st_mode & _OTHERS_WRITE and sys.platform != "win32":
         return f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from kcache.errors import ConfigError
+from kcache.errors import ArgumentTypeError, ConfigError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -143,6 +143,21 @@ def parse_seconds(value: str | float, *, name: str, zero: bool = True) -> float:
     if seconds == 0 and not zero:
         raise ConfigError(f"{name}={value!r} is not allowed; allowed: seconds above 0")
     return seconds
+
+
+def check_int(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Refuse what is no integer from `least` to `most`.
+
+    Raises:
+        ConfigError: it is too small or too large; ArgumentTypeError: it is something else.
+    """
+    kind: type[ConfigError] = ArgumentTypeError
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value >= least and (most is None or value <= most):
+            return
+        kind = ConfigError
+    allowed = f"an integer >= {least}" if most is None else f"{least} to {most}"
+    raise kind(f"{name}={value!r} is not allowed; allowed: {allowed}")
 
 
 def parse_flag(value: str | bool, *, name: str) -> bool:
