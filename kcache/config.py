@@ -117,7 +117,7 @@ class Variable(NamedTuple):
     allowed: str
     meaning: str
     parse: Callable[..., Any]
-    default: object
+    default: object = None
 
     @property
     def name(self) -> str:
@@ -138,7 +138,6 @@ VARIABLES: tuple[Variable, ...] = (
         "a path",
         "The directory of the cache. By default, it is in the user's cache directory.",
         _parse_directory,
-        None,
     ),
     Variable(
         "max_size",
@@ -203,14 +202,12 @@ VARIABLES: tuple[Variable, ...] = (
         "a number; with 0, the program compiles in its own process, and the results are not cached",
         "How many compiles may run at a time. Each runs in a separate process.",
         _parse_workers,
-        None,
     ),
     Variable(
         "compile_timeout",
         "seconds",
         "The time limit of one compile.",
         partial(parse_seconds, zero=False),
-        None,
     ),
     Variable(
         "on_miss",
@@ -224,7 +221,6 @@ VARIABLES: tuple[Variable, ...] = (
         "a path",
         "The keys that sign kernels for other machines. Unsigned kernels from there are not used.",
         _parse_key_file,
-        None,
     ),
     Variable(
         "remote",
@@ -238,14 +234,12 @@ VARIABLES: tuple[Variable, ...] = (
         "a path",
         "A file to record every requested kernel in, for kcache warm.",
         _parse_directory,
-        None,
     ),
     Variable(
         "log",
         "debug, info, warning or error",
         "Log messages of this level and above to standard error.",
         partial(_parse_choice, allowed=LOG_LEVELS),
-        None,
     ),
 )
 

@@ -2,25 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "ArgumentTypeError",
-    "BackendError",
-    "BundleError",
-    "CompileError",
-    "CompileOptionError",
-    "CompilerNotFoundError",
-    "ConfigError",
-    "CorruptEntryError",
-    "DeviceError",
-    "DropinError",
-    "FullError",
-    "IncompatibleEntryError",
-    "KcacheError",
-    "MissError",
-    "StaleKernelError",
-    "UnknownBackendError",
-]
-
 
 class KcacheError(Exception):
     """Base class of every exception that kcache raises on purpose."""
