@@ -13,12 +13,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kcache._version import __version__
-    from kcache.admin.bundles import (
-        export_bundle,
-        import_bundle,
-        list_bundle,
-        verify_bundle,
-    )
+    from kcache.admin.bundles import export_bundle, import_bundle, list_bundle, verify_bundle
     from kcache.admin.explain import Explanation
     from kcache.backend import Backend
     from kcache.config import default_cache_directory
@@ -47,9 +42,8 @@ if TYPE_CHECKING:
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.request_factory import compile_to_ptx
     from kcache.nvrtc.cuda_headers import include_paths
-    from kcache.nvrtc.key import hash_options, hash_source
     from kcache.nvrtc.options import CompileOptions
-    from kcache.nvrtc.request import CompileRequest
+    from kcache.nvrtc.request import CompileRequest, hash_options, hash_source
 
 __all__ = [
     "ArgumentTypeError",
@@ -103,9 +97,8 @@ _MODULES = {
     "kernels.request_factory": ("compile_to_ptx",),
     "kernel_cache": ("KernelCache", "compile"),
     "nvrtc.cuda_headers": ("include_paths",),
-    "nvrtc.key": ("hash_options", "hash_source"),
     "nvrtc.options": ("CompileOptions",),
-    "nvrtc.request": ("CompileRequest",),
+    "nvrtc.request": ("CompileRequest", "hash_options", "hash_source"),
     "engine.opening": ("open_engine",),
     "engine.stats": ("Stats",),
     "admin.explain": ("Explanation",),

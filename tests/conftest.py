@@ -85,7 +85,7 @@ def nvrtc() -> tuple[int, int]:
     from kcache.nvrtc.workers import recorder, worker  # noqa: F401
 
     try:
-        version = compiler.version()
+        version = compiler.hello().version
     except CompilerNotFoundError as error:
         _missing(f"NVRTC is missing: {error}")
         raise

@@ -229,8 +229,8 @@ def _compiler(driver: Version | None) -> Iterator[Finding]:
     from kcache.nvrtc.request import DEFAULT_NAME, Request
 
     try:
-        path, version = compiler.find().path, compiler.version()
-        options = CompileOptions(arch=f"compute_{compiler.supported_archs()[-1]}")
+        path, hello = compiler.find().path, compiler.hello()
+        options = CompileOptions(arch=f"compute_{hello.archs[-1]}")
         source = "__global__ void kernel() {}"
         request = Request.make(
             source, (), options, None, b"", source_name=DEFAULT_NAME, compiler=""
@@ -240,13 +240,13 @@ def _compiler(driver: Version | None) -> Iterator[Finding]:
         do = f"Install it again: {how_to_install('cu13')} (CUDA 12: cu12)."
         yield Finding(PROBLEM, "nvrtc", f"NVRTC, the compiler, can't be used: {error}", do)
         return
-    yield Finding(OK, "nvrtc", f"NVRTC {version[0]}.{version[1]}, {path}")
+    yield Finding(OK, "nvrtc", f"NVRTC {hello.version[0]}.{hello.version[1]}, {path}")
     if run.trace is None:
         what = f"kernels that include headers are compiled and not cached: {run.problem}"
         do = "What a compile depends on is recorded on Linux, x86-64 and AArch64, by worker "
         do += "processes that run a Python interpreter."
         yield Finding(WARNING, "recording", what, do)
-    yield _driver(driver, version)
+    yield _driver(driver, hello.version)
 
 
 def _driver(driver: Version | None, toolkit: Version) -> Finding:

@@ -258,7 +258,7 @@ class _Look:
         request = self._request
         try:
             for header_set in Manifest.from_entry(self._opened.entry).header_sets:
-                found = header_set.differences(request.search, self._digests, request.location)
+                found = header_set.differences(request, self._digests, [])
                 differences = tuple(
                     (each.kind, each.path, _shadowed(header_set, each.path, request.search))
                     if each.kind == "appeared"
@@ -412,8 +412,9 @@ def _shadowed(header_set: StoredHeaderSet, path: str, search: HeaderSearch) -> s
     from kcache.nvrtc.search import RootedPath
 
     sections = header_set.sections()
-    absent = (RootedPath(root, name) for root, names in sections.absent for name in names)
-    sought = [each.path for each in absent if search.has(each) and search.path(each) == path]
+    absent = [RootedPath(root, name) for root, names in sections.absent for name in names]
+    known = (each for each in absent if each.root < len(search.roots))
+    sought = [each.path for each in known if search.path(each) == path]
     read = [RootedPath(root, name) for root, names in sections.files for name in names]
     hidden = [each for each in read if each.path in sought]
     if not hidden:  # if the compiler looked beside the including file, the name is the longer one

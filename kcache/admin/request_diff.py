@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kcache.nvrtc.inventory import RequestSummary
-from kcache.nvrtc.parsed_options import ParsedOptions, parse_options
+from kcache.nvrtc.options import ParsedOptions, parse_options
 
 
 class Cause(NamedTuple):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kcache.config import COMPILER_VARIABLES
 from kcache.dropin.protocol import Answer, Program
-from kcache.nvrtc.parsed_options import are_harmless, parse_options, without_automatic_pch
+from kcache.nvrtc.options import are_harmless, parse_options, without_automatic_pch
 from kcache.nvrtc.search import are_own_files
 from kcache.util import log
 from kcache.util.open_file import open_own, replacing
@@ -163,7 +163,8 @@ class Answering:
             if about is None:
                 from kcache.nvrtc import compiler
 
-                about = compiler.version(name), compiler.supported_archs(name)
+                hello = compiler.hello(name)
+                about = hello.version, hello.archs
                 remember(self._folder, identity, about)
             self._about[path] = identity, about
         return self._about[path]

@@ -89,10 +89,7 @@ class CompiledKernel(NamedTuple):
         arch = arch_of(self.ptx)
         if arch is not None:
             yield f"arch={arch!r}"
-        outputs = ((name, getattr(self, name)) for name in _OUTPUTS)
-        yield from (
-            f"{name}={format_size(len(data))}" for name, data in outputs if data is not None
-        )
+        yield from (f"{name}={format_size(len(data))}" for name, data in self._outputs().items())
         yield f"cached={self.cached}"
         yield f"key={self.key[:12]!r}"
 
@@ -144,7 +141,6 @@ class CompiledKernel(NamedTuple):
 
     def to_entry(self, about: Mapping[str, JSON]) -> Entry:
         """Return the entry that holds this kernel; `about` is added to its metadata."""
-        outputs = ((name, getattr(self, name)) for name in _OUTPUTS)
         metadata: dict[str, JSON] = {
             "kind": "kernel",
             "compile_seconds": self.compile_seconds,
@@ -155,7 +151,11 @@ class CompiledKernel(NamedTuple):
         }
         if self.raw_log is not None:
             metadata["raw_log"] = self.raw_log.decode("latin-1")  # any bytes, as text for JSON
-        return Entry({name: data for name, data in outputs if data is not None}, metadata)
+        return Entry(self._outputs(), metadata)
+
+    def _outputs(self) -> dict[str, bytes]:
+        found = {name: getattr(self, name) for name in _OUTPUTS}
+        return {name: data for name, data in found.items() if data is not None}
 
     @classmethod
     def from_entry(cls, entry: Entry, key: str, dependencies: tuple[str, ...]) -> CompiledKernel:

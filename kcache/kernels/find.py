@@ -6,9 +6,10 @@ set of a request holds, and `RequestCounts` counts requests. What a miss needs i
 
 from __future__ import annotations
 
+import sys
 import time
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kcache.engine.stats import NOTES
 from kcache.errors import CorruptEntryError
@@ -71,20 +72,6 @@ class RequestCounts:
         self._counters.hit(self.saved(kernel.key, kernel.compile_seconds), 0.0, True)
 
 
-class Holding(NamedTuple):
-    """A header set that holds, the key of its kernel, and the paths of its headers."""
-
-    header_set: StoredHeaderSet
-    key: str
-    dependencies: tuple[str, ...]
-
-    @classmethod
-    def of(cls, header_set: StoredHeaderSet, request: Request) -> Holding:
-        """Return a header set that was found to hold for a request."""
-        paths = header_set.dependencies(request.search, request.location)
-        return cls(header_set, header_set.result_key(request.key), paths)
-
-
 class HeaderChecks:
     """Reads the manifests of requests, and decides which header set holds now.
 
@@ -106,23 +93,22 @@ class HeaderChecks:
 
         return FileDigests()
 
-    def holding(self, request: Request, *, again: bool) -> tuple[Manifest | None, Holding | None]:
+    def holding(
+        self, request: Request, *, again: bool
+    ) -> tuple[Manifest | None, StoredHeaderSet | None]:
         """Return the manifest of a request, and the header set in it that holds now, if any.
 
         Without such a set, the manifest was read just now.
         """
         manifest, from_memory = self._read(request.key, again=again)
-        search, digests, location = request.search, self.digests, request.location
+        digests, location = self.digests, request.location
         while manifest is not None:
-            holding = manifest.checked.get(location)
-            if holding is not None and (
-                self._once or holding.header_set.holds(search, digests, location)
-            ):
-                return manifest, holding
-            header_set = manifest.matching(search, digests, location)
+            header_set = manifest.checked.get(location)
+            if header_set is None or not (self._once or header_set.holds(request, digests)):
+                header_set = manifest.matching(request, digests)
             if header_set is not None:
-                holding = manifest.checked[location] = Holding.of(header_set, request)
-                return manifest, holding
+                manifest.checked[location] = header_set
+                return manifest, header_set
             if not from_memory:
                 if not again:
                     self._engine.counters.add("stale")
@@ -137,8 +123,8 @@ class HeaderChecks:
         manifest = getattr(self._engine.memory.peek(request.key), "view", None)
         if not self._once or request.self_contained or manifest is None:
             return ""
-        holding = manifest.checked.get(request.location)
-        return "" if holding is None else holding.key
+        header_set = manifest.checked.get(request.location)
+        return "" if header_set is None else header_set.result_key(request.key)
 
     def manifest(self, request: Request) -> Manifest | None:
         """Return the manifest as it is stored now, also by other processes, or None."""
@@ -148,29 +134,21 @@ class HeaderChecks:
     def _read(self, key: str, *, again: bool) -> tuple[Manifest | None, bool]:
         """Return (a manifest or None, whether it came from memory)."""
         entry, from_memory = self._engine.fetch(key, again=again)
-        if entry is None:
-            return None, False
-        manifest = getattr(entry, "view", None)
-        return manifest or self._decoded(key, entry, again=again), from_memory
+        manifest: Manifest | None = getattr(entry, "view", None)
+        if entry is not None and manifest is None:
+            from kcache.nvrtc import manifest as manifests
 
-    def _decoded(self, key: str, entry: Entry, *, again: bool) -> Manifest | None:
-        from kcache.nvrtc.manifest import Manifest
-
-        try:
-            manifest = Manifest.from_entry(entry)
-        except CorruptEntryError as error:
-            if not again:
-                self._engine.refuse(key, error)
-            return None
-        entry.view = manifest
-        if self._engine.memory.max_size:
+            try:
+                manifest = entry.view = manifests.Manifest.from_entry(entry)
+            except CorruptEntryError as error:
+                if not again:
+                    self._engine.refuse(key, error)
+                return None, from_memory
             self._engine.memory.put(key, entry, VIEW_FACTOR * entry.size)
-        return manifest
+        return manifest, from_memory
 
-    def put(self, request: Request, manifest: Manifest, holding: Holding | None = None) -> bool:
-        """Store the manifest of a request, and what holds now; tell whether it is stored now."""
-        if holding is not None:
-            manifest.checked[request.location] = holding
+    def put(self, request: Request, manifest: Manifest) -> bool:
+        """Store the manifest of a request; tell whether it is stored now."""
         entry = manifest.to_entry()
         entry.view = manifest
         return self._engine.put(request.key, entry)
@@ -236,15 +214,15 @@ class Finder:
         """Return the kernel of the header set that holds now, or None; and the manifest."""
         headers = self.headers
         reads = headers.digests.reads
-        manifest, holding = headers.holding(request, again=again)
-        if manifest is None or holding is None:
+        manifest, header_set = headers.holding(request, again=again)
+        if manifest is None or header_set is None:
             return None, manifest
-        kernel = self._load(holding.key, holding.dependencies, started, again)
+        key, dependencies = header_set.result_key(request.key), header_set.dependencies(request)
+        kernel = self._load(key, dependencies, started, again)
         if kernel is None:  # it was evicted
             return None, headers.manifest(request) if again else manifest
-        new = headers.digests.reads != reads
-        if new and holding.header_set.remember(request.search, request.location):
-            headers.put(request, manifest, holding)
+        if headers.digests.reads != reads and header_set.remember(request):
+            headers.put(request, manifest)
         return kernel, manifest
 
     def _load(
@@ -263,20 +241,20 @@ class Finder:
         entry, from_memory = engine.fetch(key, again=again)
         if entry is None:
             return None
-        kernel = getattr(entry, "view", None)
+        kernel: CompiledKernel | None = entry.view
         saved = 0.0
         if kernel is None or kernel.dependencies is not dependencies:
             kernel = self.kernel_in(entry, key, dependencies, again=again)
             if kernel is None:
                 return None
             saved = entry.cost
-        if name is not None and name != getattr(entry, "called", None):
+        if name is not None and name != entry.called:
             if not is_called(entry, name):
                 return None
             entry.called = name
         if saved:
             saved = self.counts.saved(key, saved)
-        if log.debugging():
+        if "logging" in sys.modules and log.debugging():
             log_hit(entry)
         counters = engine.counters
         counters.noted.append((saved, time.perf_counter() - started, from_memory))

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, cast
 from kcache.errors import ConfigError
 from kcache.kernels.recording import MARK, read_recording
 from kcache.nvrtc.inventory import DEFAULT_NAMES, title_of
-from kcache.nvrtc.options import CompileOptions, parse_arch
-from kcache.nvrtc.parsed_options import Option, parse_options
-from kcache.nvrtc.request import DEFAULT_NAME, CompileRequest, Request, read_source
+from kcache.nvrtc.options import CompileOptions, Option, parse_arch, parse_options
+from kcache.nvrtc.request import DEFAULT_NAME, CompileRequest, Request, as_text, read_source
 from kcache.util.gpu_code import kernels_in
 from kcache.util.hints import did_you_mean
 
@@ -70,7 +69,7 @@ def read_list(path: str, archs: Sequence[str | int] = ()) -> list[ListedKernel]:
         ConfigError: the file is wrong; the message says where, and what is allowed.
         OSError: it can't be read.
     """
-    targets = tuple(dict.fromkeys(str(parse_arch(arch)) for arch in archs))
+    targets = tuple(dict.fromkeys(map(parse_arch, archs)))
     with open(path, "rb") as stream:
         data = stream.read()
     if _is_recording(path, data):
@@ -117,16 +116,6 @@ def _parse(path: str, data: bytes) -> object:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not {kind[1:].upper()}: {error}") from error
-
-
-def as_text(path: str, data: bytes) -> str:
-    """Return the text in a file; raise ConfigError if there is none."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{path} is not text: byte {error.start} is 0x{data[error.start]:02x}; allowed: UTF-8"
-        ) from error
 
 
 class _Written:
@@ -190,8 +179,7 @@ class _Written:
             raise ConfigError("arch and archs exclude each other; allowed: one of them")
         given = table.get("arch", table.get("archs", ()))
         several = given if isinstance(given, (list, tuple)) else (given,)  # pyright: ignore[reportUnknownVariableType]
-        for arch in cast("Sequence[str | int]", several):
-            yield str(parse_arch(arch))
+        yield from map(parse_arch, cast("Sequence[str | int]", several))
 
     def _sources(self, table: _Table) -> Iterator[tuple[str, str]]:
         """Yield (path below the list's folder, text) of each source; no path for a text."""

@@ -87,7 +87,7 @@ def store_verdict(
         merged = Manifest(list(manifest.header_sets) if manifest is not None else [])
         judged = merged.judge(header_set, verdict.header_set)
         good = judged is verdict.header_set
-        judged.remember(request.search, request.location)
+        judged.remember(request)
         finder.headers.put(request, merged)
     except (ConfigError, OSError) as error:
         finder.engine.report("store", error)

@@ -172,9 +172,7 @@ def _decode(
 
 
 def _found(
-    paths: Iterable[str | os.PathLike[str]],
-    roots: list[tuple[str, str]],
-    missing: dict[str, None],
+    paths: Iterable[str | os.PathLike[str]], roots: list[tuple[str, str]], missing: dict[str, None]
 ) -> list[str]:
     """Return where recorded directories are now; absolute ones that are nowhere are `missing`.
 

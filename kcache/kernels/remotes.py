@@ -36,15 +36,14 @@ class RemoteKernels:
     Args:
         finder: of the local cache, which keeps the kernels that are found.
         client: of the service.
-        writes: whether compiled kernels are uploaded.
         wait: seconds to wait at most for a lease of another machine.
     """
 
-    def __init__(self, finder: Finder, client: Client, *, writes: bool, wait: float) -> None:
+    def __init__(self, finder: Finder, client: Client, *, wait: float) -> None:
         self._finder = finder
         self.client = client
         self._kernels = SourceKernels(finder, client, "remote_hits")
-        self._writes = writes and client.writable
+        self._writes = client.writable and not finder.engine.read_only
         self._wait = wait
         self._has_put = False
 

@@ -147,11 +147,7 @@ class Requests:
         return made
 
     def of(
-        self,
-        call: CompileRequest,
-        caller: Caller | None = None,
-        *,
-        record: bool = True,
+        self, call: CompileRequest, caller: Caller | None = None, *, record: bool = True
     ) -> Request:
         """Return the request that the arguments in `call` make; errors as for `make`."""
         return self.make(**call._asdict(), caller=caller, record=record)

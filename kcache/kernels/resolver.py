@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from kcache.errors import CompileError, ConfigError, MissError
 from kcache.kernels.compiled_kernel import CompiledKernel
-from kcache.kernels.find import Holding
 from kcache.nvrtc import is_called
 from kcache.util import log
 
@@ -58,10 +57,7 @@ class Resolver:
     """
 
     def __init__(
-        self,
-        finder: Finder,
-        opened: OpenedBackend,
-        for_compiler: Callable[[Request, str], Request],
+        self, finder: Finder, opened: OpenedBackend, for_compiler: Callable[[Request, str], Request]
     ) -> None:
         self.finder = finder
         self.remotes: RemoteKernels | None = None
@@ -118,12 +114,11 @@ class Resolver:
         """
         (kernel, header_set), name = made
         if header_set is not None:
-            if not header_set.holds(request.search, self.finder.headers.digests, request.location):
+            if not header_set.holds(request, self.finder.headers.digests):
                 return None
-            holding = Holding.of(header_set, request)
-            if holding.key != kernel.key:
+            if header_set.result_key(request.key) != kernel.key:
                 return None
-            kernel = kernel._replace(dependencies=holding.dependencies)
+            kernel = kernel._replace(dependencies=header_set.dependencies(request))
         elif not request.self_contained or name != request.source_name:
             return None
         self.finder.counts.adopted(kernel)
@@ -250,8 +245,7 @@ class Resolver:
 
         started, header_set = time.perf_counter(), None
         if manifest is not None:
-            digests = self.finder.headers.digests
-            header_set = manifest.provable(request.search, digests, request.location)
+            header_set = manifest.provable(request, self.finder.headers.digests)
         if header_set is None and not request.self_contained:
             return None
         found = prove(self.finder, self._front(), request, header_set)
@@ -263,7 +257,7 @@ class Resolver:
         self.finder.counts.saved(kernel.key, 0.0)
         self.finder.engine.counters.hit(0.0, time.perf_counter() - started, False)
         if proven is not None:
-            kernel = kernel._replace(dependencies=Holding.of(proven, request).dependencies)
+            kernel = kernel._replace(dependencies=proven.dependencies(request))
         return kernel, proven
 
     def _prove_later(self, request: Request, header_set: StoredHeaderSet | None) -> None:
@@ -325,13 +319,12 @@ def _store(
     from kcache.nvrtc.manifest import Manifest
     from kcache.nvrtc.relocation import shows_name
 
-    holding = None if header_set is None else Holding.of(header_set, request)
-    key = request.key
-    if holding is not None:
-        key = holding.key
+    key, dependencies = request.key, tuple[str, ...]()
+    if header_set is not None:
+        key, dependencies = header_set.result_key(key), header_set.dependencies(request)
     elif request.named_key and (shows_name(request, compiled) or _is_taken(finder, request)):
         key = request.named_key
-    kernel = CompiledKernel.of(compiled, key, () if holding is None else holding.dependencies)
+    kernel = CompiledKernel.of(compiled, key, dependencies)
     finder.counts.saved(key, 0.0)
     engine, headers = finder.engine, finder.headers
     entry, stored = kernel.to_entry(metadata_of(request, key, compiled.version)), False
@@ -339,12 +332,12 @@ def _store(
     try:
         # The kernel comes first: a manifest must not promise a kernel that is not there.
         stored = engine.put(key, entry)
-        if stored and holding is not None:
-            header_set = holding.header_set
-            header_set.remember(request.search, request.location)
+        if stored and header_set is not None:
+            header_set.remember(request)
             merged = Manifest(list(manifest.header_sets) if manifest is not None else [])
             merged.add(header_set)
-            stored = headers.put(request, merged, holding)
+            merged.checked[request.location] = header_set
+            stored = headers.put(request, merged)
     except (ConfigError, OSError) as error:
         engine.report("store", error)
     if not stored and key != request.key and engine.stats().rejected > rejected:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kcache.entry import Entry, decode
 from kcache.errors import CorruptEntryError
-from kcache.kernels.find import VIEW_FACTOR, Holding, log_hit
+from kcache.kernels.find import VIEW_FACTOR, log_hit
 from kcache.nvrtc import is_called
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 from kcache.util import log
@@ -60,17 +60,15 @@ class SourceKernels:
             keys = (request.key, named) if named else (request.key,)
             return self._find_under(keys, started, again=again, name=request.source_name)
         for manifest, keep in self._manifests(request.key, again=again):
-            headers = self._finder.headers
-            header_set = manifest.matching(request.search, headers.digests, request.location)
+            header_set = manifest.matching(request, self._finder.headers.digests)
             if header_set is None:
                 continue
-            holding = Holding.of(header_set, request)
-            paths = holding.dependencies
-            found = self._find_under((holding.key,), started, paths, header_set, again=again)
+            keys, paths = (header_set.result_key(request.key),), header_set.dependencies(request)
+            found = self._find_under(keys, started, paths, header_set, again=again)
             if found is not None:
-                header_set.remember(request.search, request.location)
+                header_set.remember(request)
                 both = _merged(here, manifest, header_set)
-                both.checked[request.location] = holding
+                both.checked[request.location] = header_set
                 entry = both.to_entry()
                 entry.view = both
                 self._keep(request.key, entry, VIEW_FACTOR * entry.size, keep=keep)
@@ -129,7 +127,7 @@ class SourceKernels:
     def _keep(self, key: str, entry: Entry, size: int, *, keep: bool) -> None:
         """Keep an entry in the cache, or only in memory."""
         engine = self._finder.engine
-        if not (keep and engine.put(key, entry)) and engine.memory.max_size:
+        if not (keep and engine.put(key, entry)):
             engine.memory.put(key, entry, size)
 
     def _refuse(self, key: str, error: CorruptEntryError, *, again: bool) -> None:

@@ -105,8 +105,7 @@ def build_remotes(finder: Finder, config: Config) -> RemoteKernels | None:
         return None
     from kcache.kernels.remotes import RemoteKernels
 
-    writes = not finder.engine.read_only
-    return RemoteKernels(finder, client, writes=writes, wait=config.wait.value)
+    return RemoteKernels(finder, client, wait=config.wait.value)
 
 
 def open_remotes(config: Config, warn: Callable[[str], object] = log.warning_once) -> Client | None:

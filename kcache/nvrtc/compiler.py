@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CompileError, CompileOptionError, CompilerNotFoundError
 from kcache.nvrtc import library
-from kcache.nvrtc.request import NO_DIRECTORY
+from kcache.nvrtc.request import NO_DIRECTORY, Request
 from kcache.nvrtc.search import are_own_files
 from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
-    from kcache.nvrtc.request import Request
     from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Trace
     from kcache.nvrtc.workers.nvrtc import Nvrtc
     from kcache.nvrtc.workers.slots import Slots
@@ -89,7 +88,7 @@ def compile_request(
             has its whole log.
     """
     caller = request.caller
-    path = (library.find_path() or find().path) if caller is None else caller.library
+    path = find().path if caller is None else caller.library
     if moved is not None and (limits.workers == 0 or request.search.directory == NO_DIRECTORY):
         raise CompileError(f"{request.source_name}: only a worker can prove anything")
     if limits.workers == 0:
@@ -109,12 +108,9 @@ def compile_request(
         if moved is not None:
             raise CompileError(f"{request.source_name}: {error}") from error
         return _compile_here(request, path, f"no worker can be started: {error}")
-    except CrashedError as error:
+    except (CrashedError, TooLateError) as error:
         name = request.source_name
-        raise CompileError(f"{name}: the compiler {error}", source_name=name) from error
-    except TooLateError as error:
-        name = request.source_name
-        raise CompileError(f"{name}: {error} (compile_timeout)", source_name=name) from error
+        raise CompileError(f"{name}: {error}", source_name=name) from error
     return _answered(request, hello, reply)
 
 
@@ -144,24 +140,12 @@ def find() -> library.Library:
     return found
 
 
-def version(path: str | None = None) -> tuple[int, int]:
-    """Return (major, minor) of the NVRTC at `path`, by default of the one that compiles.
+def hello(path: str | None = None) -> Hello:
+    """Return what the NVRTC at `path` says of itself, by default the one that compiles.
 
     Raises:
         CompilerNotFoundError: NVRTC is not installed.
     """
-    return _hello(path).version
-
-
-def supported_archs(path: str | None = None) -> tuple[int, ...]:
-    """Return the architecture numbers that a library knows, ascending; otherwise as `version`."""
-    return _hello(path).archs
-
-
-# -- inside ----------------------------------------------------------------------------------------
-
-
-def _hello(path: str | None = None) -> Hello:
     from kcache.nvrtc.workers.pool import shared
     from kcache.nvrtc.workers.process import NoWorkerError
 
@@ -170,6 +154,9 @@ def _hello(path: str | None = None) -> Hello:
         return shared().hello(path)
     except NoWorkerError:
         return _here(path).hello()
+
+
+# -- inside ----------------------------------------------------------------------------------------
 
 
 def _ask(request: Request, moved: Mapping[str, str] | None) -> Ask:

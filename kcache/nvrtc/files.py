@@ -21,6 +21,8 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import xxhash
@@ -60,13 +62,7 @@ def file_clock_ns() -> int:
 
 def stamp_of(status: os.stat_result) -> Stamp:
     """Return the part of a file's status that changes whenever the file does."""
-    return (
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_ino,
-        status.st_dev,
-    )
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
 
 
 def lasting(paths: Iterable[str], stamps: Iterable[Stamp]) -> list[Stamp]:
@@ -75,10 +71,29 @@ def lasting(paths: Iterable[str], stamps: Iterable[Stamp]) -> list[Stamp]:
     found: list[Stamp] = []
     for path, stamp in zip(paths, stamps, strict=False):
         device = stamp[4]
-        if device not in trusted:
+        # Only the path of a file that is on the device now tells what that is.
+        if device not in trusted and _device_of(path) == device:
             trusted[device] = file_system(path).keeps_change_time
-        found.append(stamp if trusted[device] else NO_STAMP)
+        found.append(stamp if trusted.get(device) else NO_STAMP)
     return found
+
+
+@lru_cache(maxsize=64)
+def lasting_once(paths: tuple[str, ...], stamps: tuple[Stamp, ...]) -> tuple[Stamp, ...]:
+    """Return what `lasting` returns, asked once in this process: that takes as long as 50 files.
+
+    The number of a device is used again after an unmount, so nothing is remembered about devices.
+    What is remembered is about these stamps at these paths. If another file system is there later,
+    its files have other inodes and times, and its stamps are no longer compared with these. If
+    even these were the same, what this process has read itself would be as wrong.
+    """
+    return tuple(lasting(paths, stamps))
+
+
+def _device_of(path: str) -> int:
+    with suppress(OSError):
+        return os.stat(path).st_dev
+    return NO_STAMP[4]
 
 
 class FileDigests:
@@ -98,10 +113,6 @@ class FileDigests:
         self._known: dict[str, tuple[Stamp, bytes]] = {}
         #: How often a file had to be read because its status proved nothing.
         self.reads = 0
-
-    def of(self, content: bytes) -> bytes:
-        """Return the digest of `content`."""
-        return xxhash.xxh3_128_digest(content)
 
     def read(self, path: str, status: os.stat_result) -> tuple[Stamp, bytes]:
         """Read a file; return the digest, and the stamp under which it may be trusted.
@@ -127,7 +138,8 @@ class FileDigests:
             content = _content(file, path, before[0])
             after = stamp_of(os.fstat(file.fileno()))
         unchanged = before == after and len(content) == before[0]
-        return self.remember(path, before if unchanged else NO_STAMP, self.of(content), now)
+        digest = xxhash.xxh3_128_digest(content)
+        return self.remember(path, before if unchanged else NO_STAMP, digest, now)
 
     def remember(self, path: str, stamp: Stamp, digest: bytes, read_at: int) -> tuple[Stamp, bytes]:
         """Remember what was read under a stamp, if that will show a change; return it.
@@ -163,13 +175,7 @@ class FileDigests:
             at += SIZE
             try:
                 status = stat_(path)
-                now = (
-                    status.st_size,
-                    status.st_mtime_ns,
-                    status.st_ctime_ns,
-                    status.st_ino,
-                    status.st_dev,
-                )
+                now = stamp_of(status)
                 if now == stamp:
                     verified.append(now)
                     continue

@@ -84,7 +84,7 @@ class Frontend:
             if not request.self_contained:
                 self._remember(request, request.search, run.trace, asked_at)
                 header_set = _header_set(request, run)
-            if header_set is None or self._holds(request, header_set):
+            if header_set is None or header_set.holds(request, self._digests):
                 if run.trace.may_ask_time and not self._is_timeless(request, run):
                     problem = "the outcome may depend on the time of the compile"
                     return run._replace(problem=problem), None
@@ -117,7 +117,7 @@ class Frontend:
             run = None
         if run is not None and run.identity != request.compiler:  # somebody replaced it
             return None
-        if header_set is not None and not self._holds(request, header_set, proven=True):
+        if header_set is not None and not header_set.holds(request, self._digests, proven=True):
             return None
         if run is None or run.trace is None or run.problem or not alike(stored, run):
             return Verdict(False)
@@ -127,14 +127,9 @@ class Frontend:
         search, proof = request.search, (GOOD, header_set.origin)
         proven = _answers(elsewhere, run.trace, search, kept=kept, location=EVERYWHERE, proof=proof)
         same = proven.contents(search) == header_set.contents(search)
-        if not same or not self._holds(request, proven):
+        if not same or not proven.holds(request, self._digests):
             return Verdict(False)
         return Verdict(True, proven)
-
-    def _holds(
-        self, request: Request, header_set: StoredHeaderSet, *, proven: bool = False
-    ) -> bool:
-        return header_set.holds(request.search, self._digests, request.location, proven=proven)
 
     def _is_timeless(self, request: Request, run: Compiled) -> bool:
         """Tell whether a compile at another time gets the same answers and the same outcome."""

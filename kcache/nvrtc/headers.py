@@ -289,9 +289,9 @@ def decode(raw: bytes) -> Sections:
         return Sections(
             found["f"],
             found["a"],
-            list(_each_path(found["p"])),
-            list(_each_path(found["d"])),
-            list(_each_path(found["n"])),
+            list(each_path(found["p"])),
+            list(each_path(found["d"])),
+            list(each_path(found["n"])),
             [(int(number), RootedPath(root, path)) for root, (number, path) in found["i"]],
             [(int(error), RootedPath(root, path)) for root, (error, path) in found["e"]],
             [_variable(text) for _, (text,) in found["v"]],
@@ -306,10 +306,9 @@ def decode(raw: bytes) -> Sections:
         raise CorruptEntryError(f"malformed header set: {error}") from error
 
 
-def _each_path(groups: Iterable[tuple[int, list[str]]]) -> Iterator[RootedPath]:
-    for root, paths in groups:
-        for path in paths:
-            yield RootedPath(root, path)
+def each_path(groups: Iterable[tuple[int, list[str]]]) -> Iterator[RootedPath]:
+    """Yield every path of several roots."""
+    return (RootedPath(root, path) for root, paths in groups for path in paths)
 
 
 def _variable(text: str) -> tuple[str, str | None]:

@@ -18,22 +18,15 @@ from kcache.backend import Backend, EntryInfo
 from kcache.entry import Entry, decode
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
 from kcache.nvrtc import names_and_log
-from kcache.nvrtc.key import digest_fields, hash_source
-from kcache.nvrtc.request import DEFAULT_NAME
+from kcache.nvrtc.request import DEFAULT_NAME, Request, digest_fields, hash_source
 
 if TYPE_CHECKING:
     from kcache.entry import JSON
-    from kcache.nvrtc.request import Request
 
 #: Kinds of entries. `OTHER` is an undamaged entry of another version or program, or of a kind that
 #: is unknown here. `UNREADABLE` is an entry that the medium does not return.
-KERNEL, MANIFEST, OTHER, DAMAGED, UNREADABLE = (
-    "kernel",
-    "manifest",
-    "other",
-    "damaged",
-    "unreadable",
-)
+KERNEL, MANIFEST, OTHER = "kernel", "manifest", "other"
+DAMAGED, UNREADABLE = "damaged", "unreadable"
 
 #: The names of sources that the caller did not name: kcache's own, and NVRTC's.
 DEFAULT_NAMES = (DEFAULT_NAME, "default_program", "")
@@ -99,10 +92,9 @@ def look_into(backend: Backend, info: EntryInfo, producer: str) -> Opened | None
     """Read and check one entry, a manifest down to its header sets; None if it is gone."""
     try:
         blob = backend.get(info.key)
-    except CorruptEntryError as error:
-        return Opened(_item(info)._replace(kind=DAMAGED, problem=str(error)), None)
     except BackendError as error:
-        return Opened(_item(info)._replace(kind=UNREADABLE, problem=str(error)), None)
+        kind = DAMAGED if isinstance(error, CorruptEntryError) else UNREADABLE
+        return Opened(_item(info)._replace(kind=kind, problem=str(error)), None)
     return None if blob is None else look_at(blob, info, producer)
 
 
@@ -113,7 +105,10 @@ def look_at(blob: bytes, info: EntryInfo, producer: str) -> Opened:
         entry = decode(blob, info.key, producer=producer.encode())
         described = describe(item, entry.metadata)
         if described.kind == MANIFEST:
-            _check_manifest(entry)
+            from kcache.nvrtc.manifest import Manifest
+
+            for header_set in Manifest.from_entry(entry).header_sets:
+                header_set.sections()
         elif described.kind == KERNEL:
             names_and_log(entry)
     except IncompatibleEntryError as error:
@@ -211,13 +206,6 @@ def would_evict(backend: Backend, goal: int | None, *, since_ns: float = 0) -> t
     return count, freed
 
 
-def _check_manifest(entry: Entry) -> None:
-    from kcache.nvrtc.manifest import Manifest
-
-    for header_set in Manifest.from_entry(entry).header_sets:
-        header_set.sections()
-
-
 def _flags(value: JSON) -> tuple[str, ...]:
     flags = filter(None, texts_of(value))
     # Thousands of entries share most of them.
@@ -260,23 +248,13 @@ class RequestSummary(NamedTuple):
     @classmethod
     def of(cls, request: Request) -> RequestSummary:
         """Return the summary of a request."""
-        return cls(
-            _shown(request.source_name),
-            request.names,
-            request.options.target or "",
-            tuple(map(_shown, request.options.flags())),
-            request.compiler,
-            hash_source(request.source),
-            {name: hash_source(text) for name, text in request.headers.items()},
-            _digest(request.extra_key),
-            tuple(map(_shown, request.bound)),
-            request.key,
-        )
+        return cls.read(metadata_of(request, request.key), request.key)._replace(created=None)
 
     @classmethod
     def read(cls, metadata: Mapping[str, JSON], key: str) -> RequestSummary:
         """Return the summary in the metadata of the kernel under `key`, which may be wrong."""
         headers = metadata.get("headers")
+        headers = headers if isinstance(headers, dict) else {}
         return cls(
             text_of(metadata.get("source_name")),
             texts_of(metadata.get("names")),
@@ -284,9 +262,7 @@ class RequestSummary(NamedTuple):
             texts_of(metadata.get("flags")),
             text_of(metadata.get("compiler")),
             text_of(metadata.get("source_hash")),
-            {str(name): text_of(value) for name, value in headers.items()}
-            if isinstance(headers, dict)
-            else {},
+            {str(name): text_of(value) for name, value in headers.items()},
             text_of(metadata.get("extra_key")),
             texts_of(metadata.get("bound")),
             text_of(metadata.get("request")) or key,
@@ -295,26 +271,26 @@ class RequestSummary(NamedTuple):
         )
 
 
-def metadata_of(request: Request, key: str, version: tuple[int, int]) -> dict[str, JSON]:
+def metadata_of(request: Request, key: str, version: tuple[int, ...] = ()) -> dict[str, JSON]:
     """Return the metadata about the request for the entry under `key`, just compiled.
 
     `version` is that of the compiler that has run: for the drop-in, the program's own.
     """
-    about = RequestSummary.of(request)
+    extra_key = digest_fields("extra_key", [("", request.extra_key)])[:32]
     found: dict[str, JSON] = {
-        "source_name": about.source_name,
-        "names": [*about.names],
+        "source_name": _shown(request.source_name),
+        "names": [*request.names],
         "arch": request.options.target,
-        "flags": [*about.flags],
-        "compiler": about.compiler,
+        "flags": [*map(_shown, request.options.flags())],
+        "compiler": request.compiler,
         "created": time.time(),
-        "source_hash": about.source_hash,
+        "source_hash": hash_source(request.source),
     }
     optional: dict[str, JSON] = {
         "request": "" if request.key == key else request.key,
-        "bound": [*about.bound],
-        "headers": dict(about.headers),
-        "extra_key": about.extra_key,
+        "bound": [*map(_shown, request.bound)],
+        "headers": {name: hash_source(text) for name, text in request.headers.items()},
+        "extra_key": extra_key if request.extra_key else "",
         "nvrtc": ".".join(map(str, version)),
     }
     return found | {name: value for name, value in optional.items() if value}
@@ -323,10 +299,6 @@ def metadata_of(request: Request, key: str, version: tuple[int, int]) -> dict[st
 def _shown(text: str) -> str:
     """Return a text as Unicode: a path may have bytes that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def _digest(extra_key: bytes) -> str:
-    return digest_fields("extra_key", [("", extra_key)])[:32] if extra_key else ""
 
 
 def text_of(value: object) -> str:

@@ -8,7 +8,6 @@ is read from memory, because somebody may have replaced the files since then.
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import struct
@@ -54,10 +53,6 @@ class Library(NamedTuple):
 
 #: (path, size, times and inode of the file) -> its identity.
 _identities: dict[tuple[str, int, int, int, int], str] = {}
-#: The size of this process's address space, and the files of NVRTC that were mapped at that size.
-_mapped_at: tuple[int, dict[str, int]] = (0, {})
-#: Fewer bytes than any libnvrtc maps: those of 11.2 to 13.5 have 30 to 140 MB.
-_LESS_THAN_ONE = 8 << 20
 
 
 def find() -> Library | None:
@@ -69,21 +64,6 @@ def find() -> Library | None:
     files = mapped()
     path = _loaded_path(files) or next(_candidates(), None)
     return None if path is None else _library(path, files)
-
-
-def find_path() -> str | None:
-    """Return the path that `find` would return, for each compile.
-
-    A program with many libraries has thousands of mappings, which take milliseconds to read. So a
-    library that was loaded since the last call is noticed by the size of the address space. If one
-    is overlooked, the previous library compiles, and the key names that one.
-    """
-    global _mapped_at  # noqa: PLW0603
-    size = _address_space()
-    if not size or abs(size - _mapped_at[0]) >= _LESS_THAN_ONE:
-        _mapped_at = size, mapped()
-    path = _loaded_path(_mapped_at[1]) or next(_candidates(), None)
-    return None if path is None else os.path.realpath(path)
 
 
 def at(path: str) -> Library:
@@ -129,15 +109,6 @@ def mapped() -> dict[str, int]:
         os.fsdecode(match[2].removesuffix(b" (deleted)")): int(match[1], 16)
         for match in _MAPPED.finditer(maps)
     }
-
-
-def _address_space() -> int:
-    """Return the bytes of this process's address space; 0 if the system does not tell."""
-    try:
-        with open("/proc/self/statm", "rb", buffering=0) as file:
-            return int(file.read().partition(b" ")[0]) * mmap.PAGESIZE
-    except (OSError, ValueError):
-        return 0
 
 
 def _loaded_path(files: dict[str, int]) -> str | None:

@@ -24,10 +24,10 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
@@ -39,6 +39,7 @@ from kcache.nvrtc.files import (
     Watched,
     error_now,
     lasting,
+    lasting_once,
     stamp_of,
     watched_from,
 )
@@ -46,10 +47,11 @@ from kcache.nvrtc.headers import (
     Sections,
     confused_names,
     decode,
+    each_path,
     is_header,
     same_identities,
 )
-from kcache.nvrtc.key import digest_fields
+from kcache.nvrtc.request import Request, digest_fields
 from kcache.nvrtc.search import HeaderSearch, RootedPath
 
 #: How many header sets a request keeps. If there are more, the least recently stored one is
@@ -128,8 +130,8 @@ class _Seen:
             paths = raw[middle:].decode("utf-8", "surrogateescape").split("\0") if count else []
             watched = list(_STAMP.iter_unpack(raw[end + 4 : middle]))
             if len(watched) == len(paths) and (count or not absent):
-                trusted = lasting((*self.paths, *paths), (*stamps, *watched))
-                self.stamps = trusted[: len(stamps)]
+                trusted = lasting_once((*self.paths, *paths), (*stamps, *watched))
+                self.stamps = list(trusted[: len(stamps)])
                 self.directories = {
                     p: Watched(s, None) for p, s in zip(paths, trusted[len(stamps) :], strict=True)
                 }
@@ -149,12 +151,14 @@ class StoredHeaderSet:
         raw, stamps: as given; `remember` adds stamps.
     """
 
-    __slots__ = ("_sections", "_seen", "raw", "stamps")
+    __slots__ = ("_result", "_sections", "_seen", "raw", "stamps")
 
     def __init__(self, raw: bytes, stamps: Mapping[str, bytes] = MappingProxyType({})) -> None:
         self.raw = raw
         self.stamps = dict(stamps)
         self._sections: Sections | None = None
+        #: The last key of a request, and that of its outcome.
+        self._result = "", ""
         self._seen: dict[str, _Seen] = {}
 
     def sections(self) -> Sections:
@@ -167,21 +171,25 @@ class StoredHeaderSet:
             self._sections = decode(self.raw)
         return self._sections
 
-    def dependencies(self, search: HeaderSearch, location: str) -> tuple[str, ...]:
+    def dependencies(self, request: Request) -> tuple[str, ...]:
         """Return the absolute paths of the headers, sorted; one tuple per location."""
-        return self._at(search, location).dependencies
+        return self._at(request).dependencies
 
     def contents(self, search: HeaderSearch) -> dict[str, bytes]:
         """Return the digests of the headers by their absolute paths."""
         sections = self.sections()
         ends = range(sections.digests_at + SIZE, len(self.raw) + 1, SIZE)
-        paths = map(search.path, _each(sections.files))
+        paths = map(search.path, each_path(sections.files))
         return {path: self.raw[end - SIZE : end] for path, end in zip(paths, ends, strict=True)}
 
     def result_key(self, request_key: str) -> str:
         """Return the key of the outcome: the request, and the answers that the compiler got."""
-        fields = [("request", request_key.encode()), ("headers", self.origin.encode())]
-        return digest_fields("kcache-result/4", fields)
+        known, key = self._result
+        if known != request_key:
+            fields = [("request", request_key.encode()), ("headers", self.origin.encode())]
+            key = digest_fields("kcache-result/4", fields)
+            self._result = request_key, key
+        return key
 
     # -- where the outcome is good ---------------------------------------------------------------
 
@@ -234,36 +242,31 @@ class StoredHeaderSet:
 
     # -- whether it holds ------------------------------------------------------------------------
 
-    def holds(
-        self, search: HeaderSearch, digests: FileDigests, location: str, *, proven: bool = False
-    ) -> bool:
+    def holds(self, request: Request, digests: FileDigests, *, proven: bool = False) -> bool:
         """Tell whether every file is now as the set says, and keep what was verified.
 
         With `proven`, as if a proof had shown that the outcome is good here.
         """
         verified: list[Stamp] = []
-        found = self._differences(search, digests, location, verified)
-        if not (proven or self.good_at(location)) or next(found, None) is not None:
+        found = self.differences(request, digests, verified)
+        if not (proven or self.good_at(request.location)) or next(found, None) is not None:
             return False
-        self._at(search, location).stamps = verified
+        self._at(request).stamps = verified
         return True
 
     def differences(
-        self, search: HeaderSearch, digests: FileDigests, location: str
+        self, request: Request, digests: FileDigests, verified: list[Stamp]
     ) -> Iterator[Difference]:
-        """Yield the differences from the set, those first that are cheapest to find."""
-        return self._differences(search, digests, location, [])
+        """Yield the differences from the set, those first that are cheapest to find.
 
-    def _differences(
-        self, search: HeaderSearch, digests: FileDigests, location: str, verified: list[Stamp]
-    ) -> Iterator[Difference]:
-        """Yield the differences; `verified` gets the stamps of the files that have none."""
-        sections = self.sections()
+        `verified` gets the stamps of the files that have none.
+        """
+        sections, search = self.sections(), request.search
         if sections.roots > len(search.roots):
             yield Difference("root", "")
             return
-        seen = self._at(search, location)
-        if not self._is_home(location):
+        seen = self._at(request)
+        if not self._is_home(request.location):
             if seen.misplaced is None:
                 seen.misplaced = tuple(self._misplaced(search))
             yield from seen.misplaced
@@ -309,12 +312,13 @@ class StoredHeaderSet:
             if search.variable(name) != value:
                 yield Difference("variable", name)
 
-    def _at(self, search: HeaderSearch, location: str) -> _Seen:
+    def _at(self, request: Request) -> _Seen:
         """Return what is known in a location; at first, that is what another process stored."""
+        location = request.location
         seen = self._seen.get(location)
         if seen is None:
             sections = self.sections()
-            seen = _Seen([search.path(rooted) for rooted in _each(sections.files)])
+            seen = _Seen([request.search.path(rooted) for rooted in each_path(sections.files)])
             if location in self.stamps:
                 seen.unpack(self.stamps[location], absent=bool(sections.absent))
             self._seen[location] = seen
@@ -351,7 +355,7 @@ class StoredHeaderSet:
         """Group the absent files by the deepest directory that exists, stamps unknown."""
         found: dict[str, list[str]] = {}
         deepest: dict[str, str] = {}
-        for path in sorted(map(search.path, _each(self.sections().absent))):
+        for path in sorted(map(search.path, each_path(self.sections().absent))):
             folder = os.path.dirname(path)
             existing = deepest.get(folder)
             if existing is None:
@@ -364,9 +368,9 @@ class StoredHeaderSet:
 
     # -- what was verified -----------------------------------------------------------------------
 
-    def remember(self, search: HeaderSearch, location: str) -> bool:
+    def remember(self, request: Request) -> bool:
         """Take over what was verified, for storing; tell whether it differs from what is stored."""
-        raw = self._at(search, location).pack()
+        location, raw = request.location, self._at(request).pack()
         if self.stamps.get(location) == raw:
             return False
         # A new mapping, not a changed one: another thread may be storing the old one.
@@ -375,13 +379,9 @@ class StoredHeaderSet:
         return True
 
 
-def _each(groups: Iterable[tuple[int, list[str]]]) -> Iterator[RootedPath]:
-    return (RootedPath(root, path) for root, paths in groups for path in paths)
-
-
 def _asked(sections: Sections) -> Iterator[RootedPath]:
     """Yield every path that the compiler asked for, but the names of its own texts."""
-    yield from _each((*sections.files, *sections.absent))
+    yield from each_path((*sections.files, *sections.absent))
     yield from (*sections.present, *sections.folders)
     yield from (rooted for _, rooted in sections.denied)
 
@@ -393,22 +393,18 @@ class Manifest:
 
     def __init__(self, header_sets: list[StoredHeaderSet]) -> None:
         self.header_sets = header_sets
-        #: location -> the `Holding` of the last check there, for `Finder`.
-        self.checked: dict[str, Any] = {}
+        #: location -> the set that held at the last check there.
+        self.checked: dict[str, StoredHeaderSet] = {}
 
-    def matching(
-        self, search: HeaderSearch, digests: FileDigests, location: str
-    ) -> StoredHeaderSet | None:
+    def matching(self, request: Request, digests: FileDigests) -> StoredHeaderSet | None:
         """Return the header set that holds now, or None."""
         for header_set in self.header_sets:
             with suppress(CorruptEntryError):  # intact, but not a header set
-                if header_set.holds(search, digests, location):
+                if header_set.holds(request, digests):
                     return header_set
         return None
 
-    def provable(
-        self, search: HeaderSearch, digests: FileDigests, location: str
-    ) -> StoredHeaderSet | None:
+    def provable(self, request: Request, digests: FileDigests) -> StoredHeaderSet | None:
         """Return a set that holds, was made in another location, and may be good for all.
 
         Return None if a set that holds was found to depend on its location.
@@ -417,7 +413,7 @@ class Manifest:
         for header_set in self.header_sets:
             with suppress(CorruptEntryError):
                 open_ = header_set.may_be_good_elsewhere or header_set.is_refuted
-                if open_ and header_set.holds(search, digests, location, proven=True):
+                if open_ and header_set.holds(request, digests, proven=True):
                     if header_set.is_refuted:
                         return None
                     found = found or header_set

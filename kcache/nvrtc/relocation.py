@@ -87,8 +87,7 @@ def moved(request: Request, kept: Iterable[str]) -> tuple[Request, dict[str, str
         name = folder + (last if "last" in fixed else f"{_FILLER[:30]}{_other_letters(last)}")
     elsewhere = request._replace(
         options=CompileOptions(
-            lto=request.options.lto,
-            extra_options=request.options.parsed.with_include_paths(paths),
+            lto=request.options.lto, extra_options=request.options.parsed.with_include_paths(paths)
         ),
         search=HeaderSearch(name, paths, directory=directory, headers=request.headers),
         source_name=name,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol, cast
 
 from kcache import config
 from kcache.config import COMPILER_VARIABLES
 from kcache.errors import ArgumentTypeError, ConfigError
-from kcache.nvrtc.key import CacheKey, digest_fields, hash_options, hash_source
-from kcache.nvrtc.options import CompileOptions
-from kcache.nvrtc.parsed_options import are_harmless
+from kcache.nvrtc.options import CompileOptions, are_harmless
 from kcache.nvrtc.search import HeaderSearch, may_include
 
+#: Part of every key. Raise it when the meaning of a field changes.
+KEY_SCHEMA = "kcache-key/2"
 #: The compiler's name for a source without a name.
 DEFAULT_NAME = "kernel.cu"
 #: A path that leads nowhere. It stands for a working directory that was removed.
@@ -185,7 +188,7 @@ class Request(NamedTuple):
         search = HeaderSearch(
             source_name, paths, directory=directory, headers=in_memory, variable=known
         )
-        outputs = ["ltoir"] if options.lto else ["ptx", "cubin"]
+        outputs = ("ltoir",) if options.lto else ("ptx", "cubin")
         texts = (source, *parsed.defines, *expressions)
         # An option that we have not tried may name files.
         tried = are_harmless(parsed)
@@ -200,36 +203,22 @@ class Request(NamedTuple):
         bound += [f"variable={each}" for each in variables]
         if shows_paths or not tried:
             bound.append(f"name={source_name}")
-        key = CacheKey(
-            source_hash=hash_source(source),
-            arch=options.target or "",
-            options_hash=hash_options((*parsed.without_include_paths(), *bound)),
-            compiler=compiler,
-            names=expressions,
-            headers={name: hash_source(text) for name, text in in_memory.items()},
-            outputs=tuple(outputs),
-            extra_key=extra_key,
-        )
+        fields = [
+            ("source", hash_source(source).encode()),
+            ("arch", (options.target or "").encode()),
+            ("options", hash_options((*parsed.without_include_paths(), *bound)).encode()),
+            ("compiler", compiler.encode()),
+            ("extra", extra_key),
+            *(("name", name.encode()) for name in expressions),
+            *(("output", output.encode()) for output in outputs),
+        ]
+        for name, text in sorted(in_memory.items()):
+            fields += (("header", name.encode()), ("content", hash_source(text).encode()))
         place = (spelled or directory, *search.prefixes, source_name)
         location = digest_fields("location", ((part, b"") for part in place))
-        return cls(
-            source,
-            expressions,
-            options,
-            in_memory,
-            extra_key,
-            source_name,
-            compiler,
-            key.digest(),
-            contained,
-            contained and not shows_paths,
-            search,
-            location,
-            spelled,
-            tuple(bound),
-            variables,
-            caller,
-        )
+        given = (source, expressions, options, in_memory, extra_key, source_name, compiler)
+        made = (digest_fields(KEY_SCHEMA, fields), contained, contained and not shows_paths)
+        return cls(*given, *made, search, location, spelled, tuple(bound), variables, caller)
 
 
 class CompileRequest(NamedTuple):
@@ -265,7 +254,6 @@ def compile_request(given: object) -> CompileRequest:
     if isinstance(given, (str, os.PathLike)):
         return CompileRequest(cast("str | os.PathLike[str]", given))
     fields = CompileRequest._fields
-    values: dict[str, Any]
     if isinstance(given, Mapping):
         values = dict(cast("Mapping[str, Any]", given))
         for name in values:
@@ -281,8 +269,7 @@ def compile_request(given: object) -> CompileRequest:
         items = cast("Sequence[Any]", given)
         if not 1 <= len(items) <= len(fields):
             raise ConfigError(f"{len(items)} fields are not allowed; allowed: {', '.join(fields)}")
-        values = dict(zip(fields, items, strict=False))
-        return CompileRequest(**values)
+        return CompileRequest(*items)
     raise ArgumentTypeError(
         f"{type(given).__name__} is not allowed; allowed: kcache.CompileRequest, source text, "
         f"a path, or a tuple or mapping of {', '.join(fields)}"
@@ -297,14 +284,18 @@ def read_source(path: str | os.PathLike[str], source_name: str) -> tuple[str, st
     """
     name = os.fspath(path)
     with open(path, "rb") as file:
-        raw = file.read()
+        text = as_text(name, file.read())
+    return text, name if source_name == DEFAULT_NAME else source_name
+
+
+def as_text(path: str, data: bytes) -> str:
+    """Return the text in a file; raise ConfigError if there is none."""
     try:
-        text = raw.decode()
+        return data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{name} is not text: byte {error.start} is 0x{raw[error.start]:02x}; allowed: UTF-8"
+            f"{path} is not text: byte {error.start} is 0x{data[error.start]:02x}; allowed: UTF-8"
         ) from error
-    return text, name if source_name == DEFAULT_NAME else source_name
 
 
 def working_directory() -> str:
@@ -368,3 +359,60 @@ def _headers(headers: object) -> Iterator[tuple[str, str]]:
         _check_text("an include name in headers", name)  # pyright: ignore[reportUnknownArgumentType]
         _check_text(f"headers[{name!r}]", text)  # pyright: ignore[reportUnknownArgumentType]
         yield name, text
+
+
+# -- digests ---------------------------------------------------------------------------------------
+
+
+class _Digest(Protocol):
+    def hexdigest(self) -> str: ...
+
+
+def _find_sha256() -> Callable[..., _Digest]:
+    """Return SHA-256 without loading OpenSSL, which takes `hashlib` 5 ms of a fresh process.
+
+    Python's own implementation is what hashlib falls back to, and not subject to FIPS policy;
+    `random` in the standard library does the same. Its module is `_sha2` from Python 3.12 on.
+    """
+    for module in ("_sha2", "_sha256"):
+        with suppress(ImportError):
+            found: Callable[..., _Digest] = import_module(module).sha256
+            return found
+    import hashlib
+
+    return lambda data: hashlib.sha256(data, usedforsecurity=False)
+
+
+_sha256 = _find_sha256()
+_LENGTHS = struct.Struct("<IQ")
+
+
+def digest_fields(label: str, fields: Iterable[tuple[str, bytes]]) -> str:
+    """Return SHA-256 over labelled, length-prefixed fields, as 64 hexadecimal digits.
+
+    Each field enters as `u32 len(name), u64 len(value), name, value` (little-endian), so that no
+    two different lists of fields give the same bytes. SHA-256 is used as a checksum that does not
+    collide, not for secrecy.
+    """
+    parts: list[bytes] = []
+    for name, value in ((label, b""), *fields):
+        encoded = name.encode("utf-8", "surrogateescape")
+        parts += (_LENGTHS.pack(len(encoded), len(value)), encoded, value)
+    return _sha256(b"".join(parts)).hexdigest()
+
+
+def hash_source(text: str) -> str:
+    """Return the digest of a source text: 64 hexadecimal digits, stable across processes."""
+    return _sha256(text.encode()).hexdigest()
+
+
+def hash_options(options: Sequence[str] | CompileOptions) -> str:
+    """Return the digest of compiler options: 64 hexadecimal digits, stable across processes.
+
+    `options` is a sequence of flags, or a `CompileOptions`. Order-sensitive, and each flag is
+    length-prefixed: `["ab", "c"]` differs from `["a", "bc"]`.
+    """
+    flags = options.flags() if isinstance(options, CompileOptions) else options
+    return digest_fields(
+        "options", (("flag", flag.encode("utf-8", "surrogateescape")) for flag in flags)
+    )

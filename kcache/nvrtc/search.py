@@ -134,10 +134,6 @@ class HeaderSearch:
             return self.spelled() == text
         return what.isdecimal() and self.prefixes[int(what) :][:1] == (text,)
 
-    def has(self, rooted: RootedPath) -> bool:
-        """Tell whether the root of a path exists in this search at all."""
-        return rooted.root < len(self.roots)
-
 
 def _prefix(path: str) -> str:
     """Return the prefix that the compiler puts before a name: the directory without one last slash.

@@ -1,4 +1,4 @@
-"""CacheKey, hash_source, hash_options: equal requests and only equal requests share a key."""
+"""Request.key, hash_source, hash_options: equal requests and only equal requests share a key."""
 
 import hashlib
 import pickle
@@ -14,43 +14,46 @@ from hypothesis import strategies as st
 
 import kcache
 from kcache import CompileOptions, hash_options, hash_source
-from kcache.nvrtc.key import CacheKey, digest_fields
+from kcache.nvrtc.request import Request, digest_fields
 
-KEY = CacheKey(
-    source_hash=hash_source("__global__ void f() {}"),
-    arch="sm_90",
-    options_hash=hash_options(["-std=c++17"]),
-    compiler="1f6e",
-    names=("f<int>", "f<float>"),
-    headers={"a.h": hash_source("1"), "b.h": hash_source("2")},
-    outputs=("cubin", "ptx"),
-    extra_key=b"extra",
+OPTIONS = CompileOptions(
+    arch="sm_90", defines={"N": 1, "M": None}, include_paths=["a"], extra_options=["-arch=sm_80"]
 )
+GIVEN: dict[str, Any] = {
+    "source": "__global__ void f() {}",
+    "names": ("f<int>", "f<float>"),
+    "options": OPTIONS,
+    "headers": {"a.h": "1", "b.h": "2"},
+    "extra_key": b"extra",
+    "source_name": "k.cu",
+    "compiler": "1f6e",
+}
 
-#: Another value for every field. If a field is added without one, the test below fails.
+#: Other values for what is in each key.
 OTHERS: dict[str, list[Any]] = {
-    "source_hash": [hash_source("__global__ void g() {}"), ""],
-    "arch": ["sm_90a", "compute_90", "sm_9"],
-    "options_hash": [hash_options(["-std=c++20"]), hash_options([])],
+    "source": ["__global__ void g() {}", "__global__ void f() {} "],
+    "options": [
+        OPTIONS.replace(extra_options=["-arch=sm_80a"]),
+        OPTIONS.replace(extra_options=["-arch=compute_80"]),
+        OPTIONS.replace(defines={"N": 1}),
+        OPTIONS.replace(defines={"M": None, "N": 1}),
+        OPTIONS.replace(include_paths=()),
+        OPTIONS.replace(lto=True),
+    ],
     "compiler": ["1f6f", ""],
     "names": [(), ("f<int>",), ("f<float>", "f<int>"), ("f<int>f<float>",), ("f<int>f", "<float>")],
-    "headers": [
-        {},
-        {"a.h": hash_source("1")},
-        {"a.h": hash_source("2"), "b.h": hash_source("1")},
-        {"a.h": hash_source("1"), "c.h": hash_source("2")},
-    ],
-    "outputs": [(), ("cubin",), ("ptx", "cubin"), ("cubin", "ptx", "ltoir")],
+    "headers": [{}, {"a.h": "1"}, {"a.h": "2", "b.h": "1"}, {"a.h": "1", "c.h": "2"}],
     "extra_key": [b"", b"extra\0", b"extr"],
 }
 
 IN_A_PROCESS = """
 import kcache
-from kcache.nvrtc.key import CacheKey
-key = CacheKey("s", "sm_90", "o", "c", names=("n", "m"), extra_key=b"x",
-               headers={name: name for name in {"a.h", "b.h", "c.h", "d.h", "e.h"}})
-print(key.digest(), kcache.hash_source("text"), kcache.hash_options(["-a", "-b"]),
-      kcache.hash_options(kcache.CompileOptions(arch="sm_90", defines={"A": 1, "B": 2})))
+from kcache.nvrtc.request import Request
+options = kcache.CompileOptions(arch="sm_90", defines={"A": 1, "B": 2})
+headers = {name: name for name in {"a.h", "b.h", "c.h", "d.h", "e.h"}}
+made = Request.make("s", ("n", "m"), options, headers, b"x", source_name="k.cu", compiler="c")
+print(made.key, kcache.hash_source("text"), kcache.hash_options(["-a", "-b"]),
+      kcache.hash_options(options))
 """
 
 
@@ -59,11 +62,10 @@ def test_every_process_computes_the_same_digests() -> None:
     assert len({output_of(IN_A_PROCESS, environ={"PYTHONHASHSEED": s}) for s in seeds}) == 1
 
 
-@pytest.mark.parametrize("field", CacheKey._fields)
+@pytest.mark.parametrize("field", OTHERS)
 def test_every_field_separates_keys(field: str) -> None:
-    changed = [KEY._replace(**{field: value}) for value in OTHERS[field]]
-    digests = {key.digest() for key in (KEY, *changed)}
-    assert len(digests) == 1 + len(changed)
+    given = [GIVEN, *(GIVEN | {field: value} for value in OTHERS[field])]
+    assert len({Request.make(**each).key for each in given}) == len(given)
 
 
 def test_the_digest_is_sha256_over_length_prefixed_fields() -> None:
@@ -107,9 +109,6 @@ def test_hash_source_is_the_sha256_of_the_utf8_text() -> None:
 
 # -- values, which a program copies or hands to another process ------------------------------------
 
-OPTIONS = kcache.CompileOptions(
-    arch="sm_90", defines={"N": 1, "M": None}, include_paths=["a"], extra_options=["-arch=sm_80"]
-)
 COMPILED = kcache.CompiledKernel(
     b"ptx", None, None, MappingProxyType({"f<int>": "_Z1f"}), "log", "0" * 64, True, 0.5, ("a.h",)
 )

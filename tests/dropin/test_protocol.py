@@ -13,7 +13,7 @@ from kcache.config import Config
 from kcache.dropin.answering import Answering, DeclinedError, recall, remember, standing
 from kcache.dropin.programs import Counts, summary
 from kcache.dropin.protocol import Program, unpack_program
-from kcache.nvrtc.parsed_options import EXAMPLES
+from kcache.nvrtc.options import EXAMPLES
 from kcache.util.wire import WireError
 
 

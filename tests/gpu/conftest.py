@@ -59,9 +59,9 @@ def gpu() -> Gpu:
 @pytest.fixture
 def arch(gpu: Gpu, nvrtc: tuple[int, int]) -> str:
     """The device's architecture; skips where this NVRTC doesn't know it."""
-    from kcache.nvrtc.compiler import supported_archs
+    from kcache.nvrtc.compiler import hello
 
-    if gpu.capability not in supported_archs():
+    if gpu.capability not in hello().archs:
         pytest.skip(f"NVRTC {nvrtc} does not know sm_{gpu.capability}")
     driver = driver_version() or (0, 0)
     if driver[0] < nvrtc[0]:

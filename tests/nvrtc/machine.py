@@ -216,7 +216,7 @@ def main(mode: str, seed: str, runs: int, steps: int, folder: Path) -> None:
     # Modules that are loaded here need not be loaded by each child.
     from kcache.nvrtc import compiler
 
-    compiler.version()
+    compiler.hello()
     total: Counter[str] = Counter()
     for number in range(runs):
         place = folder / f"{mode}-{seed}-{number}"

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import kcache
 from kcache import CompileOptions
-from kcache.nvrtc.parsed_options import are_harmless, parse_options
+from kcache.nvrtc.options import are_harmless, parse_options
 
 ARCH = CompileOptions(arch="sm_80")
 #: Makes no machine code, which takes half of the time: for tests of what the kernel depends on.

@@ -167,16 +167,3 @@ def test_a_file_without_a_build_id_is_known_by_its_content(tmp_path):
     assert first.startswith("sha256:")
     one.write_bytes(b"\x7fELF but no less")
     assert library.file_identity(str(one)) != first
-
-
-def test_a_compile_reads_the_mappings_again_only_if_a_library_may_have_come(monkeypatch):
-    """A program with many libraries has thousands, which take longer than a look-up."""
-    looks = []
-    monkeypatch.setattr(library, "_mapped_at", (0, {}))
-    monkeypatch.setattr(library, "mapped", lambda: looks.append("look") or {})
-    library.find_path()
-    library.find_path()
-    assert len(looks) == 1
-    with mmap.mmap(-1, 64 << 20):
-        library.find_path()
-    assert len(looks) == 2

@@ -19,7 +19,7 @@ from nvrtc.reference import ARCH, KERNEL, compile_clean, write
 from nvrtc.talk import ask, fresh_of, worker
 
 from kcache.nvrtc import compiler
-from kcache.nvrtc.parsed_options import parse_options
+from kcache.nvrtc.options import parse_options
 from kcache.nvrtc.search import HeaderSearch
 from kcache.nvrtc.workers import told
 from kcache.nvrtc.workers.messages import Status, Trace

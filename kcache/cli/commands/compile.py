@@ -32,8 +32,9 @@ from kcache.cli.terminal import (
     write_output,
 )
 from kcache.errors import CompileError, ConfigError
-from kcache.kernels.kernel_list import as_text, seen_from
+from kcache.kernels.kernel_list import seen_from
 from kcache.nvrtc.options import parse_arch
+from kcache.nvrtc.request import as_text
 from kcache.util.gpu_code import kernels_in
 from kcache.util.units import counted, format_size, format_time
 
@@ -247,7 +248,7 @@ def _emitted(options: CompileOptions, output: str | None) -> str:
     named = named_by_suffix(output)
     if named is not None:
         return named
-    return "ptx" if parse_arch(options.target or "").kind == "compute" else "cubin"
+    return "ptx" if parse_arch(options.target or "").startswith("compute") else "cubin"
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def _target(arch: str | None) -> tuple[str, str]:
     from kcache.util.cuda_driver import current_arch
 
     if arch is not None:
-        return str(parse_arch(arch)), ""
+        return parse_arch(arch), ""
     try:
         return current_arch(), " (this GPU)"
     except ConfigError:

@@ -30,7 +30,12 @@ class Status:
 
 
 def _field(value: object) -> bytes:
-    return json.dumps(value, default=bytes.hex).encode()
+    return json.dumps(value, default=_plain).encode()
+
+
+def _plain(value: bytes | Mapping[str, object]) -> object:
+    """Return a value for JSON in place of one that it can't hold."""
+    return value.hex() if isinstance(value, bytes) else dict(value)
 
 
 @contextmanager
@@ -96,7 +101,7 @@ class Ask(NamedTuple):
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
-        return [_field(self._replace(headers={**self.headers}, moved={**self.moved}))]
+        return [_field(self)]
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Ask:
@@ -141,25 +146,15 @@ class Trace(NamedTuple):
     unfollowed: str
     may_ask_time: bool
 
-    def pack(self) -> list[bytes]:
-        """Return the fields of the message."""
-        return [_field(self)]
-
     @classmethod
-    def unpack(cls, fields: Sequence[bytes]) -> Trace:
-        """Return the message in the fields; raises WireError."""
-        with _checked("the trace"):
-            (field,) = fields
-            files, variables, unfollowed, time = json.loads(field)
-            return cls(
-                {
-                    path: FileAnswer(kind, error, tuple(stamp), bytes.fromhex(digest))
-                    for path, (kind, error, stamp, digest) in files.items()
-                },
-                variables,
-                unfollowed,
-                time,
-            )
+    def unpack(cls, field: bytes) -> Trace:
+        """Return the trace in a field; raises what is wrong with it."""
+        files, *others = json.loads(field)
+        answers = {
+            path: FileAnswer(kind, error, tuple(stamp), bytes.fromhex(digest))
+            for path, (kind, error, stamp, digest) in files.items()
+        }
+        return cls._make((answers, *others))
 
 
 class Reply(NamedTuple):
@@ -194,7 +189,7 @@ class Reply(NamedTuple):
             _field((*self[:6], self.lowered_names, present)),
             self.log,
             *(output or b"" for output in self.outputs),
-            *(self.trace.pack() if self.trace is not None else ()),
+            *(() if self.trace is None else (_field(self.trace),)),
         ]
 
     @classmethod
@@ -205,5 +200,5 @@ class Reply(NamedTuple):
             *values, lowered, present = json.loads(head)
             pairs = zip((ptx, cubin, ltoir), present, strict=True)
             outputs = tuple(output if there else None for output, there in pairs)
-            told = Trace.unpack(trace) if trace else None
+            told = Trace.unpack(*trace) if trace else None
             return cls._make((*values, log, outputs, lowered, told))

@@ -34,11 +34,7 @@ from contextlib import contextmanager
 #: The compiler's names, and others of the same length that are no identifiers, so that no text can
 #: use them.
 FILES = {b"__FILE__": b"__F!LE__", b"__BASE_FILE__": b"__BASE_F!LE__"}
-CLOCK = {
-    b"__DATE__": b"__D!TE__",
-    b"__TIME__": b"__T!ME__",
-    b"__TIMESTAMP__": b"__T!MESTAMP__",
-}
+CLOCK = {b"__DATE__": b"__D!TE__", b"__TIME__": b"__T!ME__", b"__TIMESTAMP__": b"__T!MESTAMP__"}
 #: The error "Unicode character not Latin-1", in a literal.
 _ERROR = 2282
 #: Deepest nesting of includes that has a macro; the compiler's own limit is 200.

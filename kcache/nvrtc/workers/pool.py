@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from kcache import environment as process_environment
-from kcache.nvrtc.parsed_options import are_harmless, parse_options
+from kcache.nvrtc.options import are_harmless, parse_options
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status
 from kcache.nvrtc.workers.process import CrashedError, WorkerProcess, standing
 from kcache.nvrtc.workers.slots import usable_cores

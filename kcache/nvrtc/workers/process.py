@@ -182,8 +182,9 @@ class WorkerProcess:
         except (WireError, OSError) as error:
             self.end()
             if self._deadline is not None and time.monotonic() >= self._deadline:
-                raise TooLateError(f"the compile took longer than {timeout:g} seconds") from error
-            raise CrashedError(self._how(error)) from error
+                what = f"the compile took longer than {timeout:g} seconds (compile_timeout)"
+                raise TooLateError(what) from error
+            raise CrashedError(f"the compiler {self._how(error)}") from error
         except BaseException:  # an interrupt: nobody waits for its work any more
             self.end()
             raise

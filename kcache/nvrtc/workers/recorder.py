@@ -31,11 +31,7 @@ from typing import Any
 from kcache.nvrtc.workers import PROCESS_IDS
 from kcache.nvrtc.workers.clock import another_time
 from kcache.nvrtc.workers.import_table import ImportTable
-from kcache.nvrtc.workers.told import (
-    FileAnswers,
-    PathAnswer,
-    ToldEnvironment,
-)
+from kcache.nvrtc.workers.told import FileAnswers, PathAnswer, ToldEnvironment
 
 #: How the directories of automatic precompiled headers (`--pch`) begin.
 _AUTOMATIC = b"__nvrtc_auto_pch_"

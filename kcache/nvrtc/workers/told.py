@@ -238,11 +238,7 @@ class ToldEnvironment:
 
 def _same(path: bytes, directory: bytes) -> bool:
     """Tell whether an absolute path leads to the directory, in any spelling."""
-    if path == directory:
-        return True
-    if not path.startswith(b"/"):
-        return False
     try:
-        return os.path.samefile(path, directory)
+        return path == directory or (path[:1] == b"/" and os.path.samefile(path, directory))
     except OSError:
         return False

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 
 from kcache.environment import worker_variables
-from kcache.nvrtc.parsed_options import parse_options
+from kcache.nvrtc.options import parse_options
 from kcache.nvrtc.workers import import_table, opaque
 from kcache.nvrtc.workers.clock import ClockTest
 from kcache.nvrtc.workers.messages import BEGUN, Ask, FileAnswer, Hello, Reply, Status, Trace
@@ -241,15 +241,8 @@ def _encoded(path: str) -> bytes:
 def _changed(
     environment: dict[bytes, bytes], changes: Mapping[str, str | None]
 ) -> dict[bytes, bytes]:
-    if not changes:
-        return environment
-    changed = dict(environment)
-    for name, value in changes.items():
-        if value is None:
-            changed.pop(os.fsencode(name), None)
-        else:
-            changed[os.fsencode(name)] = os.fsencode(value)
-    return changed
+    new = {os.fsencode(n): None if v is None else os.fsencode(v) for n, v in changes.items()}
+    return {name: value for name, value in {**environment, **new}.items() if value is not None}
 
 
 def _peak() -> int:
