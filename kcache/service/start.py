@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 
 from kcache._version import __version__
-from kcache.util.child_process import children_are_elsewhere
+from kcache.util.child_process import children_are_elsewhere, isolated
 from kcache.util.open_file import present_user, unsafe_part
 from kcache.util.wire import WireError, heading
 
@@ -37,8 +37,6 @@ BACKLOG = 4096
 #: `sun_path` of unix(7) has 108 bytes, including the final NUL; and what the longest name takes.
 _MOST_FOLDER = 107 - 32
 _CREDENTIALS = 12  # the size of `struct ucred` of unix(7): process, user and group
-#: As for workers: no variable and no file in the working directory changes what is imported.
-_FLAGS = ("-I", "-S", "-B", "-c")
 _CODE = "import sys; sys.path[:] = sys.argv[1:]; from kcache.service.server import main; main()"
 #: It forks at once, so that the program does not wait for imports, and gets no child process that
 #: it does not know of.
@@ -353,7 +351,7 @@ def begin(
         if len(told) > _MOST_TOLD:
             raise OSError("the settings of the service are too long")
         start, leave = (_fork, "") if forks else (_run, _LEAVE)
-        command = [sys.executable, *_FLAGS, leave + _CODE, *_search_path()]
+        command = [sys.executable, *isolated(), "-c", leave + _CODE, *_search_path()]
         start(command, told, passed, environment, speaks)
     except BaseException:
         with suppress(OSError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kcache.errors import KcacheError
 from kcache.nvrtc.workers.messages import BEGUN, Ask, Hello, Reply
-from kcache.util.child_process import children_are_elsewhere, without_dropin
+from kcache.util.child_process import children_are_elsewhere, isolated, without_dropin
 from kcache.util.open_file import identity
 from kcache.util.wire import WireError, receive, send
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from subprocess import Popen
 
-#: Isolated and without `site`. So no variable, no file in the working directory and no `.pth` file
-#: changes the imports, and nothing unneeded is imported.
-_FLAGS = ("-I", "-S", "-B", "-c")
 _CODE = (
     "import sys; path, parent, *sys.path[:] = sys.argv[1:]; sys.argv[1:] = path, parent; "
     "from kcache.nvrtc.workers.worker import main; main()"
@@ -154,7 +151,7 @@ class WorkerProcess:
         paths = (path for path in sys.path if isinstance(path, str))  # pyright: ignore[reportUnnecessaryIsInstance]
         folders = filter(None, map(_absolute, paths))
         self._process = Popen(
-            [interpreter(), *_FLAGS, _CODE, self.library, str(os.getpid()), *folders],
+            [interpreter(), *isolated(), "-c", _CODE, self.library, str(os.getpid()), *folders],
             stdin=self._fds[0],
             stdout=self._fds[3],
             stderr=self._fds[4],
