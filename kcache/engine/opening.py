@@ -304,7 +304,14 @@ def open_engine(
         UnknownBackendError: no such backend is installed.
         BackendError: the backend can't be opened there.
     """
-    config = Config.load(dict(locals()), environ={})  # their names are those of settings
+    arguments = {
+        "directory": directory,
+        "backend": backend,
+        "max_size": max_size,
+        "memory_size": memory_size,
+        "read_only": read_only,
+    }
+    config = Config.load(arguments, environ={})
     files = open_directory(str(config.directory.value), read_only=read_only)
     name, cap = config.backend.value, config.max_size.value
     opened = open_backend(name, files.backend(name), max_size=cap, read_only=read_only)
