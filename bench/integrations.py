@@ -116,7 +116,7 @@ def triton(place: Path, _entries: int, groups: int) -> dict[str, dict]:
         caches[folder] = adapter._Shared()
 
     def put_there(folder: str, key: str) -> None:
-        adapter._shared = caches[folder]
+        adapter._open = lambda: caches[folder]
         put(folder, adapter.CacheManager, key)
 
     for number in range(groups):

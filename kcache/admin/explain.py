@@ -260,10 +260,8 @@ class _Look:
             for header_set in Manifest.from_entry(self._opened.entry).header_sets:
                 found = header_set.differences(request, self._digests, [])
                 differences = tuple(
-                    (each.kind, each.path, _shadowed(header_set, each.path, request.search))
-                    if each.kind == "appeared"
-                    else (each.kind, each.path, "")
-                    for each in found
+                    (kind, path, _shadowed(header_set, path, request.search, kind))
+                    for kind, path in found
                 )
                 key = header_set.result_key(request.key)
                 elsewhere = not header_set.good_at(request.location)
@@ -407,10 +405,12 @@ def _alike(
     return any(name in asked or name.startswith(mangled) for name in there)
 
 
-def _shadowed(header_set: StoredHeaderSet, path: str, search: HeaderSearch) -> str:
-    """Return the header of the set that a file at the absent `path` would hide, or nothing."""
+def _shadowed(header_set: StoredHeaderSet, path: str, search: HeaderSearch, kind: str) -> str:
+    """Return the header of the set that a file which appeared at `path` hides, or nothing."""
     from kcache.nvrtc.search import RootedPath
 
+    if kind != "appeared":
+        return ""
     sections = header_set.sections()
     absent = [RootedPath(root, name) for root, names in sections.absent for name in names]
     known = (each for each in absent if each.root < len(search.roots))

@@ -190,19 +190,19 @@ def exposition(
     """
     lines: list[str] = []
     labels = ",".join(f'{name}="{_label(value)}"' for name, value in about.items())
-    lines += _metric("info", "gauge", "Which cache this is about; always 1.", 1, f"{{{labels}}}")
+    about_this = "Which cache this is about; always 1."
+    lines += _metric("info", "gauge", about_this, {f"{{{labels}}}": 1})
     for field, meaning in meanings().items():
-        lines += _metric(f"{counter_name(field)}_total", "counter", meaning, getattr(stats, field))
-    lines += _metric("entries", "gauge", "Entries stored.", usage.entries)
-    lines += _metric("size_bytes", "gauge", "Stored bytes.", usage.bytes)
-    lines += _metric("max_size_bytes", "gauge", "The cap on the stored bytes.", max_size)
+        count = {"": getattr(stats, field)}
+        lines += _metric(f"{counter_name(field)}_total", "counter", meaning, count)
+    lines += _metric("entries", "gauge", "Entries stored.", {"": usage.entries})
+    lines += _metric("size_bytes", "gauge", "Stored bytes.", {"": usage.bytes})
+    lines += _metric("max_size_bytes", "gauge", "The cap on the stored bytes.", {"": max_size})
+    tiers = {f'{{tier="{_label(str(remote["address"]))}"}}': remote for remote in remotes}
     for name, meaning in COUNTS.items() if remotes else ():
-        full = f"kcache_tier_{name}_total"
-        lines += (f"# HELP {full} {meaning[0].upper()}{meaning[1:]}.", f"# TYPE {full} counter")
-        for remote in remotes:
-            lines.append(
-                f'{full}{{tier="{_label(str(remote["address"]))}"}} {int(remote.get(name, 0))}'
-            )
+        counts = {label: int(remote.get(name, 0)) for label, remote in tiers.items()}
+        sentence = f"{meaning[0].upper()}{meaning[1:]}."
+        lines += _metric(f"tier_{name}_total", "counter", sentence, counts)
     return "\n".join(lines) + "\n"
 
 
@@ -220,12 +220,14 @@ def meanings() -> dict[str, str]:
     return {name: f"{texts[name][0].upper()}{texts[name][1:].rstrip('.')}." for name in FIELDS}
 
 
-def _metric(name: str, kind: str, meaning: str, value: float, labels: str = "") -> Iterator[str]:
+def _metric(name: str, kind: str, meaning: str, values: Mapping[str, float]) -> Iterator[str]:
+    """Yield the lines of a metric; `values` has them by their labels."""
     full = f"kcache_{name}"
     yield f"# HELP {full} {meaning}"
     yield f"# TYPE {full} {kind}"
-    # Not the repr: for a size, that is the text that the user wrote.
-    yield f"{full}{labels} {value}"
+    for labels, value in values.items():
+        # Not the repr: for a size, that is the text that the user wrote.
+        yield f"{full}{labels} {value}"
 
 
 def _label(value: str) -> str:

@@ -61,18 +61,18 @@ class Report:
         return self.deleted == len(self.bad) and not self.left
 
 
-def verify(backend: Backend, report: Report, *, repair: bool, progress: Progress) -> None:
+def verify(backend: Backend, *, repair: bool, progress: Progress) -> Report:
     """Read the entries, then check the medium; the other way round if it can't list entries.
 
     Args:
         backend: what is checked.
-        report: gets the results.
         repair: delete damaged entries, and mend the medium.
         progress: begins a progress display, with a title and a number of steps.
 
     Raises:
         BackendError: the medium can't be checked either.
     """
+    report = Report()
     failure = _read_all(backend, report, repair=repair, progress=progress)
     report.medium += [*failure, *_check(backend, repair=repair)]
     if not repair:
@@ -81,6 +81,7 @@ def verify(backend: Backend, report: Report, *, repair: bool, progress: Progress
         report.left += backend.check()
         if failure:
             report.left += _read_all(backend, report, repair=repair, progress=progress)
+    return report
 
 
 def _check(backend: Backend, *, repair: bool) -> list[str]:

@@ -15,19 +15,16 @@ def main() -> int:
         code = run_fast(sys.argv[2:])
         if code is not None:
             return code
-    # Its import takes 3 ms, and a program under `kcache run` does not need it.
-    import importlib.util
+    try:
+        from kcache.cli.app import app
 
-    missing = [name for name in ("click", "rich") if importlib.util.find_spec(name) is None]
-    if missing:
+        return app.run()
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in ("click", "jinja2", "rich"):
+            raise
         from kcache.util.hints import how_to_install
 
-        print(
-            f"kcache: error: the command line needs {' and '.join(missing)}: "
-            f"{how_to_install('cli')}",
-            file=sys.stderr,
-        )
+        needs = f"this command needs the package {package}: {how_to_install('cli')}"
+        print(f"kcache: error: {needs}", file=sys.stderr)
         return 2
-    from kcache.cli.app import app
-
-    return app.run()

@@ -52,10 +52,8 @@ def key_prefix(text: str) -> str:
     """
     digits = text.strip().lower()
     if not _LEAST <= len(digits) <= KEY_LENGTH or digits.strip("0123456789abcdef"):
-        raise click.BadParameter(
-            f"{text!r} is no key: give {_LEAST} to {KEY_LENGTH} hexadecimal digits, the first "
-            "ones of a key that `kcache ls` shows."
-        )
+        allowed = f"{_LEAST} to {KEY_LENGTH} hexadecimal digits, the first of a key in `kcache ls`"
+        raise click.BadParameter(f"{text!r} is no key; allowed: {allowed}")
     return digits
 
 
@@ -91,9 +89,8 @@ def resolve(backend: Backend, prefixes: Iterable[str]) -> list[EntryInfo]:
             digits = unique_length((info.key for info in infos), least=SHORT)
             shown = ", ".join(info.key[:digits] for info in infos[:_NAMED])
             more = f" and {len(infos) - _NAMED} more" if len(infos) > _NAMED else ""
-            raise BackendError(
-                f"{len(infos)} entries have keys that begin with {prefix}: {shown}{more}"
-            )
+            what = f"{len(infos)} entries have keys that begin with {prefix}"
+            raise BackendError(f"{what}: {shown}{more}")
     return list({infos[0].key: infos[0] for infos in found.values()}.values())
 
 
@@ -166,19 +163,10 @@ def what_it_is(item: Item) -> str:
 
 def item_json(item: Item) -> dict[str, object]:
     """Return an item in the form that JSON output has: full key, bytes, seconds since the epoch."""
+    names = {"size": "size_bytes", "used": "last_use"}
     return {
-        "key": item.key,
-        "kind": item.kind,
-        "problem": item.problem or None,
-        "size_bytes": item.size,
-        "last_use": item.used,
-        "created": item.created,
-        "compile_seconds": item.compile_seconds,
-        "source_name": item.source_name or None,
-        "names": list(item.names),
-        "arch": item.arch or None,
-        "flags": list(item.flags),
-        "compiler": item.compiler or None,
+        names.get(name, name): None if value == "" else value
+        for name, value in item._asdict().items()
     }
 
 

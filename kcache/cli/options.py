@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
-
-if TYPE_CHECKING:
-    from kcache.admin.passes import Filters
-
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -60,34 +55,25 @@ def json_option(shape: str) -> Callable[[F], F]:
     return flag("--json", "as_json", help=f"One JSON {shape}.")
 
 
-def filter_options(function: Callable[..., object]) -> Callable[..., object]:
-    """Give a command the options that select entries, as one parameter `filters`."""
+def options(*given: Callable[[F], F]) -> Callable[[F], F]:
+    """Give a command several options, in this order."""
 
-    # The command's other options, passed on.
-    @functools.wraps(function)
-    def command(
-        *,
-        arch: tuple[str, ...],
-        name: tuple[str, ...],
-        used_within: str | None,
-        older_than: str | None,
-        **others: object,
-    ) -> object:
-        from kcache.admin.passes import parse_filters
+    def decorate(function: F) -> F:
+        for option in reversed(given):
+            function = option(function)
+        return function
 
-        filters: Filters = parse_filters(name, arch, used_within, older_than)
-        return function(filters=filters, **others)
-
-    made: Callable[..., object] = command
-    for option in reversed(_OPTIONS):
-        made = option(made)
-    return made
+    return decorate
 
 
-_OPTIONS = (
-    repeatable("--arch", metavar="ARCH", help="Only kernels for this target, such as sm_90."),
+#: The options that select entries: the arguments of `parse_filters`.
+filter_options = options(
+    repeatable(
+        "--arch", "archs", metavar="ARCH", help="Only kernels for this target, such as sm_90."
+    ),
     repeatable(
         "--name",
+        "names",
         metavar="TEXT",
         help="Only kernels whose source name or name expression has TEXT in it. With * or ?, TEXT "
         "is a pattern for all of the name.",

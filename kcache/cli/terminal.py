@@ -121,9 +121,7 @@ def refuse_terminal(emit: str) -> None:
         UsageError: standard output is one.
     """
     if emit != "ptx" and sys.stdout is not None and sys.stdout.isatty():  # pyright: ignore
-        raise click.UsageError(
-            f"{emit.upper()} is binary and would garble the terminal. Pass -o OUT."
-        )
+        raise click.UsageError(f"{emit.upper()} is binary. Pass -o OUT.")
 
 
 def write_output(data: bytes, output: str) -> None:

@@ -19,7 +19,6 @@ from kcache.util import log
 from kcache.util.open_file import open_own, replacing
 
 if TYPE_CHECKING:
-    from kcache.engine.stats import Stats
     from kcache.errors import CompileError
     from kcache.kernel_cache import KernelCache
     from kcache.kernels.compiled_kernel import CompiledKernel
@@ -96,7 +95,7 @@ class Answering:
     """
 
     def __init__(self, cache: KernelCache, folder: str | None = None) -> None:
-        self._cache = cache
+        self.cache = cache
         self._folder = folder
         self._stamps: dict[bytes, tuple[int, int, int]] = {}
         self._about: dict[bytes, tuple[str, Release]] = {}
@@ -113,7 +112,7 @@ class Answering:
         try:
             return self._answer(program)
         except DeclinedError as error:
-            on_miss, source = self._cache.config.on_miss
+            on_miss, source = self.cache.config.on_miss
             if on_miss != "error":
                 raise
             what = f"the cache can't answer this program, and {source}={on_miss} allows no compile"
@@ -126,7 +125,7 @@ class Answering:
             self._check_standing(program.standing)
             plain = self._without_pch(program)
             self._check(plain)
-            kernel = self._cache._get_or_compile_for(*self._asked(plain))
+            kernel = self.cache._get_or_compile_for(*self._asked(plain))
             return _answer(program, kernel)
         except DeclinedError:
             raise
@@ -187,17 +186,9 @@ class Answering:
         """Answer a program that is in no cache, and stop before the compile."""
         (major, _), _ = self.about(path, self._standing)
         text = b"// no program has this source\n"
-        self._cache._rehearse_for(
+        self.cache._rehearse_for(
             *self._asked(Program(major, path, b"/", self._standing, {}, text, b"", [], [], []))
         )
-
-    def stats(self) -> Stats:
-        """Return what the cache has counted."""
-        return self._cache.stats()
-
-    def close(self) -> None:
-        """Close the cache."""
-        self._cache.close()
 
     # -- what can be answered exactly --------------------------------------------------------------
 

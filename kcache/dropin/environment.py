@@ -21,8 +21,10 @@ SOCKET = "KCACHE_DROPIN_SOCKET"
 #: Names a folder with the libraries, to be used instead of the package's own.
 LIBRARIES = "KCACHE_DROPIN_LIBRARIES"
 _PRELOAD = "LD_PRELOAD"
-_REMOTE = "KCACHE_REMOTE"
-_LOG = "KCACHE_LOG"
+#: Names layers and remotes.
+REMOTE = "KCACHE_REMOTE"
+#: From which level on the server has something to log for the program.
+LOG = "KCACHE_LOG"
 _TOKEN = "KCACHE_REMOTE_TOKEN"
 #: A relative path in one of these means another file in another directory.
 _PATHS = ("KCACHE_DIR", "KCACHE_RECORD", "KCACHE_SIGNING_KEY_FILE")
@@ -54,21 +56,6 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def names_remotes(environment: Mapping[str, str]) -> bool:
-    """Tell whether the settings name layers or remotes."""
-    return bool(environment.get(_REMOTE))
-
-
-def logs(environment: Mapping[str, str]) -> bool:
-    """Tell whether the server has something to log for the program."""
-    return bool(environment.get(_LOG))
-
-
-def log_everything(environment: MutableMapping[str, str]) -> None:
-    """Set that each compile is logged."""
-    environment[_LOG] = "debug"
-
-
 def meaning(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the settings, and the user's cache folder if they do not name the cache's.
 
@@ -90,7 +77,7 @@ def service(environment: Mapping[str, str]) -> Service:
 def _told(name: str, value: str) -> str:
     if name in _PATHS:
         return os.path.abspath(os.path.expanduser(value))
-    return f"*** ({_digest(value)})" if name in (_REMOTE, _TOKEN) else value
+    return f"*** ({_digest(value)})" if name in (REMOTE, _TOKEN) else value
 
 
 def _digest(secret: str) -> str:

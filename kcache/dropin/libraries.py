@@ -47,9 +47,8 @@ def find(environment: Mapping[str, str]) -> str:
         build(folder, extra=_newer_functions())
         _check(folder)
     except (OSError, BuildError) as error:
-        raise MissingError(
-            f"there are no interface libraries, nor can they be built: {error}"
-        ) from (error)
+        what = "there are no interface libraries, nor can they be built"
+        raise MissingError(f"{what}: {error}") from error
     return folder
 
 
@@ -119,9 +118,7 @@ def _own_folder(environment: Mapping[str, str]) -> str:
     """
     home = env.cache_home(environment)
     if home is None:
-        raise MissingError(
-            "this installation has no interface libraries, and there is no home directory for them"
-        )
+        raise MissingError("there are no interface libraries, and no home directory for them")
     name = f"{__version__}-{_digest():08x}-{os.uname().machine}"
     return os.path.join(home, "kcache-dropin", name)
 

@@ -33,7 +33,7 @@ def make(told: bytes, group: int, said: int) -> Programs:
         group: the process group that is told of trouble; 0 for none.
         said: a descriptor of its standard error, which is closed soon.
     """
-    if env.logs(env.current()):
+    if env.current().get(env.LOG):
         os.dup2(said, 2)
         log.speak_to(group)
     programs = Programs(dict(zip(*[iter(split_texts(told))] * 2, strict=True)))
@@ -63,7 +63,7 @@ def _complain(programs: Programs, said: int, group: int) -> None:
             from kcache.engine.opening import find_cache
 
             find_cache({}, look=True, complain=tell)
-        if env.names_remotes(env.current()):
+        if env.current().get(env.REMOTE):
             from kcache.config import Config
             from kcache.kernels.tiers import tell_of_remotes
 
@@ -116,7 +116,7 @@ class Programs:
 
     def status(self) -> dict[str, object]:
         """Return the settings and the counts."""
-        stats = None if self._answering is None else self._answering.stats()
+        stats = None if self._answering is None else self._answering.cache.stats()
         remotes = {name: getattr(stats, name, 0) for name in _REMOTE_COUNTS}
         return {"settings": self._settings, "counts": {**self.counts.as_dict(), **remotes}}
 
@@ -127,7 +127,7 @@ class Programs:
         if self.remotes is not None:
             self.remotes.close()
         if self._answering is not None:
-            self._answering.close()
+            self._answering.cache.close()
 
     def leave(self, client: Client) -> None:
         """Forget nothing: the counts stay."""
@@ -220,9 +220,7 @@ class Counts:
                 del self._processes[next(iter(self._processes))]
             self._processes[process] = None
             self._counts["programs"] += 1
-        name = _name_of(process)
-        with self._lock:
-            self._names[_bounded(name, self._names)] += 1
+            self._names[_bounded(_name_of(process), self._names)] += 1
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""

@@ -116,17 +116,17 @@ def _prepare(
     preloaded = libraries.preloaded(libraries.find(environment))
     variables = without_dropin(environment)
     if why:
-        env.log_everything(variables)
+        variables[env.LOG] = "debug"
     service = env.service(variables)
     lasting = start.path_of(service, variables)
     running = [environment.get(env.SOCKET, ""), lasting]
-    if env.logs(variables):
+    if variables.get(env.LOG):
         running = []  # their logs go elsewhere
     name = os.path.basename(lasting)
     for path in running:
         about = start.status(path) if os.path.basename(path).startswith(name) else None
         if about is not None:
-            if path != running[0] and env.names_remotes(variables):
+            if path != running[0] and variables.get(env.REMOTE):
                 _tell_of_remotes(variables)
             return env.with_dropin(environment, preloaded, path), path, about
     speaks = bool(env.settings(variables))

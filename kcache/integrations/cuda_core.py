@@ -97,9 +97,8 @@ def _code(value: object) -> bytes:
             with open(code, "rb") as file:
                 return file.read()
         except FileNotFoundError:
-            raise FileNotFoundError(
-                f"a path-backed ObjectCode can't be cached: {code} no longer exists"
-            ) from None
+            what = f"a path-backed ObjectCode can't be cached: {code} no longer exists"
+            raise FileNotFoundError(what) from None
     if not isinstance(code, (bytes, bytearray, memoryview)):
         kind = type(value).__name__
         raise ArgumentTypeError(f"cache values must be bytes-like or ObjectCode, not {kind}")

@@ -12,8 +12,8 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import threading
 import time
+from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from triton.runtime.cache import FileCacheManager
@@ -67,19 +67,10 @@ class _Shared:
         return True
 
 
-_shared: _Shared | None = None
-_opening = threading.Lock()
+#: What the managers of this process share. Of two that threads make at once, both work.
+_open = cache(_Shared)
 #: What was assigned to Triton's knob before `install`.
 _before: type[FileCacheManager] | None = None
-
-
-def _open() -> _Shared:
-    global _shared  # noqa: PLW0603
-    if _shared is not None:
-        return _shared
-    with _opening:
-        _shared = _shared or _Shared()
-    return _shared
 
 
 def _problem() -> str:

@@ -18,17 +18,10 @@ from kcache.util.units import parse_flag, parse_seconds, parse_size
 #: Scheme -> kind: a layer, or a protocol of remotes.
 KINDS: Mapping[str, str] = {
     "file": "layer",
-    "http": "http",
-    "https": "http",
-    "redis": "redis",
-    "rediss": "redis",
-    "redis+cluster": "redis",
-    "rediss+cluster": "redis",
-    "valkey": "redis",
-    "valkeys": "redis",
-    "s3": "objects",
-    "gs": "objects",
-    "az": "objects",
+    **dict.fromkeys(("http", "https"), "http"),
+    **dict.fromkeys(("redis", "rediss", "valkey", "valkeys"), "redis"),
+    **dict.fromkeys(("redis+cluster", "rediss+cluster"), "redis"),
+    **dict.fromkeys(("s3", "gs", "az"), "objects"),
 }
 #: Kind -> its options beyond the common ones. None has a secret in it, because addresses are shown
 #: with them. Files have absolute paths, so that no credentials come from the working directory.

@@ -237,10 +237,8 @@ def _sqlite() -> ModuleType:
     try:
         import sqlite3
     except ImportError as error:
-        raise BundleError(
-            f"bundles need the module sqlite3, which this Python lacks ({error}); allowed: a "
-            "Python that was built with SQLite"
-        ) from error
+        reason = f"bundles need the module sqlite3, which this Python lacks ({error})"
+        raise BundleError(reason) from error
     return sqlite3
 
 

@@ -139,6 +139,5 @@ def own_file(path: str) -> tuple[bytes, int]:
 def require_unreadable(path: str, mode: int) -> None:
     """Raise ConfigError if others can read a file with these permissions."""
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(
-            f"{path} is not used: others can read it (mode {mode:04o}; allowed: 0600)"
-        )
+        problem = f"others can read it (mode {mode:04o}; allowed: 0600)"
+        raise ConfigError(f"{path} is not used: {problem}")

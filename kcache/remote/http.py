@@ -20,19 +20,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urljoin
 
+import urllib3
+from urllib3.util import parse_url
+
 from kcache._version import __version__
 from kcache.environment import proxy_for
 from kcache.errors import ConfigError
 from kcache.remote.credentials import authorization
 from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong, Stored
-
-try:
-    import urllib3
-    from urllib3.util import parse_url
-except ImportError as error:
-    raise ImportError(
-        "HTTP needs the package urllib3: pip install urllib3, or install kcache with the extra http"
-    ) from error
 
 if TYPE_CHECKING:
     from kcache.remote.address import Address

@@ -17,20 +17,14 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import obstore
+from obstore import exceptions
+from obstore.store import AzureStore, GCSStore, S3Store
+
 from kcache.config import variable
 from kcache.errors import ConfigError
 from kcache.remote.credentials import content_of
 from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong, Stored
-
-try:
-    import obstore
-    from obstore import exceptions
-    from obstore.store import AzureStore, GCSStore, S3Store
-except ImportError as error:
-    raise ImportError(
-        "object stores need the package obstore: pip install obstore, "
-        "or install kcache with the extra s3"
-    ) from error
 
 if TYPE_CHECKING:
     from kcache.remote.address import Address

@@ -14,19 +14,14 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import redis
+from redis.backoff import NoBackoff
+from redis.cluster import ClusterNode, RedisCluster
+from redis.retry import Retry
+
 from kcache.remote.credentials import content_of, read_secret
 from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong, Stored
 from kcache.util.units import parse_age
-
-try:
-    import redis
-    from redis.backoff import NoBackoff
-    from redis.cluster import ClusterNode, RedisCluster
-    from redis.retry import Retry
-except ImportError as error:
-    raise ImportError(
-        "Redis needs the package redis: pip install redis, or install kcache with the extra redis"
-    ) from error
 
 if TYPE_CHECKING:
     from kcache.remote.address import Address

@@ -11,11 +11,12 @@ from kcache.errors import ConfigError, KcacheError
 if TYPE_CHECKING:
     from kcache.remote.address import Address
 
-#: Kind of an address -> its client, which is loaded only in the service, when it is first needed.
+#: Kind of an address -> its client, which is loaded only in the service, when it is first needed;
+#: and the package and the extra that it needs.
 _CLIENTS = {
-    "http": ("kcache.remote.http", "HttpClient"),
-    "redis": ("kcache.remote.redis", "RedisClient"),
-    "objects": ("kcache.remote.objects", "ObjectsClient"),
+    "http": ("HttpClient", "urllib3", "http"),
+    "redis": ("RedisClient", "redis", "redis"),
+    "objects": ("ObjectsClient", "obstore", "s3"),
 }
 
 
@@ -111,10 +112,12 @@ def open_client(address: Address) -> RemoteClient:
     Raises:
         ConfigError: the package that it needs is not installed, or a credential can't be read.
     """
-    module, name = _CLIENTS[address.kind]
+    name, package, extra = _CLIENTS[address.kind]
     importlib.invalidate_caches()  # the package may have been installed since it was missing
     try:
-        make: Callable[[Address], RemoteClient] = getattr(importlib.import_module(module), name)
+        module = importlib.import_module(f"kcache.remote.{address.kind}")
     except ImportError as error:
-        raise ConfigError(str(error)) from error
+        needs = f"{address.scheme}:// needs the package {package} ({error})"
+        raise ConfigError(f"{needs}: install kcache with the extra {extra}") from error
+    make: Callable[[Address], RemoteClient] = getattr(module, name)
     return make(address)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -150,8 +150,7 @@ class Remotes:
         for lease in leases:
             self._give_back(lease)
         for remote in self._remotes:
-            with suppress(Exception):
-                remote.close()
+            remote.close()
 
     def status(self) -> dict[str, object]:
         """Return what the remotes have done, without credentials."""
@@ -231,10 +230,8 @@ class Remotes:
         token = secrets.token_hex(32).encode()
         seconds = remote.address.lease_seconds
         taken = remote.ask_leases(lambda client: client.lease(key, token, seconds))
-        if taken is None:
-            return [b"none"]
         if not taken:
-            return [b"busy"]
+            return [b"none" if taken is None else b"busy"]
         with self._lock:
             self._leases[key, token] = client
         return [b"taken", token]
@@ -284,29 +281,29 @@ class Uploads:
         self._remote = remote
         self._done = done
         self._pool = ThreadPoolExecutor(THREADS)
-        self._changed = threading.Condition()
-        self._bytes = 0
-        #: How many uploads wait or are under way.
-        self.pending = 0
+        #: What waits or is under way, and its bytes.
+        self._sizes: dict[Future[None], int] = {}
+
+    @property
+    def pending(self) -> int:
+        """How many uploads wait or are under way."""
+        return len(self._sizes)
 
     def add(self, upload: Upload) -> None:
         """Queue an upload; drop and count it if the queue is full."""
-        with self._changed:
-            has_room = self.pending < MAX_WAITING and self._bytes + upload.size <= MAX_BYTES
-            if has_room:
-                self.pending += 1
-                self._bytes += upload.size
-        if has_room:
-            with suppress(RuntimeError):  # no thread can start: it waits for the next upload
-                self._pool.submit(self._upload, upload)
-        else:
+        size = upload.size + sum(list(self._sizes.values()))
+        if self.pending >= MAX_WAITING or size > MAX_BYTES:
             self._remote.counts.add("dropped")
             self._done(upload)
+            return
+        with suppress(RuntimeError):  # no thread can start: it waits for the next upload
+            future = self._pool.submit(self._upload, upload)
+            self._sizes[future] = upload.size
+            future.add_done_callback(self._sizes.pop)
 
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is pending; tell whether that happened in time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self.pending, seconds)
+        return not wait(list(self._sizes), seconds).not_done
 
     def close(self) -> None:
         """Drop what waits. Idempotent."""
@@ -320,7 +317,3 @@ class Uploads:
                 self._remote.merge(*upload.manifest)
         finally:
             self._done(upload)
-            with self._changed:
-                self.pending -= 1
-                self._bytes -= upload.size
-                self._changed.notify_all()

@@ -191,10 +191,8 @@ def _packages() -> tuple[Any, Any]:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        raise ConfigError(
-            "signing keys need the package cryptography: pip install cryptography, "
-            "or install kcache with the extra signing"
-        ) from error
+        needs = "the package cryptography: install kcache with the extra signing"
+        raise ConfigError(f"signing keys need {needs}") from error
     return serialization, ed25519
 
 

@@ -103,8 +103,8 @@ def folder_in(folders: Iterable[str]) -> str:
     Raises:
         OSError: it can be in none of them.
     """
-    if sys.platform == "win32":
-        raise OSError("kcache's services need Linux; layers do without")
+    if sys.platform != "linux":
+        raise OSError("a service of kcache needs Linux; layers do without")
     problem = OSError("no folder for a socket")
     for folder in folders:
         private = os.path.join(folder, f"kcache-{present_user()}")

@@ -33,10 +33,7 @@ __all__ = [
 
 #: What needs pytest and Hypothesis, and the modules in which pytest explains failed assertions.
 _NEEDS_TOOLS = {"BackendContract": "contract", "CacheMachine": "machine"}
-_EXPLAINED = (
-    *_NEEDS_TOOLS.values(),
-    *("_base", "_processes", "_trouble", "_values"),
-)
+_EXPLAINED = (*_NEEDS_TOOLS.values(), "_base", "_processes", "_trouble", "_values")
 
 
 def __getattr__(name: str) -> object:

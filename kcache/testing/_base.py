@@ -213,7 +213,6 @@ class ContractBase:
         heals: an open handle works again after its directory was removed.
         takes_clock: `open` passes its clock on.
         resolution: the time between two uses, in nanoseconds, that is enough to keep their order.
-        large: a number of entries that `coldest` may not examine at its start.
         kills: how often the writers of a test are killed.
         refuses_strangers: a place that has files of others is refused, and not changed.
         bounds_reads: values beyond the cap are not read into memory.
@@ -225,7 +224,6 @@ class ContractBase:
     heals: bool = True
     takes_clock: bool = True
     resolution: int = 1_000
-    large: int = 3_000
     kills: int = 8
     refuses_strangers: bool = True
     bounds_reads: bool = True
@@ -300,12 +298,6 @@ class ContractBase:
         for each in attributes:
             if not getattr(self, each):
                 pytest.skip(f"{each} is false")
-
-    def needs_processes(self) -> None:
-        """Skip the test if processes don't share a place, or if there is no fork."""
-        self.needs("shared")
-        if not hasattr(os, "fork"):
-            pytest.skip("this system has no fork")
 
     def pass_time(self, clock: FakeClock) -> None:
         """Advance the clock far enough to keep the order of two uses."""

@@ -51,24 +51,14 @@ class BackendContract(
 
     def test_an_engine_behaves_as_its_model(self) -> None:
         """With this backend an engine is an LRU map of at most the cap, whatever is damaged."""
-        damages = type(self).write_raw is not BackendContract.write_raw
         suite = self
 
-        class Harmed(CacheMachine):
-            exact = False
-
+        class Exact(CacheMachine):
             def __init__(self) -> None:
-                super().__init__(
-                    suite.open,
-                    suite.look,
-                    read_raw=suite.read_raw if damages else None,
-                    write_raw=suite.write_raw if damages else None,
-                    persistent=suite.persistent,
-                    heals=suite.heals,
-                )
+                super().__init__(suite)
 
-        class Exact(Harmed):
-            exact = True
+        class Harmed(Exact):
+            exact = False
 
         for machine in (Exact, Harmed) if self.exact_order else (Harmed,):
             run_state_machine_as_test(machine, settings=self.machine_settings or DEFAULTS)

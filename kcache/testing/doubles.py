@@ -37,10 +37,6 @@ class FakeClock:
         """Let `seconds` pass."""
         self.now_ns += round(seconds * 1e9)
 
-    def set_back(self, seconds: float = 3600.0) -> None:
-        """Set the clock back, as an administrator or a time server does."""
-        self.now_ns -= round(seconds * 1e9)
-
 
 class MemoryBackend(Backend):
     """Values in a dict, least recently used first; gone with the object.

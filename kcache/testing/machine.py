@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -18,11 +18,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from kcache.backend import Backend
 from kcache.engine.engine import CacheEngine
 from kcache.engine.eviction import EVICT_BATCH, LOW_WATER
 from kcache.entry import Entry, encode
-from kcache.testing._base import key
+from kcache.testing._base import ContractBase, key
 from kcache.testing.doubles import FakeClock, flipped, truncated
 
 #: Keys that differ little, keys that share their first digits, and others.
@@ -68,13 +67,7 @@ class CacheMachine(RuleBasedStateMachine):
     backends with an approximate order.
 
     Args:
-        open: opens the backend at a place, as `BackendContract.open` does.
-        look: returns the stored size of each key at a place, as `BackendContract.look` does.
-        read_raw: returns the bytes that the medium holds for a key; None means that nothing is
-            damaged.
-        write_raw: replaces them.
-        persistent: values are still there when the place is opened again.
-        heals: an open backend works again after its place was removed.
+        suite: opens the backend, and looks at its medium; without `write_raw`, nothing is damaged.
 
     Attributes:
         exact: nobody else touches the place, and `coldest` follows the last use exactly.
@@ -83,23 +76,11 @@ class CacheMachine(RuleBasedStateMachine):
     exact = True
     memory_size = 0
 
-    def __init__(
-        self,
-        open: Callable[..., Backend],
-        look: Callable[[Path], Mapping[str, int]],
-        *,
-        read_raw: Callable[[Path, str], bytes] | None = None,
-        write_raw: Callable[[Path, str, bytes], object] | None = None,
-        persistent: bool = True,
-        heals: bool = True,
-    ) -> None:
+    def __init__(self, suite: ContractBase) -> None:
         super().__init__()
-        self._open = open
-        self._look = look
-        self._read_raw = read_raw
-        self._write_raw = write_raw
-        self.persistent = persistent
-        self.removable = persistent and heals and not self.exact
+        self.suite = suite
+        self.damages = type(suite).write_raw is not ContractBase.write_raw and not self.exact
+        self.removable = suite.persistent and suite.heals and not self.exact
         self.removed = False
         self.clock = FakeClock()
         self.random = Random(0)
@@ -117,7 +98,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def make_engine(self) -> CacheEngine:
         """Return an engine over the backend at `place`."""
-        backend = self._open(self.place, max_size=self.cap, clock=self.clock)
+        backend = self.suite.open(self.place, max_size=self.cap, clock=self.clock)
         return CacheEngine(backend, max_size=self.cap, memory_size=self.memory_size)
 
     def teardown(self) -> None:
@@ -127,7 +108,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     def look(self) -> dict[str, int]:
         """Return the stored size of each key."""
-        return dict(self._look(self.place))
+        return dict(self.suite.look(self.place))
 
     def another(self, hundredths: int) -> Entry:
         """Return a new entry of random bytes, which can't be compressed."""
@@ -221,7 +202,7 @@ class CacheMachine(RuleBasedStateMachine):
         """See the entries in the order in which they would go."""
         assert [info.key for info in self.engine.backend.coldest()] == list(self.model)
 
-    @precondition(lambda self: self.persistent)
+    @precondition(lambda self: self.suite.persistent)
     @rule()
     def open_anew(self) -> None:
         """Close the engine, and open another at the same place, where the order is the same."""
@@ -237,27 +218,27 @@ class CacheMachine(RuleBasedStateMachine):
         names = sorted(self.look())
         return names[number % len(names)] if names else None
 
-    @precondition(lambda self: not self.exact)
+    @precondition(lambda self: self.damages)
     @rule(number=_NUMBERS, damage=_DAMAGES)
     def harm(self, number: int, damage: Callable[[bytes], bytes]) -> None:
         """Somebody changes a byte of a value, or cuts off its end."""
         name = self.one_of(number)
-        if name and name not in self.damaged and self._read_raw and self._write_raw:
-            image = self._read_raw(self.place, name)
+        if name and name not in self.damaged:
+            image = self.suite.read_raw(self.place, name)
             if damage(image) != image:
-                self._write_raw(self.place, name, damage(image))
+                self.suite.write_raw(self.place, name, damage(image))
                 self.damaged.add(name)
 
-    @precondition(lambda self: not self.exact)
+    @precondition(lambda self: self.damages)
     @rule(one=_NUMBERS, two=_NUMBERS)
     def swap(self, one: int, two: int) -> None:
         """Somebody exchanges the values of two keys."""
         first, second = self.one_of(one), self.one_of(two)
-        if first and second and self._read_raw and self._write_raw:
-            images = [self._read_raw(self.place, name) for name in (first, second)]
+        if first and second:
+            images = [self.suite.read_raw(self.place, name) for name in (first, second)]
             if len(images[0]) == len(images[1]):  # the usage would be wrong otherwise
                 for name, image in zip((second, first), images, strict=True):
-                    self._write_raw(self.place, name, image)
+                    self.suite.write_raw(self.place, name, image)
                 self.damaged |= {first, second} if first != second else set()
 
     @precondition(lambda self: self.removable)

@@ -83,16 +83,15 @@ def test_path_is_the_directory_of_the_cache(
 
 
 @pytest.mark.parametrize(
-    ("name", "start"),
-    [
-        ("click", "from kcache.cli import main; sys.exit(main())"),
-        ("rich", "import runpy; runpy.run_module('kcache', run_name='__main__')"),
-        ("jinja2", "from kcache.cli.app import app; sys.exit(app.run(['report', '-o', '-']))"),
-    ],
+    ("name", "command"),
+    [("click", ["path"]), ("rich", ["stats"]), ("jinja2", ["report", "-o", "-"])],
 )
-def test_without_the_extra_one_line_names_it(name: str, start: str, cache_directory: Path) -> None:
+def test_without_the_extra_one_line_names_it(
+    name: str, command: list[str], cache_directory: Path
+) -> None:
     fill(cache_directory, {})
-    done = python(f"import sys; sys.modules[{name!r}] = None; {start}")
+    start = f"sys.argv[1:] = {command}; runpy.run_module('kcache', run_name='__main__')"
+    done = python(f"import runpy, sys; sys.modules[{name!r}] = None; {start}")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("kcache: error: ")
     assert name in done.stderr.lower()

@@ -2,38 +2,49 @@
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from backends.suites import FileSuite
 from core.helpers import LONG, QUICK, look, path_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule, run_state_machine_as_test
 
-from kcache import Backend, CacheEngine, open_engine
+from kcache import CacheEngine, open_engine
 from kcache.testing import CacheMachine
-from kcache_backends.file import FileBackend
 
 FEW = settings(QUICK, max_examples=10, stateful_step_count=40)
 MANY = settings(LONG, max_examples=150, stateful_step_count=60)
 
 
-def open_files(place: Path, *, max_size: int, clock: Callable[[], int]) -> Backend:
-    return FileBackend(place, max_size=max_size, clock=clock)
+class Files(FileSuite):
+    """The files of a backend at the place itself."""
+
+    def look(self, place: Path) -> dict[str, int]:
+        tree = look(place)
+        assert tree.temporary == []
+        return tree.entries
 
 
-def sizes(place: Path) -> dict[str, int]:
-    tree = look(place)
-    assert tree.temporary == []
-    return tree.entries
+class FilesOfACache(Files):
+    """Those of a cache, in its own folder there."""
+
+    def look(self, place: Path) -> dict[str, int]:
+        return super().look(place / "file")
+
+    def read_raw(self, place: Path, key: str) -> bytes:
+        return super().read_raw(place / "file", key)
+
+    def write_raw(self, place: Path, key: str, image: bytes) -> None:
+        super().write_raw(place / "file", key, image)
 
 
 class ExactFiles(CacheMachine):
     """Nobody else touches the directory."""
 
     def __init__(self) -> None:
-        super().__init__(open_files, sizes)
+        super().__init__(Files())
 
 
 class HarmedFiles(CacheMachine):
@@ -42,12 +53,7 @@ class HarmedFiles(CacheMachine):
     exact = False
 
     def __init__(self) -> None:
-        super().__init__(
-            open_files,
-            lambda place: sizes(place / "file"),
-            read_raw=lambda place, name: path_of(place / "file", name).read_bytes(),
-            write_raw=lambda place, name, image: path_of(place / "file", name).write_bytes(image),
-        )
+        super().__init__(FilesOfACache())
 
     def make_engine(self) -> CacheEngine:
         return open_engine(self.place, max_size=self.cap, memory_size=self.memory_size)

@@ -139,7 +139,7 @@ def knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv(f"TRITON_{name}_DIR", str(tmp_path / name.lower()))
     monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "kcache"))
     monkeypatch.setenv("KCACHE_MEMORY_SIZE", "0")  # every look reaches the entries on disk
-    monkeypatch.setattr(adapter, "_shared", None)
+    adapter._open.cache_clear()
     return tmp_path / "cache"
 
 
@@ -218,14 +218,14 @@ def test_damage_is_a_miss_or_mended(harm: str, knobs: Path) -> None:
 def test_the_settings_count(variable: str, knobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _put("KEY", cubin=b"old")
     monkeypatch.setenv(variable, "1")
-    monkeypatch.setattr(adapter, "_shared", None)
+    adapter._open.cache_clear()
     if variable == "KCACHE_READ_ONLY":
         shutil.rmtree(knobs)
     found = adapter.CacheManager("KEY").get_group("k.json")
     assert (found is None) == (variable == "KCACHE_RECACHE")  # disabled, Triton's own cache goes on
     assert Path(_put("KEY", cubin=b"new")["cubin"]).read_bytes() in (b"old", b"new")
     monkeypatch.delenv(variable)
-    monkeypatch.setattr(adapter, "_shared", None)
+    adapter._open.cache_clear()
     shutil.rmtree(knobs)
     after = adapter.CacheManager("KEY").get_group("k.json")
     wanted = b"new" if variable == "KCACHE_RECACHE" else b"old"

@@ -216,4 +216,4 @@ def test_without_cryptography_the_message_names_the_extra(
 ) -> None:
     path = new_keys(tmp_path / "keys")
     monkeypatch.setitem(__import__("sys").modules, "cryptography.hazmat.primitives", None)
-    assert "or install kcache with the extra signing" in problem(path)
+    assert "install kcache with the extra signing" in problem(path)

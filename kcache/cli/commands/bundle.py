@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
@@ -25,9 +25,6 @@ from kcache.cli.terminal import progress, say, show
 from kcache.config import Config
 from kcache.nvrtc.inventory import MANIFEST, unique_length
 from kcache.util.units import counted, format_size, plain
-
-if TYPE_CHECKING:
-    from kcache.admin.passes import Filters
 
 #: How many problems are named one by one.
 _NAMED = 5
@@ -70,7 +67,12 @@ def bundle() -> None:
 @json_option("object")
 @directory_option
 def export(
-    *, output: str, filters: Filters, reproducible: bool, as_json: bool, directory: str | None
+    *,
+    output: str,
+    reproducible: bool,
+    as_json: bool,
+    directory: str | None,
+    **filters: Any,  # noqa: ANN401
 ) -> None:
     """Write kernels into a bundle.
 
@@ -82,7 +84,7 @@ def export(
         raise click.UsageError("A bundle is no text. Send it to a file or to another program.")
     target = sys.stdout.buffer if output == "-" else output
     with open_existing(directory) as cache, progress("writing"):
-        done = export_bundle(cache, target, **filters._asdict(), reproducible=reproducible)
+        done = export_bundle(cache, target, **filters, reproducible=reproducible)
     _tell_export(done, output, as_json=as_json)
 
 

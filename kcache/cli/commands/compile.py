@@ -6,18 +6,24 @@ Its arguments are also those of `kcache why`.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from kcache import CompileOptions
 from kcache.cli.open_cache import open_cache
-from kcache.cli.options import directory_option, flag, json_option, output_option, repeatable
+from kcache.cli.options import (
+    directory_option,
+    flag,
+    json_option,
+    options,
+    output_option,
+    repeatable,
+)
 from kcache.cli.terminal import (
     OUTPUTS,
     STDOUT,
@@ -70,7 +76,6 @@ class CompileArguments(NamedTuple):
         options: with an architecture.
         emit: which output is meant.
         output: where it is wanted, as the user wrote it.
-        no_cache: whether the cache is to be neither read nor written; likewise `recache`.
     """
 
     source: Source
@@ -78,61 +83,10 @@ class CompileArguments(NamedTuple):
     options: CompileOptions
     emit: str
     output: str | None
-    no_cache: bool
-    recache: bool
 
 
-def compile_options(function: Callable[..., object]) -> Callable[..., object]:
-    """Give a command the argument FILE... and the options of a compile, as one parameter `asked`.
-
-    `asked` is a list: each file for each architecture.
-    """
-
-    # The arguments as `asked` takes them, with the command's other options.
-    @functools.wraps(function)
-    def command(
-        *,
-        file: tuple[str, ...],
-        arch: tuple[str, ...],
-        cuda_headers: bool,
-        names: tuple[str, ...],
-        emit: str | None,
-        output: str | None,
-        no_cache: bool,
-        recache: bool,
-        **others: object,
-    ) -> object:
-        if no_cache and recache:
-            raise click.UsageError("--no-cache and --recache exclude each other.")
-        given: dict[str, Any] = {name: others.pop(name) for name in _OF_THE_COMPILER}
-        include_paths = given.pop("include_paths")
-        _warn_of_missing(include_paths)
-        include_paths += _cuda_headers() if cuda_headers else ()
-        found: list[CompileArguments] = []
-        for path in file:
-            source = _read(path)
-            # Relative ones stay relative, so that they are the same in another checkout.
-            here = source.folder or os.curdir
-            paths = [seen_from(here, os.curdir, path) for path in include_paths]
-            general = CompileOptions(include_paths=paths, **given)
-            for target in dict.fromkeys(arch) or (None,):
-                options = _with_target(general, target)
-                kind = emit or _emitted(options, output)
-                options = options.replace(lto=kind == "ltoir")
-                found.append(
-                    CompileArguments(source, names, options, kind, output, no_cache, recache)
-                )
-        return function(asked=found, **others)
-
-    made: Callable[..., object] = command
-    for option in reversed(_OPTIONS):
-        made = option(made)
-    return made
-
-
-#: The parameters that are fields of `CompileOptions`.
-_OF_THE_COMPILER = tuple(each for each in CompileOptions._fields if each not in ("arch", "lto"))
-_OPTIONS = (
+#: The argument FILE... and the options of a compile: the arguments of `asked_for`.
+compile_options = options(
     click.argument(
         "file",
         nargs=-1,
@@ -204,6 +158,39 @@ _OPTIONS = (
 )
 
 
+def asked_for(
+    *,
+    file: tuple[str, ...],
+    arch: tuple[str, ...],
+    cuda_headers: bool,
+    names: tuple[str, ...],
+    emit: str | None,
+    output: str | None,
+    no_cache: bool,
+    recache: bool,
+    include_paths: tuple[str, ...],
+    **given: Any,  # noqa: ANN401  the other fields of `CompileOptions`
+) -> list[CompileArguments]:
+    """Return what the options of a compile mean: each file for each architecture."""
+    if no_cache and recache:
+        raise click.UsageError("--no-cache and --recache exclude each other.")
+    _warn_of_missing(include_paths)
+    include_paths += _cuda_headers() if cuda_headers else ()
+    found: list[CompileArguments] = []
+    for path in file:
+        source = _read(path)
+        # Relative ones stay relative, so that they are the same in another checkout.
+        here = source.folder or os.curdir
+        paths = [seen_from(here, os.curdir, path) for path in include_paths]
+        general = CompileOptions(include_paths=paths, **given)
+        for target in dict.fromkeys(arch) or (None,):
+            options = _with_target(general, target)
+            kind = emit or _emitted(options, output)
+            options = options.replace(lto=kind == "ltoir")
+            found.append(CompileArguments(source, names, options, kind, output))
+    return found
+
+
 def _warn_of_missing(include_paths: Sequence[str]) -> None:
     """Warn of include directories that are not there, because NVRTC doesn't."""
     for path in include_paths:
@@ -259,9 +246,7 @@ def _emitted(options: CompileOptions, output: str | None) -> str:
 @flag("-q", "--quiet", help="Say nothing but warnings and errors.")
 @json_option("array")
 @directory_option
-def compile_file(
-    *, asked: list[CompileArguments], quiet: bool, as_json: bool, directory: str | None
-) -> None:
+def compile_file(*, quiet: bool, as_json: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
     """Compile each FILE (- for standard input) with NVRTC, or get it from the cache.
 
     Several files and several architectures may be named: each file is compiled for each. No GPU is
@@ -269,14 +254,14 @@ def compile_file(
     another folder: kcache compares their content, not their paths. Options of nvcc with the same
     meaning work, too, such as -arch=sm_90 and -std=c++17.
     """
+    asked = asked_for(**given)
     outputs = _outputs(asked)
     if as_json and "-" in outputs:
         raise click.UsageError("--json and an output on standard output exclude each other.")
-    first = asked[0]
     told: list[dict[str, object]] = []
-    cache = open_cache(directory, disable=first.no_cache or None, recache=first.recache or None)
+    disable, recache = given["no_cache"] or None, given["recache"] or None
     failed: CompileError | None = None
-    with cache:
+    with open_cache(directory, disable=disable, recache=recache) as cache:
         for each, output in zip(asked, outputs, strict=True):
             about: dict[str, object] = {
                 "source": each.source.path,
@@ -352,34 +337,26 @@ def _outputs(asked: Sequence[CompileArguments]) -> list[str]:
     Raises:
         UsageError: two results would be written to one file.
     """
-    given = asked[0].output
-    folder = ""
-    if len(asked) > 1 and given is not None:
-        if not os.path.isdir(given):
-            raise click.UsageError(f"-o {given} is no directory, and there are several results.")
-        folder, given = given, None
+    given, several = asked[0].output, len(asked) > 1
+    if several and given is not None and not os.path.isdir(given):
+        raise click.UsageError(f"-o {given} is no directory, and there are several results.")
     targets = {each.options.target for each in asked}
     found: dict[str, str] = {}
     for each in asked:
-        output = _output(each, folder, given, named=len(targets) > 1)
+        path, output = each.source.path, given
+        if several or output is None:  # where nvcc would put it
+            base = os.path.splitext(os.path.basename(path))[0]
+            middle = f".{each.options.target}" if len(targets) > 1 else ""
+            output = os.path.join(given or "", f"{base}{middle}.{each.emit}")
+            output = "-" if path == "-" else output
+        if output == "-":
+            refuse_terminal(each.emit)
+        elif path != "-" and os.path.exists(output) and os.path.samefile(path, output):
+            raise click.UsageError(f"-o {output} would overwrite the source.")
         if output in found:
-            raise click.UsageError(f"{found[output]} and {each.source.path} both make {output}.")
-        found[output] = each.source.path
+            raise click.UsageError(f"{found[output]} and {path} both make {output}.")
+        found[output] = path
     return list(found)
-
-
-def _output(asked: CompileArguments, folder: str, output: str | None, *, named: bool) -> str:
-    """Return the path to write one result to, where nvcc would put it, or `-`."""
-    source, emit = asked.source, asked.emit
-    if output is None:
-        base = os.path.splitext(os.path.basename(source.path))[0]
-        middle = f".{asked.options.target}" if named else ""
-        output = "-" if source.path == "-" else os.path.join(folder, f"{base}{middle}.{emit}")
-    if output == "-":
-        refuse_terminal(emit)
-    elif source.path != "-" and os.path.exists(output) and os.path.samefile(source.path, output):
-        raise click.UsageError(f"-o {output} would overwrite the source.")
-    return output
 
 
 #: Matches a line of the compiler's log that begins with a position: a file and a line.
@@ -410,10 +387,8 @@ def _write(kernel: CompiledKernel, emit: str, output: str) -> int:
     """Write one output of the kernel; return its size in bytes."""
     data: bytes | None = getattr(kernel, emit)
     if data is None:
-        there = [name for name in OUTPUTS if getattr(kernel, name) is not None]
-        raise ConfigError(
-            f"--emit {emit}: this target has none; allowed: {', '.join(there) or 'nothing'}"
-        )
+        there = ", ".join(name for name in OUTPUTS if getattr(kernel, name) is not None)
+        raise ConfigError(f"--emit {emit}: this target has none; allowed: {there or 'nothing'}")
     write_output(data, output)
     return len(data)
 

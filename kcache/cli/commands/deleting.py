@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kcache.admin.info import count_kinds, told_kinds
-from kcache.admin.passes import Filters, Report, is_wanted
+from kcache.admin.passes import Filters, Report, is_wanted, parse_filters
 from kcache.admin.passes import verify as examine
 from kcache.cli.entries import SHORT, complete_keys, key_prefix, resolve
 from kcache.cli.open_cache import may_write, open_existing
@@ -91,11 +91,11 @@ def trim(
 def remove(
     *,
     keys: tuple[str, ...],
-    filters: Filters,
     dry_run: bool,
     yes: bool,
     as_json: bool,
     directory: str | None,
+    **given: Any,  # noqa: ANN401
 ) -> None:
     """Delete the entries KEY, or the kernels that fit the options.
 
@@ -104,6 +104,7 @@ def remove(
     options shows which kernels fit.
     """
     del yes
+    filters = parse_filters(**given)
     if bool(keys) == (filters != Filters()):
         raise click.UsageError("Give either keys, or options that say which kernels to delete.")
     if not dry_run:
@@ -188,9 +189,8 @@ def verify(*, repair: bool, as_json: bool, directory: str | None) -> None:
     """
     if repair:
         may_write("verify --repair", directory)
-    report = Report()
     with open_existing(directory, read_only=not repair, changes=repair) as cache:
-        examine(cache.engine.backend, report, repair=repair, progress=progress)
+        report = examine(cache.engine.backend, repair=repair, progress=progress)
         for item in report.bad if repair else ():
             if item.kind == DAMAGED:
                 cache.engine.note("refused", item.key, item.problem)

@@ -52,10 +52,7 @@ def demo(*, arch: str | None, directory: str | None, as_json: bool) -> None:
     """
     include = folder_of(_PROBE)
     if include is None:
-        raise ConfigError(
-            "the demo compiles a CUB kernel, and the CUB headers are not installed: "
-            + how_to_install("demo")
-        )
+        raise ConfigError(f"the headers of CUB are not installed: {how_to_install('demo')}")
     target, where = _target(arch)
     if not as_json:
         show(f"CUB block merge sort, {len(_NAMES)} instances, for {target}{where}\n")

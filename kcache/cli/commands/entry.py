@@ -6,11 +6,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kcache.admin.passes import Filters, is_wanted
+from kcache.admin.passes import Filters, is_wanted, parse_filters
 from kcache.cli.entries import SHORT, item_json, key_argument, listing, open_entry
 from kcache.cli.open_cache import open_existing
 from kcache.cli.options import directory_option, filter_options, flag, json_option, output_option
@@ -79,9 +79,9 @@ def list_entries(
     sort: str,
     reverse: bool,
     everything: bool,
-    filters: Filters,
     as_json: bool,
     directory: str | None,
+    **given: Any,  # noqa: ANN401
 ) -> None:
     """List the kernels in the cache, one line each.
 
@@ -94,7 +94,7 @@ def list_entries(
     A manifest records which headers a source was compiled with, so that kcache notices when a
     header changes. There is one manifest for each source with includes.
     """
-    now = time.time()
+    now, filters = time.time(), parse_filters(**given)
     rows: list[Item] = []
     keys: list[str] = []
     with open_existing(directory) as cache:
@@ -273,9 +273,7 @@ def _paths(header_set: StoredHeaderSet) -> dict[str, list[dict[str, str | int]]]
             for path in paths
         ],
         "absent": [_at(root, path) for root, paths in found.absent for path in paths],
-        "present": [_at(*each) for each in found.present],
-        "folders": [_at(*each) for each in found.folders],
-        "names": [_at(*each) for each in found.names],
+        **{n: [_at(*each) for each in getattr(found, n)] for n in ("present", "folders", "names")},
         "same": [{"number": number, **_at(*each)} for number, each in found.same],
         "denied": [{"error": os.strerror(error), **_at(*each)} for error, each in found.denied],
         "variables": [

@@ -30,10 +30,9 @@ from kcache.cli.options import directory_option, output_option
 from kcache.cli.terminal import progress, say, write_output
 from kcache.directory import CacheDirectory
 from kcache.engine.stats import Stats, StatsFile
-from kcache.errors import BackendError, ConfigError
+from kcache.errors import BackendError
 from kcache.nvrtc import PRODUCER, library
 from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item, items
-from kcache.util.hints import how_to_install
 from kcache.util.units import counted, format_age, format_size, format_time, local_time, plain
 
 if TYPE_CHECKING:
@@ -128,9 +127,6 @@ def page(snapshot: Snapshot, zone: tzinfo | None = None) -> str:
 
     No name that comes from a cache can become markup, and the page's own policy forbids it to load
     or run anything.
-
-    Raises:
-        ConfigError: Jinja2 is not installed.
     """
     template = _templates().get_template("report.html")
     from markupsafe import Markup  # comes with Jinja2
@@ -161,10 +157,8 @@ def page(snapshot: Snapshot, zone: tzinfo | None = None) -> str:
 @cache
 def _templates() -> jinja2.Environment:
     """Return the environment of the template: it escapes every text and unprintable character."""
-    try:
-        import jinja2
-    except ImportError as error:
-        raise ConfigError(f"the report needs Jinja2: {how_to_install('cli')}") from error
+    import jinja2
+
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
@@ -300,12 +294,10 @@ def _shares(
     for item in items:
         groups.setdefault(by(item), []).append(item)
     ranked = sorted(groups, key=lambda names: (-sum(item.size for item in groups[names]), names))
-    kept, rest = (ranked, []) if len(ranked) == most + 1 else (ranked[:most], ranked[most:])
-    found = [_share(*names, groups[names]) for names in kept]
-    if rest:
-        others = [item for names in rest for item in groups[names]]
-        found.append(_share("", (), others)._replace(merged=len(rest)))
-    return found
+    found = [_share(*names, groups[names]) for names in ranked[:most]]
+    others = [item for names in ranked[most:] for item in groups[names]]
+    rest = _share("", (), others)._replace(merged=len(ranked) - most)
+    return [*found, rest] if others else found
 
 
 def _parts(items: Sequence[Item]) -> list[Share]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import suppress
 
 import click
@@ -72,8 +71,6 @@ def run(
 
 def _path() -> str:
     """Return the socket of the service for programs with the present settings."""
-    if sys.platform != "linux":
-        raise DropinError("the drop-in needs Linux")
     variables = env.current()
     try:
         return services.path_of(env.service(variables), variables)
@@ -100,9 +97,8 @@ def start() -> None:
         raise DropinError("a server is running")
     variables = without_dropin(env.current())
     try:
-        services.begin(
-            path, env.service(variables), variables, lasting=True, speaks=env.logs(variables)
-        )
+        speaks = bool(variables.get(env.LOG))
+        services.begin(path, env.service(variables), variables, lasting=True, speaks=speaks)
     except OSError as error:
         raise DropinError(f"no server was started: {error}") from error
     if services.status(path) is None:

@@ -6,12 +6,12 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kcache.admin.explain import Explanation, explain
-from kcache.cli.commands.compile import CompileArguments, compile_options
+from kcache.cli.commands.compile import CompileArguments, asked_for, compile_options
 from kcache.cli.entries import SHORT
 from kcache.cli.open_cache import (
     load_settings,
@@ -38,22 +38,21 @@ _SHOWN = 20
 @flag("-q", "--quiet", help="Accepted as by `compile`.")
 @json_option("object")
 @directory_option
-def why(
-    *, asked: list[CompileArguments], quiet: bool, as_json: bool, directory: str | None
-) -> None:
+def why(*, quiet: bool, as_json: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
     """Say why the next `kcache compile` with these arguments would miss, or that it would hit.
 
     Takes the arguments of `kcache compile`: replace `compile` by `why`. Compiles nothing, changes
     nothing, and is not counted.
     """
     del quiet
+    asked = asked_for(**given)
     if len(asked) > 1:
         raise click.UsageError("This command takes one file and one architecture.")
     (one,) = asked
     settings, _ = load_settings(directory)
-    if one.no_cache:
+    if given["no_cache"]:
         settings = settings._replace(disable=Setting(True, "--no-cache"))
-    if one.recache:
+    if given["recache"]:
         settings = settings._replace(recache=Setting(True, "--recache"))
     # In the file's folder, like the compile.
     with (

@@ -11,25 +11,20 @@
    not load the library. */
 struct about {
     bool known;
-    int major, minor, count, archs[MOST_ARCHS];
+    uint32_t major, minor, count, archs[MOST_ARCHS];
 };
 
 static struct about kept_about;
 
 /* The fields: `done`, the version's two numbers, and the architectures. */
 static bool parse_about(struct about *about, const struct kd_reply *reply) {
-    uint32_t major, minor, arch;
-    if (!kd_number(reply, 1, &major) || !kd_number(reply, 2, &minor) || major != KCACHE_MAJOR ||
-        reply->count < 4 || reply->count - 3 > MOST_ARCHS)
+    if (!kd_number(reply, 1, &about->major) || !kd_number(reply, 2, &about->minor) ||
+        about->major != KCACHE_MAJOR || reply->count < 4 || reply->count - 3 > MOST_ARCHS)
         return false;
-    about->major = (int)major;
-    about->minor = (int)minor;
-    about->count = (int)reply->count - 3;
-    for (uint32_t i = 3; i < reply->count; i++) {
-        if (!kd_number(reply, i, &arch))
+    about->count = reply->count - 3;
+    for (uint32_t i = 0; i < about->count; i++)
+        if (!kd_number(reply, i + 3, &about->archs[i]))
             return false;
-        about->archs[i - 3] = (int)arch;
-    }
     return about->known = true;
 }
 
@@ -65,34 +60,31 @@ KD_EXPORT int nvrtcVersion(int *major, int *minor) {
     if (major == NULL || minor == NULL)
         return KD_INVALID_INPUT;
     struct about about;
-    if (know(&about)) {
-        *major = about.major;
-        *minor = about.minor;
-        return KD_SUCCESS;
-    }
-    return REAL("nvrtcVersion", int *, int *)(major, minor);
+    if (!know(&about))
+        return REAL("nvrtcVersion", int *, int *)(major, minor);
+    *major = (int)about.major;
+    *minor = (int)about.minor;
+    return KD_SUCCESS;
 }
 
 KD_EXPORT int nvrtcGetNumSupportedArchs(int *count) {
     if (count == NULL)
         return KD_INVALID_INPUT;
     struct about about;
-    if (know(&about)) {
-        *count = about.count;
-        return KD_SUCCESS;
-    }
-    return REAL("nvrtcGetNumSupportedArchs", int *)(count);
+    if (!know(&about))
+        return REAL("nvrtcGetNumSupportedArchs", int *)(count);
+    *count = (int)about.count;
+    return KD_SUCCESS;
 }
 
 KD_EXPORT int nvrtcGetSupportedArchs(int *archs) {
     if (archs == NULL)
         return KD_INVALID_INPUT;
     struct about about;
-    if (know(&about)) {
-        memcpy(archs, about.archs, (size_t)about.count * sizeof *archs);
-        return KD_SUCCESS;
-    }
-    return REAL("nvrtcGetSupportedArchs", int *)(archs);
+    if (!know(&about))
+        return REAL("nvrtcGetSupportedArchs", int *)(archs);
+    memcpy(archs, about.archs, about.count * sizeof *archs);
+    return KD_SUCCESS;
 }
 
 /* The codes that every version has. Of the others, the real library knows which it has. */

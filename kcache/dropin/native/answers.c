@@ -26,11 +26,10 @@ static bool ends_in_nul(struct kd_bytes bytes) {
 
 static bool parse(struct kd_answer *answer) {
     const struct kd_reply *reply = &answer->reply;
-    uint32_t result;
     if (reply->count < KD_NAMES || (reply->count - KD_NAMES) % 2 != 0 ||
-        !kd_number(reply, KD_RESULT, &result) || !kd_number(reply, KD_FLAGS, &answer->flags))
+        !kd_number(reply, KD_RESULT, &answer->result) ||
+        !kd_number(reply, KD_FLAGS, &answer->flags))
         return false;
-    answer->result = (int)result;
     for (uint32_t i = KD_NAMES; i < reply->count; i++)
         if (!ends_in_nul(reply->fields[i]))
             return false;

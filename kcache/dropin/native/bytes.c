@@ -74,9 +74,7 @@ bool kd_reply_begin(struct kd_reply *reply, uint32_t count, const char *sizes) {
             return false;
         sum += size_of(sizes, field);
     }
-    reply->count = count;
-    reply->size = sum;
-    reply->fields = malloc(views + sum + 1);
+    *reply = (struct kd_reply){malloc(views + sum + 1), count, sum};
     if (reply->fields == NULL)
         return false;
     const char *at = (const char *)reply->fields + views;

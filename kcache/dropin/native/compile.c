@@ -98,7 +98,7 @@ static struct kd_answer *find_answer(const struct program *mine) {
     return answer;
 }
 
-int kd_compile_by_real(
+static int compile_by_real(
     struct program *mine, const char *reason, int count, const char *const *options) {
     int result = kd_hand_over(mine, reason);
     return result == KD_SUCCESS ? kd_real_compile(mine->real, count, options) : result;
@@ -110,7 +110,7 @@ bool kd_has_compiled(void) { return __atomic_load_n(&has_compiled, __ATOMIC_RELA
 
 int kd_compile_here(struct program *mine, int count, const char *const *options) {
     if (mine->compiled && mine->result != KD_INVALID_OPTION)
-        return kd_compile_by_real(mine, "compiled twice", count, options);
+        return compile_by_real(mine, "compiled twice", count, options);
     struct texts before = mine->options;
     mine->options = (struct texts){0};
     bool usable = kd_texts_add_all(&mine->options, count, options);
@@ -118,12 +118,12 @@ int kd_compile_here(struct program *mine, int count, const char *const *options)
     if (answer == NULL) {
         kd_texts_empty(&mine->options);
         mine->options = before;
-        return kd_compile_by_real(mine, usable ? NULL : "an option is NULL", count, options);
+        return compile_by_real(mine, usable ? NULL : "an option is NULL", count, options);
     }
     __atomic_store_n(&has_compiled, true, __ATOMIC_RELAXED);
     kd_texts_empty(&before);
     kd_answer_drop(mine->answer);
     mine->answer = answer;
     mine->compiled = true;
-    return mine->result = answer->result;
+    return mine->result = (int)answer->result;
 }

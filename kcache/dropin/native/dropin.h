@@ -83,8 +83,7 @@ enum { KD_HIT = 1, KD_KEEP = 2 }; /* flags of an answer */
 /* The result of a compile. Programs and the memory of answers share it by counted references. */
 struct kd_answer {
     int references;
-    int result;
-    uint32_t flags;
+    uint32_t result, flags;
     struct kd_reply reply;
 };
 

@@ -58,14 +58,17 @@ static bool call(void *handle, const char *name, const char *path) {
     return function != NULL && function(path);
 }
 
-/* Whether the interface library stands for a real one. */
-static bool stands(void) {
+/* Calls the interface library, if it is loaded. */
+static bool call_loaded(const char *name) {
     void *handle = open_interface(RTLD_LAZY | RTLD_NOLOAD);
-    bool stands = handle != NULL && call(handle, "kcache_dropin_stands", NULL);
+    bool said = handle != NULL && call(handle, name, NULL);
     if (handle != NULL)
         dlclose(handle);
-    return stands;
+    return said;
 }
+
+/* Whether the interface library stands for a real one. */
+static bool stands(void) { return call_loaded("kcache_dropin_stands"); }
 
 void *kd_of_interface(const char *name) {
     static void *kept;
@@ -92,11 +95,7 @@ __attribute__((constructor)) static void begin(void) {
 EXPORT int chroot(const char *path) {
     int (*next)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "chroot");
     int saved = errno;
-    void *handle = open_interface(RTLD_LAZY | RTLD_NOLOAD);
-    if (handle != NULL) {
-        call(handle, "kcache_dropin_load", NULL);
-        dlclose(handle);
-    }
+    call_loaded("kcache_dropin_load");
     errno = saved;
     return next(path);
 }

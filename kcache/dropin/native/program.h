@@ -50,8 +50,6 @@ int kd_hand_over(struct program *mine, const char *reason);
 
 /* -- compiling (compile.c) --------------------------------------------------------------------- */
 
-int kd_compile_by_real(
-    struct program *mine, const char *reason, int count, const char *const *options);
 int kd_compile_here(struct program *mine, int count, const char *const *options);
 bool kd_has_compiled(void); /* whether any compile was answered without the real library */
 

@@ -46,9 +46,8 @@ static bool exports_only_known(const char *image, size_t size) {
                 ELF64_ST_TYPE(symbol->st_info) != STT_FUNC)
                 continue;
             const char *name = image + strings->sh_offset + symbol->st_name;
-            if (strncmp(name, "nvrtc", 5) != 0 && strncmp(name, "__nvrtc", 7) != 0)
-                continue;
-            if (!kd_exported(name))
+            if ((strncmp(name, "nvrtc", 5) == 0 || strncmp(name, "__nvrtc", 7) == 0) &&
+                !kd_exported(name))
                 return false;
         }
         return true;
@@ -60,19 +59,17 @@ static bool exports_only_known(const char *image, size_t size) {
    the real library, because it must find every function there. */
 KD_EXPORT bool kcache_dropin_covers(const char *path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    struct stat status;
+    struct stat status = {0};
     if (fd < 0)
         return false;
-    bool covers = false;
-    if (fstat(fd, &status) == 0 && status.st_size > 0) {
-        size_t size = (size_t)status.st_size;
-        char *image = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0);
-        if (image != MAP_FAILED) {
-            covers = exports_only_known(image, size);
-            munmap(image, size);
-        }
-    }
+    fstat(fd, &status);
+    size_t size = (size_t)status.st_size;
+    char *image = mmap(NULL, size, PROT_READ, MAP_PRIVATE, fd, 0); /* fails for an empty file */
     close(fd);
+    if (image == MAP_FAILED)
+        return false;
+    bool covers = exports_only_known(image, size);
+    munmap(image, size);
     return covers;
 }
 
