@@ -98,90 +98,87 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
         override, dump: as Triton's.
     """
 
+    def __new__(cls, key: str, override: bool = False, dump: bool = False) -> FileCacheManager:
+        """Return Triton's own manager for what kcache does not do."""
+        if override or dump or _open().entries.disabled:
+            return FileCacheManager(key, override=override, dump=dump)
+        return super().__new__(cls)
+
     def __init__(self, key: str, override: bool = False, dump: bool = False) -> None:
         super().__init__(key, override=override, dump=dump)
         self._put: dict[str, bytes] = {}
-        self._shared = None if override or dump or _open().entries.disabled else _open()
-        self._directory = os.path.dirname(self.cache_dir) if self._shared is not None else ""
+        self._shared = _open()
+        self._entries = self._shared.entries
+        self._files = self._shared.files(os.path.dirname(self.cache_dir))
 
     def put(self, data: object, filename: str, binary: bool = True) -> str:
         """Write a file, and remember it for the group; return its path.
 
         A file of a group that is whole is not written again: others may be reading it.
         """
-        if self._shared is None:
-            return str(super().put(data, filename, binary=binary))
         content = data if isinstance(data, bytes) else str(data).encode()
         self._put[filename] = content
         try:
-            if not self._replaces(self._shared) and self._is_stamped(filename):
+            if not self._replaces() and self._is_stamped(filename):
                 return str(self._make_path(filename))
-            written = self._shared.files(self._directory).write(self.key, {filename: content})
+            return self._files.write(self.key, {filename: content})[filename]
         except Exception as error:
             _warn("put", error)
             return str(super().put(data, filename, binary=binary))
-        return written[filename]
 
     def get_group(self, filename: str) -> object:
         """Return name -> path of each file of a group, all of one compile, or None."""
-        shared = self._shared
-        if shared is None:
-            return super().get_group(filename)
-        if not shared.entries.reads:
+        if not self._entries.reads:
             return None
         try:
-            return self._stamped(shared, filename) or self._from_cache(shared, filename)
+            return self._stamped(filename) or self._from_cache(filename)
         except Exception as error:
             _warn("get_group", error)
             return super().get_group(filename)
 
     def put_group(self, filename: str, group: dict[str, str]) -> object:
         """Store a group as one entry."""
-        shared = self._shared
-        if shared is None:
-            return super().put_group(filename, group)
         try:
             payload = {name: self._content(name, path) for name, path in group.items()}
-            key = self._entry_key(shared, filename)
-            entry = shared.entries.settle(key, payload, replaces=self._replaces(shared))
-            return self._materialise(shared, filename, entry)[filename]
+            key = self._entry_key(filename)
+            entry = self._entries.settle(key, payload, replaces=self._replaces())
+            return self._materialise(filename, entry)[filename]
         except Exception as error:
             _warn("put_group", error)
             return super().put_group(filename, group)
 
-    def _replaces(self, shared: _Shared) -> bool:
+    def _replaces(self) -> bool:
         """Tell whether a group is made anew though there may be one."""
-        return bool(knobs.compilation.always_compile) or not shared.entries.reads
+        return bool(knobs.compilation.always_compile) or not self._entries.reads
 
-    def _from_cache(self, shared: _Shared, filename: str) -> dict[str, str] | None:
-        entry = shared.entries.get(self._entry_key(shared, filename))
+    def _from_cache(self, filename: str) -> dict[str, str] | None:
+        entry = self._entries.get(self._entry_key(filename))
         if entry is None or not all(map(is_name, entry.payload)):
             return None
-        return self._materialise(shared, filename, entry)
+        return self._materialise(filename, entry)
 
-    def _materialise(self, shared: _Shared, filename: str, entry: Entry) -> dict[str, str]:
+    def _materialise(self, filename: str, entry: Entry) -> dict[str, str]:
         """Write a group, Triton's note of it, and at last ours; return name -> path."""
-        files = shared.files(self._directory)
-        paths = files.write(self.key, entry.payload)
+        paths = self._files.write(self.key, entry.payload)
         note = json.dumps({"child_paths": paths}).encode()
-        files.write(self.key, {_GROUP + filename: note})
+        self._files.write(self.key, {_GROUP + filename: note})
         stamp = {name: _identity(path) for name, path in paths.items()}
         noted = json.dumps({"seconds": entry.cost, "files": stamp}).encode()
-        files.write(self.key, {_STAMP + filename: noted})
+        self._files.write(self.key, {_STAMP + filename: noted})
         return paths
 
-    def _stamped(self, shared: _Shared, filename: str) -> dict[str, str] | None:
+    def _stamped(self, filename: str) -> dict[str, str] | None:
         """Return a group whose files are as they were written, counted as a hit, or None."""
         seconds, stamp = self._stamp(filename)
         folder = self.cache_dir
         paths = {name: f"{folder}/{name}" for name in stamp}
         if not stamp or any(_identity(paths[name]) != stamp[name] for name in stamp):
             return None
-        key = self._entry_key(shared, filename)
-        shared.entries.count_hit(key, seconds)
-        if shared.is_due(key):
-            shared.files(self._directory).use(self.key)
-            shared.entries.touch(key)
+        key = self._entry_key(filename)
+        self._entries.count_hit(key, seconds)
+        if self._shared.is_due(key):
+            self._files.use(self.key)
+            self._entries.touch(key)
         return paths
 
     def _is_stamped(self, filename: str) -> bool:
@@ -194,8 +191,8 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
     def _stamp(self, filename: str) -> tuple[float, dict[str, object]]:
         return _read_stamp(str(self._make_path(_STAMP + filename)))
 
-    def _entry_key(self, shared: _Shared, filename: str) -> str:
-        return shared.entries.key_of(f"{self.key}/{filename}".encode())
+    def _entry_key(self, filename: str) -> str:
+        return self._entries.key_of(f"{self.key}/{filename}".encode())
 
     def _content(self, name: str, path: str) -> bytes:
         if name in self._put:

@@ -27,20 +27,11 @@ if TYPE_CHECKING:
     from kcache.remote.address import Address
 
 _PORT = 6379
-#: Replaces a value if it is still the one that was read. ARGV: whether there was one, the old
-#: value, the new value, and the seconds after which it expires (0: never).
+#: Replaces a value if it is still the one that was read. ARGV: the old value, empty if there was
+#: none; the new value, and when it expires.
 _SWAP = """
-local now = redis.call('GET', KEYS[1])
-if ARGV[1] == '0' then
-    if now and now ~= '' then return 0 end
-elseif now ~= ARGV[2] then
-    return 0
-end
-if ARGV[4] == '0' then
-    redis.call('SET', KEYS[1], ARGV[3])
-else
-    redis.call('SET', KEYS[1], ARGV[3], 'EX', ARGV[4])
-end
+if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], unpack(ARGV, 3))
 return 1
 """
 #: Does something to a lease if the token has it. ARGV: the token, the command, and its arguments.
@@ -92,8 +83,9 @@ class RedisClient:
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
         """Store a value in place of `old`; tell whether it is stored."""
-        known = ("0", b"") if old is None else ("1", old.value)
-        return self._eval(_SWAP, self._prefix + key, *known, value, self._expire)
+        known = b"" if old is None else old.value
+        expires = ("EX", self._expire) if self._expire else ()
+        return self._eval(_SWAP, self._prefix + key, known, value, *expires)
 
     def check_writable(self) -> None:
         """Raise RemoteError if the server is full, is a replica, or allows its user no SET."""

@@ -117,7 +117,7 @@ def open_client(address: Address) -> RemoteClient:
     try:
         module = importlib.import_module(f"kcache.remote.{address.kind}")
     except ImportError as error:
-        needs = f"{address.scheme}:// needs the package {package} ({error})"
-        raise ConfigError(f"{needs}: install kcache with the extra {extra}") from error
+        needs = f"{address.scheme}:// needs the package {package}: pip install {package}"
+        raise ConfigError(f"{needs}, or install kcache with the extra {extra}") from error
     make: Callable[[Address], RemoteClient] = getattr(module, name)
     return make(address)
