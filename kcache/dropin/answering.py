@@ -37,16 +37,8 @@ _DECISIVE = (*COMPILER_VARIABLES, "NVRTC_PREPEND_FLAGS", "PWD")
 #: Parts of the names of options that read or write files which kcache does not follow, or that make
 #: outputs which it does not keep; and of the values of options that pass theirs on to another tool.
 _UNFOLLOWED = (
-    "optf",
-    "preinclude",
-    "bundled",
-    "pch",
-    "--time",
-    "time-trace",
-    "options-file",
-    "keep",
-    "optix",
-    "tile",
+    *("optf", "preinclude", "bundled", "pch", "--time", "time-trace", "options-file"),
+    *("keep", "optix", "tile"),
 )
 _PASSED_ON = ("--ptxas-options", "-Xcudafe")
 #: In the log of each compile that fails before it has made PTX. A compile that fails in ptxas has

@@ -134,12 +134,7 @@ class Bundle:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        sealer: Sealer,
-        keep: bool = False,
-        name: str = "",
+        self, path: str | os.PathLike[str], *, sealer: Sealer, keep: bool = False, name: str = ""
     ) -> None:
         self.path = os.path.abspath(path)
         self.name = name or os.fspath(path)

@@ -8,13 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from kcache.testing.doubles import (
-    FakeClock,
-    FaultyBackend,
-    MemoryBackend,
-    flipped,
-    truncated,
-)
+from kcache.testing.doubles import FakeClock, FaultyBackend, MemoryBackend, flipped, truncated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

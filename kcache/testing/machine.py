@@ -10,13 +10,7 @@ from random import Random
 
 import hypothesis
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kcache.engine.engine import CacheEngine
 from kcache.engine.eviction import EVICT_BATCH, LOW_WATER

@@ -20,15 +20,7 @@ from kcache.cli.terminal import can_ask, progress, say, show
 from kcache.engine.eviction import LOW_WATER
 from kcache.errors import BackendError
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import (
-    DAMAGED,
-    KERNEL,
-    MANIFEST,
-    OTHER,
-    UNREADABLE,
-    items,
-    would_evict,
-)
+from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE, items, would_evict
 from kcache.util.units import counted, format_size, parse_age, parse_size, plain
 
 if TYPE_CHECKING:

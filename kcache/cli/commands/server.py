@@ -44,12 +44,7 @@ def _recording(_: click.Context, __: click.Parameter, path: str | None) -> str |
 @directory_option
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    *,
-    stats: bool,
-    why: bool,
-    record: str | None,
-    directory: str | None,
-    command: tuple[str, ...],
+    *, stats: bool, why: bool, record: str | None, directory: str | None, command: tuple[str, ...]
 ) -> None:
     """Run COMMAND, and answer its NVRTC compiles from the cache.
 
