@@ -1,6 +1,6 @@
 """Random calls on NVRTC's interface: run with a library's path, prints what every call returned.
 
-    python calls.py LIBRARY SEED COUNT [threads|forks]
+    python calls.py LIBRARY SEED COUNT [threads]
 
 Calls are drawn from the seed alone, never from what a call returned, so that two libraries are asked
 the same. Right and wrong order, null pointers, unknown names, sources that don't compile.
@@ -12,7 +12,6 @@ makes the one that the others use, and which one that is differs from run to run
 import ctypes as c
 import hashlib
 import json
-import os
 import random
 import re
 import sys
@@ -171,23 +170,6 @@ class Caller:
         return self.library.nvrtcSetFlowCallback(program, CALLBACK, None)
 
 
-def in_child(caller: Caller, count: int) -> list[object]:
-    """Goes on in a forked child, and returns what it told; the parent's programs stay as they are."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        caller.told.clear()
-        caller.run(count)
-        with open(write, "w") as file:
-            json.dump(caller.told, file)
-        os._exit(0)
-    os.close(write)
-    with open(read) as file:
-        told: list[object] = json.load(file)
-    os.waitpid(child, 0)
-    return told
-
-
 def main() -> None:
     path, seed, count, *mode = sys.argv[1:]
     library = c.CDLL(path)
@@ -199,11 +181,6 @@ def main() -> None:
         with ThreadPoolExecutor(len(callers)) as pool:
             list(pool.map(lambda each: each.run(number), callers))
         told = [each.told for each in callers]
-    elif mode == ["forks"]:
-        told = []
-        for _ in range(4):
-            callers[0].run(number // 8)
-            told += [list(callers[0].told), in_child(callers[0], number // 8)]
     else:
         callers[0].run(number)
         told = callers[0].told

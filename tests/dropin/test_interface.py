@@ -19,7 +19,6 @@ CALLS = Path(__file__).parent / "calls.py"
     [
         ([], 160, 14),
         (["threads"], 80, 12),
-        pytest.param(["forks"], 500, 13, marks=pytest.mark.long),
         pytest.param([], 6000, 11, marks=pytest.mark.long),
     ],
 )
@@ -47,7 +46,7 @@ def _first_difference(ours: str, theirs: str) -> object:
 
 
 def _calls(told: list[Any]) -> list[Any]:
-    """Return the calls of all threads or processes in one list."""
+    """Return the calls of all threads in one list."""
     many = bool(told) and bool(told[0]) and isinstance(told[0][0], list)
     return [call for each in told for call in each] if many else told
 

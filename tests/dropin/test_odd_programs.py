@@ -39,7 +39,7 @@ SCENES = (
 def test_programs(real: Path, dropin: Dropin, long: bool) -> None:
     scenes = [*SCENES, "is_large 64"] if long else SCENES
     told = _same(dropin, real, " / ".join(scenes))
-    assert told.hits + told.misses >= 26, told.line
+    assert told.hits + told.misses >= 24, told.line
     assert "left to NVRTC 0" in told.line
 
 

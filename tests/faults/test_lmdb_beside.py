@@ -36,21 +36,15 @@ def fill(place: Path, count: int = 20) -> None:
     in_child(work)
 
 
-def write_and_stop(place: Path) -> Callable[[Callable[[], None]], object]:
-    def work(stop: Callable[[], None]) -> None:
-        with opened(place) as engine, engine.backend.batch():
-            stop()
-
-    return work
+def write_and_stop(place: Path, stop: Callable[[], None]) -> None:
+    with opened(place) as engine, engine.backend.batch():
+        stop()
 
 
-def open_and_stop(place: Path) -> Callable[[Callable[[], None]], object]:
-    def work(stop: Callable[[], None]) -> None:
-        with open_own(str(place / "lmdb" / "lock"), os.O_RDWR) as file:
-            assert locks.lock(file, OPENING)
-            stop()
-
-    return work
+def open_and_stop(place: Path, stop: Callable[[], None]) -> None:
+    with open_own(str(place / "lmdb" / "lock"), os.O_RDWR) as file:
+        assert locks.lock(file, OPENING)
+        stop()
 
 
 def all_hit(engine: CacheEngine, count: int = 20) -> None:
@@ -80,7 +74,7 @@ def test_a_hit_waits_for_no_stopped_writer_and_a_put_waits_once(
     tmp_path: Path, vain: list[float]
 ) -> None:
     fill(tmp_path)
-    with opened(tmp_path) as engine, stopped(write_and_stop(tmp_path)):
+    with opened(tmp_path) as engine, stopped(partial(write_and_stop, tmp_path)):
         all_hit(engine)  # it was open already
         assert engine.put(key(50), sealed(50, 1, 100)) is False
         assert engine.put(key(50), sealed(50, 1, 100)) is False
@@ -102,7 +96,7 @@ def test_who_is_stopped_while_it_opens_is_waited_for_once(
     tmp_path: Path, vain: list[float]
 ) -> None:
     fill(tmp_path)
-    with stopped(open_and_stop(tmp_path)), opened(tmp_path) as engine:
+    with stopped(partial(open_and_stop, tmp_path)), opened(tmp_path) as engine:
         assert engine.get(key(1)) is None
         assert engine.get(key(2)) is None
         assert engine.put(key(1), sealed(1, 2, 100)) is False
@@ -113,7 +107,7 @@ def test_who_is_stopped_while_it_opens_is_waited_for_once(
 
 def test_the_threads_of_a_process_wait_at_the_same_time(tmp_path: Path, vain: list[float]) -> None:
     fill(tmp_path)
-    with opened(tmp_path) as engine, stopped(write_and_stop(tmp_path)):
+    with opened(tmp_path) as engine, stopped(partial(write_and_stop, tmp_path)):
         all_hit(engine)
 
         puts = [partial(engine.put, key(n), sealed(n, 2, 100)) for n in range(8)]
@@ -135,7 +129,7 @@ def test_a_fork_waits_for_no_thread_that_waits_for_a_stopped_process(
             assert over.wait(60)
         return taken
 
-    with opened(tmp_path) as engine, stopped(write_and_stop(tmp_path)):
+    with opened(tmp_path) as engine, stopped(partial(write_and_stop, tmp_path)):
         all_hit(engine)
         with monkeypatch.context() as patch:
             patch.setattr(locks, "_range_lock", acquire)
@@ -152,15 +146,12 @@ def test_a_fork_waits_for_no_thread_that_waits_for_a_stopped_process(
     writer.join()
 
 
-def read_and_stop(place: Path) -> Callable[[Callable[[], None]], object]:
-    def work(stop: Callable[[], None]) -> None:
-        with opened(place) as engine:
-            environment = engine.backend._environment  # type: ignore[attr-defined]
-            environment.read(lambda txn: (txn.get(b"c"), stop()))
-            found = [engine.get(key(number)) for number in range(2000)]
-            assert all(is_whole(n, each) for n, each in enumerate(found) if each)
-
-    return work
+def read_and_stop(place: Path, stop: Callable[[], None]) -> None:
+    with opened(place) as engine:
+        environment = engine.backend._environment  # type: ignore[attr-defined]
+        environment.read(lambda txn: (txn.get(b"c"), stop()))
+        found = [engine.get(key(number)) for number in range(2000)]
+        assert all(is_whole(n, each) for n, each in enumerate(found) if each)
 
 
 @pytest.mark.timeout(600)
@@ -174,7 +165,7 @@ def test_a_reader_that_is_stopped_costs_the_entries_once_and_no_put(
         put_all(engine, range(300), 1, 6000)
         engine.backend.usage()
         cleared = 0
-        with stopped(read_and_stop(tmp_path)):
+        with stopped(partial(read_and_stop, tmp_path)):
             for number in range(300, rounds):
                 before = engine.entry_count
                 assert engine.put(key(number), sealed(number, 1, 6000))

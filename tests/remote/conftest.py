@@ -67,11 +67,3 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ser
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3]:
     with servers.s3(tmp_path_factory.mktemp("s3")) as server:
         yield server
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """A certificate for this machine, its key, and the certificate of its CA."""
-    place = tmp_path_factory.mktemp("certificate")
-    ca = servers.certificate(place / "cert.pem", place / "key.pem")
-    return place / "cert.pem", place / "key.pem", ca

@@ -14,7 +14,6 @@ from typing import ClassVar, NamedTuple
 
 import pytest
 from core.helpers import run_all
-from remote import servers
 from remote.fakes import (
     MOST,
     NO_HURRY,
@@ -251,14 +250,6 @@ def test_damage_is_a_miss(kind: Kind, faulty: Proxy) -> None:
     assert remote.get(key("fault")) is None
     assert remote.counts.as_dict()["damaged"] == 1
     assert not remote.reading.reason
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
-def test_nobody_answers(host: str, kind: Kind) -> None:
-    remote = remote_at(kind.at(servers.free_port()).replace("127.0.0.1", host))
-    with pytest.raises(RemoteError):
-        remote.get(key("fault"))
-    assert remote.counts.as_dict()["errors"] == 1
 
 
 def test_a_panic_in_a_client_is_an_error() -> None:

@@ -154,8 +154,9 @@ def test_a_password_from_a_file(store: Open, guarded: Redis, tmp_path: Path) -> 
 # -- TLS -----------------------------------------------------------------------------------------
 
 
-def test_tls(store: Open, certificate: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    cert, private, ca = certificate
+def test_tls(store: Open, tmp_path: Path) -> None:
+    cert, private = tmp_path / "cert.pem", tmp_path / "key.pem"
+    ca = servers.certificate(cert, private)
     port = servers.free_port()
     settings = ["--tls-port", str(port), "--tls-auth-clients", "no"]
     settings += ["--tls-cert-file", str(cert), "--tls-key-file", str(private)]

@@ -117,10 +117,8 @@ def test_wrong_credentials_are_soon_given_up_and_never_shown(
         address = f"127.0.0.1:{server.port}/0"
         cache = hosts.cache("a", f"redis://:hunter2@{address}?{PATIENT}")
         ask(cache)
-        stats, counts = cache.stats(), of_remote(cache)
-        assert (stats.remote_hits, stats.remote_misses, stats.remote_errors) == (0, 0, COUNT)
+        counts = of_remote(cache)
         assert FAILURES <= counts["errors"] <= 2 * FAILURES
-        assert counts["dropped"] + counts["skipped"] > 0
         said = [record.getMessage() for record in caplog.records]
         why = "invalid username-password pair or user is disabled; kcache works without it"
         assert said == [f"redis://***@{address}: {why}"]
