@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from nvrtc.reference import KERNEL, PTX, agree
+from nvrtc.reference import KERNEL, PTX, agree, next_tick
 
 import kcache
 from kcache.nvrtc import files
@@ -38,11 +37,9 @@ class Case(NamedTuple):
 
 def lay(top: Path, tree: Tree) -> None:
     """Make a folder hold a tree, and nothing else; every file is a new one."""
-    before = time.clock_gettime_ns(5)
     for path in top.iterdir():
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    while time.clock_gettime_ns(5) == before:
-        pass  # within one tick of the clock, stamps could be the same
+    next_tick()  # within one tick of the clock, stamps could be the same
     for name, what in tree.items():
         _put(top / name, what)
 

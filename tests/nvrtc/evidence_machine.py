@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import chdir
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from nvrtc.reference import KERNEL, PTX, compile_fresh
+from nvrtc.reference import KERNEL, PTX, compile_fresh, next_tick
 
 import kcache
 from kcache.nvrtc import PRODUCER, files
@@ -66,12 +65,6 @@ def ask(cache: kcache.KernelCache, folder: Path, place: str, number: int) -> tup
 def truth(number: int, value: str) -> bytes:
     """Return the bare compile's machine code where the header says this."""
     return compile_fresh(value + KERNEL + f"// {number}\n", PTX.flags()).ptx or b""
-
-
-def next_tick() -> None:
-    before = time.clock_gettime_ns(5)
-    while time.clock_gettime_ns(5) == before:
-        pass
 
 
 class Machine:

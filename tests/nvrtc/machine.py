@@ -19,13 +19,12 @@ import random
 import shutil
 import sys
 import threading
-import time
 import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from nvrtc.reference import compile_fresh
+from nvrtc.reference import compile_fresh, next_tick
 from nvrtc.trees import World
 
 import kcache
@@ -73,7 +72,7 @@ class Run:
                 self.stored = 0
                 self.states.clear()
             if self.mode == "trust":
-                _next_tick()  # otherwise two changes within one tick would not show
+                next_tick()  # otherwise two changes within one tick would not show
             if self.refusal and self.chance.random() < 0.8:
                 self.log.append(f"heal {self.world.heal(self.refusal)}")
             else:
@@ -182,12 +181,6 @@ class Run:
         assert not found, found
         assert os.waitpid(pid, 0)[1] == 0, "the process disagrees"
         self.counts["together"] += 6
-
-
-def _next_tick() -> None:
-    before = time.clock_gettime_ns(5)
-    while time.clock_gettime_ns(5) == before:
-        pass
 
 
 def _child(mode: str, seed: str, steps: int, folder: Path, pipe: int) -> None:

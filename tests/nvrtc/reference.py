@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -289,6 +290,13 @@ def python(code: str, *args: object, env: Mapping[str, str] | None = None) -> st
     done = run_python(code, *args, env=env)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def next_tick() -> None:
+    """Wait until a file that is written gets another time."""
+    before = time.clock_gettime_ns(5)
+    while time.clock_gettime_ns(5) == before:
+        pass
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""aget_or_compile: tasks share compiles, the loop goes on, and a cancelled task harms nobody."""
+"""Tasks and threads share compiles: the loop goes on, who cancels harms nobody, nobody gets what is stale."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ SEVEN = KERNEL.replace("V", "7")
 
 
 class Held:
-    """Compiles that wait until the event loop lets them go on; so a loop that is blocked hangs."""
+    """Compiles that have run wait until they are let go on; each is a real one."""
 
     def __init__(self, compile_request: Callable[..., Any]) -> None:
         self._compile_request = compile_request
         self.begun = threading.Semaphore(0)
-        self.go = threading.Semaphore(0)
+        self.go = threading.Event()
         self.count = 0
 
     def __call__(self, *args: Any) -> Any:
         self.count += 1
-        self.begun.release()
-        assert self.go.acquire(timeout=LONG)
-        return self._compile_request(*args)
+        try:
+            return self._compile_request(*args)
+        finally:
+            self.begun.release()
+            assert self.go.wait(LONG)
 
     async def reached(self) -> None:
         while not self.begun.acquire(blocking=False):
@@ -45,7 +47,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     made = Held(compiler.compile_request)
     monkeypatch.setattr(compiler, "compile_request", made)
     yield made
-    made.go.release(1000)
+    made.go.set()
 
 
 def test_it_is_what_get_or_compile_returns(cache: kcache.KernelCache) -> None:
@@ -73,7 +75,7 @@ def test_a_thousand_tasks_compile_once_while_the_loop_runs(
         ]
         await held.reached()
         assert not any(task.done() for task in tasks)
-        held.go.release()
+        held.go.set()
         kernels = await asyncio.gather(*tasks)
         assert len({kernel.cubin for kernel in kernels}) == 1
         assert sum(not kernel.cached for kernel in kernels) == 1
@@ -96,7 +98,7 @@ def test_a_cancelled_task_cancels_no_other(
             tasks[number].cancel()
         results = asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0)
-        held.go.release()
+        held.go.set()
         for number, result in enumerate(await results):
             assert isinstance(result, asyncio.CancelledError) == (number in which)
         # The compile went on, and the cache has it.
@@ -113,7 +115,7 @@ def test_closing_while_tasks_wait(tmp_path: Path, held: Held) -> None:
         tasks = [asyncio.create_task(cache.aget_or_compile(SEVEN, (), ARCH)) for _ in range(4)]
         await held.reached()
         cache.close()
-        held.go.release(10)
+        held.go.set()
         assert len({kernel.cubin for kernel in await asyncio.gather(*tasks)}) == 1
         with pytest.raises(kcache.ConfigError, match="was closed"):
             await cache.aget_or_compile(SEVEN, (), ARCH)
@@ -152,9 +154,72 @@ def test_what_nobody_waits_for_any_more_is_not_begun(cache: kcache.KernelCache, 
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        held.go.release(100)
+        held.go.set()
         # Those that had begun end, and this one comes after them in the queue.
         await cache.aget_or_compile(SEVEN, (), ARCH)
 
     asyncio.run(main())
     assert held.count < 20
+
+
+# -- threads ---------------------------------------------------------------------------------------
+
+
+class Asking:
+    """Threads that ask at the same time."""
+
+    def __init__(self, count: int, ask: Callable[[], object]) -> None:
+        self.results: list[Any] = []
+        self._ask = ask
+        self._asked = threading.Semaphore(0)
+        self._threads = [threading.Thread(target=self._run) for _ in range(count)]
+        for thread in self._threads:
+            thread.start()
+        for _ in self._threads:
+            assert self._asked.acquire(timeout=LONG)
+
+    def _run(self) -> None:
+        self._asked.release()
+        try:
+            self.results.append(self._ask())
+        except Exception as error:
+            self.results.append(error)
+
+    def end(self) -> list[Any]:
+        for thread in self._threads:
+            thread.join(LONG)
+            assert not thread.is_alive()
+        return self.results
+
+
+def test_a_header_edited_during_the_compile_is_not_missed(
+    cache: kcache.KernelCache, tmp_path: Path, held: Held
+) -> None:
+    """Who asks after the edit must not get what was compiled before it."""
+    header = write(tmp_path / "inc/x.h", "#define V 1\n")
+    options = ARCH.replace(include_paths=[header.parent])
+    source = "#include <x.h>\n" + KERNEL
+    first = Asking(1, lambda: cache.get_or_compile(source, (), options))
+    assert held.begun.acquire(timeout=LONG)
+    write(header, "#define V 2\n")
+    later = Asking(3, lambda: cache.get_or_compile(source, (), options))
+    held.go.set()
+    new = compile_fresh(source, options.flags())
+    assert [kernel.cubin for kernel in later.end()] == [new.cubin] * 3
+    assert first.end()[0].cubin == new.cubin  # it was compiled once more
+
+
+def test_an_error_of_another_place_is_not_shared(
+    cache: kcache.KernelCache, tmp_path: Path, held: Held
+) -> None:
+    """The same request with other folders: one compiles, the other does not."""
+    source = "#include <x.h>\n" + KERNEL
+    bad = ARCH.replace(include_paths=[write(tmp_path / "a/x.h", "#define V no(\n").parent])
+    good = ARCH.replace(include_paths=[write(tmp_path / "b/x.h", "#define V 7\n").parent])
+    first = Asking(1, lambda: cache.get_or_compile(source, (), bad))
+    assert held.begun.acquire(timeout=LONG)
+    second = Asking(3, lambda: cache.get_or_compile(source, (), good))
+    held.go.set()
+    assert isinstance(first.end()[0], kcache.CompileError)
+    expected = compile_fresh(source, good.flags()).cubin
+    assert [kernel.cubin for kernel in second.end()] == [expected] * 3

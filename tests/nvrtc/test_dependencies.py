@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nvrtc.edits import Case, check, lay
@@ -14,11 +16,13 @@ from nvrtc.reference import (
     PTX,
     agree,
     agreed,
+    compile_clean,
     compile_fresh,
     write,
 )
 
 import kcache
+from kcache.nvrtc import compiler
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -391,3 +395,65 @@ def test_a_pipe_in_the_place_of_a_header_is_no_header(cache, tree):
     os.mkfifo(header)
     assert cache.lookup(source, (), paths("inc")) is None
     assert "x.h is gone" in cache.why(source, (), paths("inc")).clauses
+
+
+# -- while it compiles, and where -------------------------------------------------------------------
+
+
+class During:
+    """Does something in the middle of each compile: once the worker was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
+        compile_request = compiler.compile_request
+        self.count = 0
+
+        def compile_(*args: Any) -> Any:
+            self.count += 1
+            thread = threading.Thread(target=work)
+            thread.start()
+            try:
+                return compile_request(*args)
+            finally:
+                thread.join()
+
+        monkeypatch.setattr(compiler, "compile_request", compile_)
+
+
+def test_another_thread_changes_the_directory_during_compiles(
+    cache: kcache.KernelCache, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compile belongs to the directory that the program was in when it asked."""
+    write(tree / "one/inc/x.h", "#define V 1\n")
+    write(tree / "two/inc/x.h", "#define V 2\n")
+    source = "#include <x.h>\n" + KERNEL
+    os.chdir(tree / "one")
+
+    def change() -> None:
+        for folder in ("two", "one", "two") * 10:
+            os.chdir(tree / folder)
+
+    expected = compile_clean(source, paths(tree / "one/inc").flags())
+    for number in range(2):
+        os.chdir(tree / "one")
+        During(monkeypatch, change)
+        kernel = cache.get_or_compile(f"{source}// {number}", (), paths("inc"))
+        monkeypatch.undo()
+        assert kernel.ptx == expected.ptx
+    for folder in ("one", "two"):
+        os.chdir(tree / folder)
+        for number in range(2):
+            agreed(cache, f"{source}// {number}", paths("inc"))
+    os.chdir(tree)
+
+
+@pytest.mark.parametrize("raw", [b"\xff", b"\xed\xa0\x80"])
+def test_a_working_directory_that_is_not_utf8(
+    cache: kcache.KernelCache, tree: Path, raw: bytes
+) -> None:
+    here = tree / os.fsdecode(raw)
+    header = write(here / "inc/x.h", "#define V 1\n")
+    os.chdir(here)
+    for value, cached in ((1, False), (2, False), (1, True)):
+        header.write_text(f"#define V {value}\n")
+        assert agreed(cache, "#include <x.h>\n" + KERNEL, paths("inc")).cached is cached
+    os.chdir(tree)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import KERNEL, PTX, agreed, python, write
+from nvrtc.reference import KERNEL, PTX, agreed, next_tick, python, write
 
 import kcache
 from kcache.nvrtc.files import FRESH_NS, NO_STAMP, is_fresh, lasting, stamp_of
@@ -36,13 +36,6 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kcache.nvrtc.files.FRESH_NS", -(10**12))
 
 
-def tick() -> None:
-    """Wait until a file that is written gets another time."""
-    before = time.clock_gettime_ns(5)
-    while time.clock_gettime_ns(5) == before:
-        pass
-
-
 def release(folder: Path, value: int, *, old: bool) -> None:
     """Write a header; an old one has a status that can be trusted, as far as `utime` reaches."""
     header = write(folder / "n.h", f"#define V {value}\n")
@@ -53,7 +46,7 @@ def release(folder: Path, value: int, *, old: bool) -> None:
 def test_a_release_is_switched_and_switched_back(tree, cache, at_once, monkeypatch):
     """The new one is fresh and the old one is not; then another process asks."""
     release(tree / "v1", 1, old=True)
-    tick()
+    next_tick()
     release(tree / "v2", 2, old=False)
     options = PTX.replace(include_paths=["inc"])
 
@@ -116,7 +109,7 @@ def test_a_header_is_edited_beside_a_proof(tree, tmp_path, at_once):
     with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
         for value in (2, 3):
             cache.get_or_compile(sources[0], (), options["a"])
-            tick()
+            next_tick()
             header.write_text(f"#define V {value}\n")
             asking = [
                 threading.Thread(target=cache.get_or_compile, args=(sources[1], (), options[p]))
@@ -129,7 +122,7 @@ def test_a_header_is_edited_beside_a_proof(tree, tmp_path, at_once):
             for source in sources:
                 agreed(cache, source, options["a"])
             cache.clear_memory()
-    tick()
+    next_tick()
     header.write_text("#define V 2\n")
     for source in sources:
         python(ELSEWHERE, tree, tmp_path / "cache", source, tree / "a")

@@ -24,6 +24,7 @@ ALIKE: dict[str, str] = {
 NAMED: dict[str, str] = {
     "__FILE__": "__device__ const char* n = __FILE__; "
     "__global__ void f(const char** p) { *p = n; }",
+    "size of __FILE__": "__global__ void f(int* p) { *p = sizeof(__FILE__); }",
     "assert": "__global__ void f(int* p) { assert(*p); }",
     "text of an assert and header": '#include "n.h"\n#define TEXT_OF(x) #x\n#define TEXT(x) '
     "TEXT_OF(x)\n__global__ void f(int* p) { *p = sizeof(TEXT(assert(N))); }",

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, wait
+from core.helpers import fork, started, wait
 from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, python, run_python, write
 from nvrtc.talk import slow, used, worker
 
@@ -178,19 +177,8 @@ for thread in threads: thread.start()
 """
 
 
-def _start(code: str, *arguments: object) -> subprocess.Popen[str]:
-    tests = str(Path(__file__).parents[1])
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": tests},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def test_no_worker_outlives_the_program(tmp_path: Path) -> None:
-    program = _start(_EIGHT, tmp_path / "cache")
+    program = started(_EIGHT, tmp_path / "cache")
     try:
         reach(lambda: sum(used(pid) > 0.1 for pid in children(program.pid)) >= 2)
         workers = children(program.pid)
