@@ -81,9 +81,6 @@ def nvrtc() -> tuple[int, int]:
     from kcache.errors import CompilerNotFoundError
     from kcache.nvrtc import compiler
 
-    # A worker writes no bytecode, so each of them would translate these from the source.
-    from kcache.nvrtc.workers import recorder, worker  # noqa: F401
-
     try:
         version = compiler.hello().version
     except CompilerNotFoundError as error:
