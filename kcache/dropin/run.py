@@ -142,14 +142,9 @@ def _tell_of_remotes(variables: Mapping[str, str]) -> None:
 
 
 def _say(message: str) -> None:
-    stream = sys.stderr
-    if stream is None:  # pyright: ignore[reportUnnecessaryComparison]  closed by the parent
-        return
-    try:
-        stream.write(f"kcache: {message}\n")
-        stream.flush()
-    except OSError:
-        pass
+    with suppress(AttributeError, OSError):  # the parent has closed it
+        sys.stderr.write(f"kcache: {message}\n")
+        sys.stderr.flush()
 
 
 def _become(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -258,11 +253,9 @@ def _end_server(socket: str) -> None:
     if about is None or start.ask(socket, start.STOP) is None:
         return
     end = time.monotonic() + _END_TIMEOUT
-    try:
+    with suppress(ChildProcessError):
         while not os.waitpid(about["process"], os.WNOHANG)[0] and time.monotonic() < end:
             time.sleep(0.01)
-    except ChildProcessError:
-        pass
 
 
 def _die_of(number: int) -> None:

@@ -20,11 +20,7 @@ except ImportError as error:
     ) from error
 
 _CODE = "code"
-_MAKERS = {
-    "cubin": ObjectCode.from_cubin,
-    "ptx": ObjectCode.from_ptx,
-    "ltoir": ObjectCode.from_ltoir,
-}
+_TARGETS = ("cubin", "ptx", "ltoir")
 
 
 class ProgramCache(ProgramCacheResource):  # type: ignore[misc]
@@ -129,8 +125,8 @@ def compile(
     """
     if not isinstance(source, str):
         raise ArgumentTypeError(f"source is {type(source).__name__}; allowed: the text of a source")
-    if target_type not in _MAKERS:
-        allowed = ", ".join(_MAKERS)
+    if target_type not in _TARGETS:
+        allowed = ", ".join(_TARGETS)
         raise ConfigError(f"target_type={target_type!r} is not allowed; allowed: {allowed}")
     options = ProgramOptions() if options is None else options
     flags = [flag.decode() for flag in options.as_bytes("nvrtc", target_type)]
@@ -142,4 +138,4 @@ def compile(
     code: bytes | None = getattr(kernel, target_type)
     if code is None:
         raise ConfigError(f"target_type={target_type!r}: these options make none")
-    return _MAKERS[target_type](code, name=name, symbol_mapping=mapping)
+    return getattr(ObjectCode, f"from_{target_type}")(code, name=name, symbol_mapping=mapping)

@@ -73,14 +73,12 @@ class EngineEntries:
         self.reads = not (self.disabled or config.recache.value)
         self.engine = engine_of(opened, config.memory_size.value, producer=self._producer)
         self._counts = RequestCounts(self.engine.counters, misses=not config.disable.value)
-        self._sources: list[tuple[Source, str]] = []
-        self._remotes = None
-        if config.remote.value and not config.disable.value:
-            layers = Layers(open_layers(config), partial(self.engine.report, "layer"))
-            self._sources.append((layers, "layer_hits"))
-            self._remotes = open_remotes(config)
-            if self._remotes is not None:
-                self._sources.append((self._remotes, "remote_hits"))
+        layers = [] if self.disabled else open_layers(config)
+        below = Layers(layers, partial(self.engine.report, "layer"))
+        self._sources: list[tuple[Source, str]] = [(below, "layer_hits")]
+        self._remotes = open_remotes(config)
+        if self._remotes is not None:
+            self._sources.append((self._remotes, "remote_hits"))
         self._missed: dict[str, float] = {}
 
     def key_of(self, name: bytes) -> str:
@@ -97,7 +95,7 @@ class EngineEntries:
             return None
         started = time.perf_counter()
         entry, from_memory = self.engine.fetch(key)
-        if entry is None and self._sources:
+        if entry is None:
             entry = self._from_elsewhere(key)
         if from_memory and not self.engine.read_only:
             with suppress(BackendError):  # the engine does so once a minute

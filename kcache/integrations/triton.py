@@ -189,7 +189,13 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
         return found is not None and any(group.get(filename) == found for group in groups)
 
     def _stamp(self, filename: str) -> tuple[float, dict[str, object]]:
-        return _read_stamp(str(self._make_path(_STAMP + filename)))
+        """Return the seconds that a group saves, and name -> identity of its files."""
+        try:
+            with open(self._make_path(_STAMP + filename), "rb") as file:
+                noted = json.loads(file.read())
+            return float(noted["seconds"]), dict(noted["files"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0.0, {}
 
     def _entry_key(self, filename: str) -> str:
         return self._entries.key_of(f"{self.key}/{filename}".encode())
@@ -208,16 +214,6 @@ def _identity(path: str) -> list[int] | None:
     except OSError:
         return None
     return [status.st_ino, status.st_size, status.st_mtime_ns]
-
-
-def _read_stamp(path: str) -> tuple[float, dict[str, object]]:
-    """Return the seconds that a group saves, and name -> identity of its files."""
-    try:
-        with open(path, "rb") as file:
-            noted = json.loads(file.read())
-        return float(noted["seconds"]), dict(noted["files"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0, {}
 
 
 def _warn(method: str, error: Exception) -> None:

@@ -130,8 +130,7 @@ class Address(NamedTuple):
         """Return the address without credentials, for messages; no option is one, only its file."""
         userinfo = "***@" if self.user or self.password else ""
         shown = [] if self.writable or self.kind == "layer" else ["ro"]
-        for name, value in self.options:
-            shown.append(f"{name}={quote(value, safe='/:,')}")
+        shown += [f"{name}={quote(value, safe='/:,')}" for name, value in self.options]
         query = f"?{'&'.join(shown)}" if shown else ""
         return f"{self.scheme}://{userinfo}{self.location}{query}"
 
@@ -159,12 +158,8 @@ def parse_addresses(value: object, *, name: str) -> tuple[Address, ...]:
         texts = list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     else:
         raise ConfigError(f"{name}={value!r} is not allowed; allowed: {_ALLOWED}")
-    found: list[Address] = []
-    for text in texts:
-        address = text if isinstance(text, Address) else _parse(text, name)
-        if address not in found:
-            found.append(address)
-    return tuple(found)
+    found = (each if isinstance(each, Address) else _parse(each, name) for each in texts)
+    return tuple(dict.fromkeys(found))
 
 
 def _parse(text: object, name: str) -> Address:

@@ -186,10 +186,6 @@ class Bundle:
     #: A child must not use SQLite's files of its parent.
     after_fork = close
 
-    def __repr__(self) -> str:
-        """Return the bundle with its path."""
-        return f"Bundle({self.path!r})"
-
     def _query(self, sql: str, arguments: tuple[str, ...] = ()) -> sqlite3.Cursor:
         connection = self._connection
         if connection is None:

@@ -58,11 +58,8 @@ class DirectoryLayer:
 
     def get(self, key: str) -> bytes | None:
         """Return the envelope stored under `key`, or None; raises BackendError."""
-        for backend in self._backends:
-            found = backend.get(key)
-            if found is not None:
-                return found
-        return None
+        found = (backend.get(key) for backend in self._backends)
+        return next((envelope for envelope in found if envelope is not None), None)
 
     def close(self) -> None:
         """Close the backends."""

@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -428,26 +429,24 @@ class TimeLimit:
             RuntimeError: the machine has no more threads.
             Exception: whatever `work` raises.
         """
-        results: list[_T] = []
-        errors: list[BaseException] = []
+        future: Future[_T] = Future()
 
         def run() -> None:
             try:
-                results.append(work())
+                future.set_result(work())
             except BaseException as error:  # a panic of Rust is no Exception
-                errors.append(error)
+                future.set_exception(error)
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         thread.join(seconds)
-        if errors and isinstance(errors[0], Exception):
-            raise errors[0]
-        if errors:
-            raise RemoteError(repr(errors[0])) from errors[0]
-        if results:
-            return results[0]
-        self._late.append(thread)
-        raise RemoteTimeout(f"no answer within {seconds:g} s")
+        if not future.done():
+            self._late.append(thread)
+            raise RemoteTimeout(f"no answer within {seconds:g} s")
+        error = future.exception()
+        if error is None or isinstance(error, Exception):
+            return future.result()
+        raise RemoteError(repr(error)) from error
 
 
 # -- manifests -------------------------------------------------------------------------------------

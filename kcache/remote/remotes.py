@@ -159,16 +159,11 @@ class Remotes:
 
     def _warnings(self, group: int) -> list[str]:
         """Return why remotes are of no use, unless a running program of the group was told."""
-        found: list[str] = []
-        for remote in self._remotes:
-            trouble = remote.trouble
-            if trouble:
-                with self._lock:
-                    told = self._told.setdefault(group, set())
-                    if remote not in told:
-                        told.add(remote)
-                        found.append(trouble)
-        return found
+        with self._lock:
+            told = self._told.setdefault(group, set())
+            new = {each: each.trouble for each in self._remotes if each not in told}
+            told.update(filter(new.get, new))
+        return list(filter(None, new.values()))
 
     # -- kernels -----------------------------------------------------------------------------------
 

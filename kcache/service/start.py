@@ -177,13 +177,11 @@ def connected(path: str) -> _socket.socket | None:
     """Return a connection to the service at a path, or None if there is none of this user."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     connection.setblocking(False)  # so that a full backlog does not block, either
-    try:
+    with suppress(OSError):
         connection.connect(path)
         found = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _CREDENTIALS)
         if int.from_bytes(found[4:8], sys.byteorder) == os.geteuid():
             return connection
-    except OSError:
-        pass
     connection.close()
     return None
 

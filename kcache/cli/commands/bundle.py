@@ -128,10 +128,7 @@ def import_(*, file: Source, as_json: bool, directory: str | None) -> None:
     if done.other_version:
         say(f"warning: {counted(done.other_version)} of another version of kcache: left out")
     if done.no_room:
-        say(
-            f"warning: {counted(done.no_room)} left out: the cap is too small (KCACHE_MAX_SIZE, or "
-            "kcache config --set max_size=SIZE)"
-        )
+        say(f"warning: {counted(done.no_room)} left out: KCACHE_MAX_SIZE, the cap, is too small")
 
 
 @bundle.command("list", short_help="List the kernels in a bundle.")

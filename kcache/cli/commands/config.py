@@ -113,10 +113,8 @@ def _settings(directory: str | None) -> dict[str, dict[str, object]]:
 
 def _rows(settings: Mapping[str, Mapping[str, object]]) -> str:
     """Return a table of settings."""
-    rows = [("setting", "from", "value")]
-    for name, setting in settings.items():
-        rows.append((name, str(setting["source"]), _text(name, setting["value"])))
-    return columns(rows)
+    rows = ((n, str(each["source"]), _text(n, each["value"])) for n, each in settings.items())
+    return columns([("setting", "from", "value"), *rows])
 
 
 def _shown(value: object) -> object:
