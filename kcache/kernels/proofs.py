@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache.entry import Entry
 from kcache.errors import ConfigError, KcacheError
 from kcache.kernels.compiled_kernel import CompiledKernel
-from kcache.nvrtc.manifest import BAD, GOOD, Manifest
 from kcache.nvrtc.workers.slots import usable_cores
 from kcache.util import log
 from kcache.util.forks import after_fork
@@ -25,7 +24,7 @@ from kcache.util.forks import after_fork
 if TYPE_CHECKING:
     from kcache.kernels.find import Finder
     from kcache.nvrtc.frontend import Frontend, Verdict
-    from kcache.nvrtc.manifest import StoredHeaderSet
+    from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
     from kcache.nvrtc.request import Request
 
 
@@ -77,6 +76,8 @@ def store_verdict(
     That is in the manifest, or in the entry that was proven, if there are no headers: whatever else
     is stored under its key by now was not proven. The caller holds the key's lock.
     """
+    from kcache.nvrtc.manifest import BAD, GOOD, Manifest  # few resolvers prove anything
+
     _, entry, verdict = proof
     good = verdict.good
     try:
@@ -100,35 +101,30 @@ class ProofQueue:
     Threads: safe to share; it has threads of its own, which end when no proof is left. Processes:
     two may prove the same kernel, which only costs time. Crash and exit: a kernel that is not
     proven by then stays good for its location. Fork: a child begins with none.
-
-    Args:
-        prove: proves one kernel and stores the verdict.
     """
 
-    def __init__(self, prove: Callable[[Request, StoredHeaderSet | None], object]) -> None:
-        self._prove = prove
+    def __init__(self) -> None:
         self.after_fork()
         after_fork(self)
 
     def after_fork(self) -> None:
         """Begin with none; a child process leaves everything to its parent."""
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[Request, StoredHeaderSet | None]] = deque()
+        self._waiting: deque[Callable[[], object]] = deque()
         self._threads = 0
-        #: How many threads there may be: half of the cores, so that a request meanwhile finds a
-        #: worker; all of them once somebody waits for the proofs.
-        self._most = max(1, usable_cores() // 2)
+        #: Whether somebody waits for the proofs.
+        self._awaited = False
 
-    def add(self, request: Request, header_set: StoredHeaderSet | None) -> None:
-        """Add a kernel that was just stored."""
+    def add(self, prove: Callable[[], object]) -> None:
+        """Add what proves one kernel, and stores the verdict."""
         with self._changed:
-            self._waiting.append((request, header_set))
+            self._waiting.append(prove)
             self._start_threads()
 
     def finish(self) -> None:
         """Wait until everything is proven. An interrupt abandons what is left."""
         with self._changed:
-            self._most = usable_cores()
+            self._awaited = True
             self._start_threads()
             try:
                 while self._waiting or self._threads:
@@ -138,8 +134,13 @@ class ProofQueue:
                 raise
 
     def _start_threads(self) -> None:
-        """Start threads for the waiting proofs; they end by themselves."""
-        while self._threads < min(self._most, self._threads + len(self._waiting)):
+        """Start threads for the waiting proofs; they end by themselves.
+
+        As many as half of the cores, so that a request meanwhile finds a worker; as many as all
+        of them once somebody waits for the proofs.
+        """
+        share = 1 if self._awaited else 2
+        while self._waiting and self._threads < max(1, usable_cores() // share):
             thread = threading.Thread(target=self._run, name="kcache-proof", daemon=True)
             try:
                 thread.start()
@@ -157,8 +158,8 @@ class ProofQueue:
                     self._threads -= 1
                     self._changed.notify_all()
                     return
-                request, header_set = self._waiting.popleft()
+                prove = self._waiting.popleft()
             try:
-                self._prove(request, header_set)
+                prove()
             except Exception as error:  # nobody waits for it
-                log.debug("%s is not proven: %r", request.source_name, error)
+                log.debug("a kernel is not proven: %r", error)

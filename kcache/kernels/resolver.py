@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from kcache.errors import CompileError, ConfigError, MissError
 from kcache.kernels.compiled_kernel import CompiledKernel
+from kcache.kernels.proofs import ProofQueue, prove, store_verdict
 from kcache.nvrtc import is_called
 from kcache.util import log
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from kcache.engine.opening import OpenedBackend
     from kcache.entry import Entry
     from kcache.kernels.find import Finder
-    from kcache.kernels.proofs import ProofQueue
     from kcache.kernels.remotes import RemoteKernels
     from kcache.kernels.sources import Found
     from kcache.nvrtc.compiler import Compiled
@@ -54,6 +54,7 @@ class Resolver:
     Attributes:
         finder: as given.
         remotes: asked before a compile, and told of it; None if there are none.
+        proofs: those that are to be made in the background.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Resolver:
         self._writes = not config.disable.value
         self._eager = _proves_eagerly(config)
         self._frontend: Frontend | None = None
-        self._proofs: ProofQueue | None = None
+        self.proofs = ProofQueue()
         self._closed = False
 
     def get(self, request: Request) -> CompiledKernel:
@@ -133,11 +134,6 @@ class Resolver:
         found = self.remotes.find(request, started, manifest)
         return None if found is None else found[0]
 
-    def finish_proofs(self) -> None:
-        """Wait for all proofs, begun or not. An interrupt abandons them."""
-        if self._proofs is not None:
-            self._proofs.finish()
-
     def close(self) -> None:
         """Finish the proofs, and disconnect. Idempotent.
 
@@ -145,7 +141,7 @@ class Resolver:
         """
         self._closed = True
         try:
-            self.finish_proofs()
+            self.proofs.finish()
         finally:
             if self.remotes is not None:
                 self.remotes.close()
@@ -198,7 +194,7 @@ class Resolver:
             self.remotes.upload(request, header_set, (kernel.key, entry), lease)
         eager = self._eager or (request.caller is not None and request.caller.alone)
         if eager and stored and _may_be_good_elsewhere(request, kernel.key, header_set):
-            self._queue().add(request, header_set)
+            self.proofs.add(partial(self._prove_later, request, header_set))
         return kernel, (kernel, header_set)
 
     def _run(self, request: Request) -> tuple[Compiled, StoredHeaderSet | None]:
@@ -241,8 +237,6 @@ class Resolver:
 
         The key's lock is held. The proof takes the time of a compile, so no time is saved.
         """
-        from kcache.kernels.proofs import prove, store_verdict
-
         started, header_set = time.perf_counter(), None
         if manifest is not None:
             header_set = manifest.provable(request, self.finder.headers.digests)
@@ -262,8 +256,6 @@ class Resolver:
 
     def _prove_later(self, request: Request, header_set: StoredHeaderSet | None) -> None:
         """Prove a stored kernel, and store the verdict; for the queue."""
-        from kcache.kernels.proofs import prove, store_verdict
-
         finder = self.finder
         found = prove(finder, self._front(), request, header_set)
         if found is None:
@@ -277,15 +269,6 @@ class Resolver:
         good = finder.engine.flight.run(request.key, lambda: None, judge, lambda _: None)
         if good and self.remotes is not None:
             self.remotes.upload(request, found.verdict.header_set)
-
-    def _queue(self) -> ProofQueue:
-        if self._proofs is None:
-            from kcache.kernels.proofs import ProofQueue
-
-            with self.finder.engine.counters.lock:
-                if self._proofs is None:
-                    self._proofs = ProofQueue(self._prove_later)
-        return self._proofs
 
 
 def _may_be_good_elsewhere(request: Request, key: str, header_set: StoredHeaderSet | None) -> bool:

@@ -245,18 +245,16 @@ def test_a_header_that_changes_before_its_proof(tmp_path):
     for number, (before, after) in enumerate(((constant, length), (length, constant))):
         folder, other = tmp_path / f"a{number}", tmp_path / f"b{number}"
         with kcache.KernelCache(tmp_path / f"cache{number}", relocation="eager") as cache:
-            queue = cache._on_miss()._queue()
-            prove, edited = queue._prove, threading.Event()
+            proofs, edited = cache._on_miss().proofs, threading.Event()
 
-            def after_the_edit(request, header_set, prove=prove, edited=edited):
-                assert edited.wait(60)
-                prove(request, header_set)
+            def add(prove, add=proofs.add, edited=edited):
+                add(lambda: edited.wait(60) and prove())
 
-            queue._prove = after_the_edit
+            proofs.add = add
             agreed(cache, "#include <x.h>\n", _tree(folder, before))
             options = _tree(folder, after)
             edited.set()
-            cache._on_miss().finish_proofs()
+            proofs.finish()
             assert not agreed(cache, "#include <x.h>\n", options).cached
             agreed(cache, "#include <x.h>\n", _tree(other, after))
             agreed(cache, "#include <x.h>\n", _tree(other, before))
