@@ -126,18 +126,9 @@ class CompiledKernel(NamedTuple):
     @classmethod
     def of(cls, compiled: Compiled, key: str, dependencies: tuple[str, ...]) -> CompiledKernel:
         """Return the kernel that a compile just made."""
-        return cls(
-            compiled.ptx,
-            compiled.cubin,
-            compiled.ltoir,
-            MappingProxyType(_LoweredNames(compiled.lowered_names)),
-            compiled.log,
-            key,
-            cached=False,
-            compile_seconds=compiled.seconds,
-            dependencies=dependencies,
-            raw_log=compiled.raw_log,
-        )
+        names = MappingProxyType(_LoweredNames(compiled.lowered_names))
+        about = compiled.seconds, dependencies, compiled.raw_log
+        return cls(*compiled[:3], names, compiled.log, key, False, *about)
 
     def to_entry(self, about: Mapping[str, JSON]) -> Entry:
         """Return the entry that holds this kernel; `about` is added to its metadata."""
@@ -167,20 +158,11 @@ class CompiledKernel(NamedTuple):
         payload = entry.payload
         if not any(name in payload for name in _OUTPUTS):
             raise CorruptEntryError("the entry holds no kernel")
-        names, log = names_and_log(entry)
-        raw_log = entry.metadata.get("raw_log")
-        return cls(
-            payload.get("ptx"),
-            payload.get("cubin"),
-            payload.get("ltoir"),
-            MappingProxyType(_LoweredNames(names)),
-            log,
-            key,
-            cached=True,
-            compile_seconds=entry.cost,
-            dependencies=dependencies,
-            raw_log=raw_log.encode("latin-1", "replace") if isinstance(raw_log, str) else None,
-        )
+        outputs = payload.get("ptx"), payload.get("cubin"), payload.get("ltoir")
+        lowered, log = names_and_log(entry)
+        names, said = MappingProxyType(_LoweredNames(lowered)), entry.metadata.get("raw_log")
+        raw_log = said.encode("latin-1", "replace") if isinstance(said, str) else None
+        return cls(*outputs, names, log, key, True, entry.cost, dependencies, raw_log)
 
 
 def _made(lowered_names: dict[str, str], fields: tuple[Any, ...]) -> CompiledKernel:

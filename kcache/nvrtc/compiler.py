@@ -89,14 +89,12 @@ def compile_request(
     """
     caller = request.caller
     path = find().path if caller is None else caller.library
-    if moved is not None and (limits.workers == 0 or request.search.directory == NO_DIRECTORY):
-        raise CompileError(f"{request.source_name}: only a worker can prove anything")
     if limits.workers == 0:
-        return _compile_here(request, path, "workers are switched off")
+        return _compile_here(request, path, "workers are switched off", moved)
     if request.search.directory == NO_DIRECTORY:  # no worker can enter it
-        return _compile_here(request, path, "the working directory was removed")
+        return _compile_here(request, path, "the working directory was removed", moved)
     if _names_own_files(request):
-        return _compile_here(request, path, "it names files of this process")
+        return _compile_here(request, path, "it names files of this process", moved)
     from kcache.nvrtc.workers.pool import shared
     from kcache.nvrtc.workers.process import CrashedError, NoWorkerError, TooLateError
 
@@ -105,9 +103,7 @@ def compile_request(
         ask = _ask(request, moved)._replace(slots=limits.slots)
         hello, reply = pool.compile(path, ask, limits.timeout)
     except NoWorkerError as error:
-        if moved is not None:
-            raise CompileError(f"{request.source_name}: {error}") from error
-        return _compile_here(request, path, f"no worker can be started: {error}")
+        return _compile_here(request, path, f"no worker can be started: {error}", moved)
     except (CrashedError, TooLateError) as error:
         name = request.source_name
         raise CompileError(f"{name}: {error}", source_name=name) from error
@@ -283,9 +279,11 @@ def _here(path: str) -> Nvrtc:
     return found
 
 
-def _compile_here(request: Request, path: str, problem: str) -> Compiled:
-    # Its directory and environment are not those of this process.
-    if request.caller is not None:
+def _compile_here(
+    request: Request, path: str, problem: str, moved: Mapping[str, str] | None
+) -> Compiled:
+    # Its directory and environment are not those of this process, or it proves something.
+    if request.caller is not None or moved is not None:
         name = request.source_name
         raise CompileError(f"{name}: only a worker can compile it: {problem}", source_name=name)
     with _inside.lock:
