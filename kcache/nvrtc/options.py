@@ -157,31 +157,22 @@ class CompileOptions(_Options):
 
     def flags(self) -> tuple[str, ...]:
         """Return NVRTC's flags, in a fixed order, `extra_options` last."""
+        own = (
+            (self.arch is not None, f"--gpu-architecture={self.arch}"),
+            (self.std is not None, f"--std={self.std}"),
+            (self.fast_math, "--use_fast_math"),
+            (self.optimization is not None, f"--ptxas-options=-O{self.optimization}"),
+            (self.lto, "-dlto"),
+            (self.debug, "--device-debug"),
+            (self.lineinfo, "--generate-line-info"),
+            (self.max_registers is not None, f"--maxrregcount={self.max_registers}"),
+        )
         return (
-            *self._own_flags(),
+            *(flag for is_given, flag in own if is_given),
+            *(f"-D{define}" for define in self.defines),
             *(f"-I{path}" for path in self.include_paths),
             *self.extra_options,
         )
-
-    def _own_flags(self) -> Iterator[str]:
-        if self.arch is not None:
-            yield f"--gpu-architecture={self.arch}"
-        if self.std is not None:
-            yield f"--std={self.std}"
-        if self.fast_math:
-            yield "--use_fast_math"
-        if self.optimization is not None:
-            yield f"--ptxas-options=-O{self.optimization}"
-        if self.lto:
-            yield "-dlto"
-        if self.debug:
-            yield "--device-debug"
-        if self.lineinfo:
-            yield "--generate-line-info"
-        if self.max_registers is not None:
-            yield f"--maxrregcount={self.max_registers}"
-        for define in self.defines:
-            yield f"-D{define}"
 
 
 @lru_cache(maxsize=256)  # each request asks for it several times
