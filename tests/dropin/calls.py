@@ -180,11 +180,9 @@ def main() -> None:
         callers = [Caller(library, int(seed) + i, own) for i in range(3)]
         with ThreadPoolExecutor(len(callers)) as pool:
             list(pool.map(lambda each: each.run(number), callers))
-        told = [each.told for each in callers]
     else:
         callers[0].run(number)
-        told = callers[0].told
-    json.dump(told, sys.stdout)
+    json.dump([call for each in callers for call in each.told], sys.stdout)
 
 
 main()

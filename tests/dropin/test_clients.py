@@ -13,10 +13,9 @@ from dropin.conftest import CLIENTS, KCACHE, Dropin, Told, compile_linked, is_th
 
 from kcache.dropin import environment as env
 
-#: Programs in Python, and what they need.
+#: Programs in Python, and what they need. That of cuda.core is on the page about it.
 MODULES = {
     "bindings": "cuda.bindings",
-    "core": "cuda.core",
     "cupy_compiler": "cupy",  # it compiles an empty source, too
     "numba_compile": "numba_cuda",
     "tvm_compile": "tvm",
