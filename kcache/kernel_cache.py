@@ -20,7 +20,6 @@ from kcache.kernels.request_factory import ClosedRequests, Requests
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.request import CompileRequest
-from kcache.util.units import parse_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -376,13 +375,8 @@ class KernelCache:
         Raises:
             ConfigError: `max_size` is no size, or `older_than` no age.
         """
-        from kcache.util.units import parse_age  # a hit does not need it
-
         _ = self._requests.forget  # raises if this is closed
-        return self.engine.trim(
-            None if max_size is None else parse_size(max_size, name="max_size"),
-            older_than=None if older_than is None else parse_age(older_than, name="older_than"),
-        )
+        return self.engine.trim(max_size, older_than=older_than)
 
     def close(self) -> None:
         """Finish the proofs, write the statistics and release the backend. Idempotent.

@@ -14,12 +14,12 @@ from kcache.backend import Backend, Usage, check_key
 from kcache.config import DEFAULT_MAX_SIZE, DEFAULT_WAIT
 from kcache.engine.stats import Counters, Stats, StatsFile
 from kcache.entry import Entry, encode, open_envelope
-from kcache.errors import BackendError, ConfigError, CorruptEntryError, IncompatibleEntryError
+from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
 from kcache.util import log
 from kcache.util.forks import after_fork, at_end
 from kcache.util.locks import Turns
 from kcache.util.memory_tier import MemoryTier
-from kcache.util.units import check_int
+from kcache.util.units import check_int, parse_age, parse_seconds, parse_size
 
 if TYPE_CHECKING:
     from typing import Self
@@ -87,8 +87,6 @@ class CacheEngine:
     ) -> None:
         check_int("max_size", max_size, 1)
         check_int("memory_size", memory_size, 0)
-        if not (isinstance(wait, (int, float)) and wait >= 0):
-            raise ConfigError(f"wait={wait!r} is not allowed; allowed: seconds, at least 0")
         self.backend = backend
         self.read_only = read_only
         self.counters = Counters()
@@ -105,7 +103,7 @@ class CacheEngine:
         self.max_size = max_size
         #: The locks by which processes exclude each other for one key; None if they don't.
         self.lock_file = None if read_only else lock_file
-        self._wait = wait
+        self._wait = parse_seconds(wait, name="wait")
         self._flight: Flight | None = None
         self._stats_file = stats_file
         self._next_flush = clock() + FLUSH_INTERVAL
@@ -208,27 +206,28 @@ class CacheEngine:
 
     # -- the whole cache -----------------------------------------------------------------------
 
-    def trim(self, max_size: int | None = None, *, older_than: float | None = None) -> int:
+    def trim(
+        self, max_size: int | str | None = None, *, older_than: float | str | None = None
+    ) -> int:
         """Evict the coldest entries until at most `max_size` bytes are stored; return bytes freed.
 
-        `max_size` defaults to the low-water mark, 90 % of the cap. With `older_than`, entries
-        unused for more than that many seconds go first, and others only if `max_size` is given.
+        `max_size` defaults to the low-water mark, 90 % of the cap. With `older_than`, seconds or
+        text such as `"30d"`, entries unused for more than that go first, and others only if
+        `max_size` is given.
 
         Raises:
-            ConfigError: `max_size` or `older_than` is negative.
+            ConfigError: `max_size` is no size, or `older_than` no age.
         """
         eviction = self._eviction(partial(self._evict, "trimmed"))
-        goal = eviction.low_water if max_size is None else max_size
-        check_int("max_size", goal, 0)
-        if older_than is not None and not older_than >= 0:
-            raise ConfigError(f"older_than={older_than!r} is not allowed; allowed: seconds, >= 0")
+        goal = eviction.low_water if max_size is None else parse_size(max_size, name="max_size")
+        age = None if older_than is None else parse_age(older_than, name="older_than")
         if self.read_only:
             return 0
         freed = 0
         with self._room.turn(), self._surviving("trim"):
-            if older_than is not None:
-                freed = eviction.unused(time.time_ns() - older_than * 1e9)
-            if older_than is None or max_size is not None:
+            if age is not None:
+                freed = eviction.unused(time.time_ns() - age * 1e9)
+            if age is None or max_size is not None:
                 freed += eviction.trim_to(goal)
             self._flush_journal()
         return freed
