@@ -98,31 +98,6 @@ class TestFields:
 
 
 @pytest.mark.usefixtures("nvrtc")
-class TestNames:
-    SOURCE = """
-    namespace deep { template <typename T> __global__ void axpy(T a, T* x) { *x = a * *x; } }
-    template <int N> __constant__ int table[N];
-    """
-    SEED = ARCH.replace(extra_options=["--frandom-seed=1"])
-
-    def options(self, nvrtc):
-        return self.SEED if nvrtc >= (12, 9) else ARCH  # symbols of templates are random without
-
-    def test_lowered_names_are_kept(self, cache, nvrtc):
-        names = ("deep::axpy<float>", "&deep::axpy<double>", "table<3>")
-        options = self.options(nvrtc)
-        first = cache.get_or_compile(self.SOURCE, names, options)
-        again = cache.get_or_compile(self.SOURCE, names, options)
-        assert again.cached
-        assert dict(first.lowered_names) == dict(again.lowered_names)
-        assert set(again.lowered_names) == set(names)
-        for lowered in again.lowered_names.values():
-            assert lowered.encode() in (again.ptx or b"")
-        with pytest.raises(TypeError):
-            again.lowered_names["x"] = "y"
-
-
-@pytest.mark.usefixtures("nvrtc")
 class TestLog:
     SOURCE = 'extern "C" __global__ void k(int* out) { int unused = 3; *out = 1; }\n'
 
