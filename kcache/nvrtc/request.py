@@ -379,8 +379,9 @@ def _find_sha256() -> Callable[..., _Digest]:
             found: Callable[..., _Digest] = import_module(module).sha256
             return found
     import hashlib
+    from functools import partial
 
-    return lambda data: hashlib.sha256(data, usedforsecurity=False)
+    return partial(hashlib.sha256, usedforsecurity=False)
 
 
 _sha256 = _find_sha256()
