@@ -85,7 +85,7 @@ def _target(fd: str) -> str:
 
 
 @contextmanager
-def another_compiles(cache: KernelCache, count: int = 15) -> Iterator[int]:
+def another_compiles(cache: KernelCache, count: int = 30) -> Iterator[int]:
     """Have a thread in mid-compile; yields its worker's process id."""
     outcome: list[object] = []
 
@@ -110,12 +110,10 @@ def another_compiles(cache: KernelCache, count: int = 15) -> Iterator[int]:
 # -- crashes ---------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_is_killed_in_mid_compile_costs_no_kernel(
-    cache: KernelCache,
-) -> None:
+def test_a_worker_that_is_killed_in_mid_compile_costs_no_kernel(cache: KernelCache) -> None:
     with another_compiles(cache) as pid:
         os.kill(pid, signal.SIGSEGV)
-    assert cache.get_or_compile(slow(15), (), ARCH).cached
+    assert cache.get_or_compile(slow(30), (), ARCH).cached
 
 
 _NO_PYTHON_SIGNAL = """

@@ -45,8 +45,8 @@ say("constant memory", constants)
 
 squared = cp.ElementwiseKernel("float32 x, float32 y", "float32 z", "z = (x - y) * (x - y)", "sq")
 say("element-wise", squared(x, y))
-norm = cp.ReductionKernel("T x", "T y", "x * x", "a + b", "y = sqrt(a)", "0", "norm")
-say("a reduction", norm(x[:100]))
+length = cp.ReductionKernel("T x", "T y", "x * x", "a + b", "y = sqrt(a)", "0", "l2length")
+say("a reduction", length(x[:100]))
 say("fused", cp.fuse()(lambda a, b: cp.sin(a) * b + a)(x, y))
 
 
