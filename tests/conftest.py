@@ -52,6 +52,12 @@ settings.register_profile("same", derandomize=True, max_examples=40)
 settings.register_profile("others", print_blob=True)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Have one worker more than cores: now and then a test waits."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the random examples, and count what the run costs."""
     if not config.getoption("--hypothesis-profile"):
