@@ -14,12 +14,12 @@ import errno
 import os
 import stat
 import sys
+import time
 from contextlib import suppress
 
 from kcache._version import __version__
 from kcache.util.child_process import children_are_elsewhere, isolated
-from kcache.util.locks import lock
-from kcache.util.open_file import open_own, present_user, unsafe_part
+from kcache.util.open_file import present_user, unsafe_part
 from kcache.util.wire import WireError, heading
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
@@ -49,6 +49,8 @@ ASK_TIMEOUT = 5.0
 START_TIMEOUT = 20.0
 #: Seconds to wait for another program that starts a service. It may be a stopped one.
 TURN_TIMEOUT = 5.0
+#: Seconds between two attempts to take the lock of programs that start a service.
+_PAUSE = 0.01
 #: What a pipe takes before anybody reads from it.
 _MOST_TOLD = 1 << 16
 
@@ -259,18 +261,39 @@ def joined(path: str, service: Service, environment: Mapping[str, str]) -> _sock
     if connection is not None:
         return connection
     _require_private(os.path.dirname(path))  # a service that ended may have removed it
-    turn = f"{path}.lock"  # only one of the programs that find no service starts it
-    with open_own(turn, os.O_RDWR | os.O_CREAT) as file:
-        lock(file, 0, timeout=TURN_TIMEOUT)
+    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _take_turn(folder)
         connection = connected(path)  # another program may have been faster
         if connection is None:
             begin(path, service, environment)
             connection = connected(path)
-        with suppress(FileNotFoundError):
-            os.unlink(turn)
+    finally:
+        os.close(folder)
     if connection is None:
         raise OSError("no service can be started")
     return connection
+
+
+def _take_turn(folder: int) -> None:
+    """Lock a folder, so that only one of the programs that find no service starts it.
+
+    Raises:
+        OSError: another program has held the lock for longer than a start may take.
+    """
+    import fcntl
+
+    end = time.monotonic() + TURN_TIMEOUT
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                reason = "another program has begun to start it, and was stopped"
+                raise OSError(errno.EBUSY, reason) from None
+        else:
+            return
+        time.sleep(_PAUSE)
 
 
 def begin_own(

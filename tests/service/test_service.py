@@ -1,5 +1,6 @@
 """Services: found, started, asked and ended, whatever their programs and other users do."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -21,8 +22,6 @@ from kcache.service import start
 from kcache.service.channel import Channel
 from kcache.service.server import Client, Server
 from kcache.service.start import DONE, STATUS, STOP, WAIT, Service, ask, bound, connected
-from kcache.util.locks import lock
-from kcache.util.open_file import open_own
 from kcache.util.wire import WireError, heading
 
 SERVICE = Service("echo", "service.echo", b"")
@@ -365,10 +364,11 @@ def test_a_program_that_is_stopped_while_it_starts_one_is_not_waited_for_without
 ) -> None:
     monkeypatch.setattr(start, "TURN_TIMEOUT", 0.05)
     place.chmod(0o700)
-    with open_own(str(place / "socket.lock"), os.O_RDWR | os.O_CREAT) as other:
-        lock(other, 0)
-        with pytest.raises(OSError, match="another process holds it"):
-            start.joined(str(place / "socket"), SERVICE, {})
+    other = os.open(place, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(OSError, match="stopped"):
+        start.joined(str(place / "socket"), SERVICE, {})
+    os.close(other)
 
 
 @pytest.mark.parametrize("wrong", ["interpreter", "told"])
