@@ -217,7 +217,8 @@ def meanings() -> dict[str, str]:
 
     told = re.split(r"\n {4}(\w+): ", inspect.cleandoc(Stats.__doc__ or ""))
     texts = {n: " ".join(text.split()) for n, text in zip(told[1::2], told[2::2], strict=True)}
-    return {name: f"{texts[name][0].upper()}{texts[name][1:].rstrip('.')}." for name in FIELDS}
+    found = ((name, texts.get(name, name)) for name in FIELDS)  # `python -OO` has no docstrings
+    return {name: f"{text[0].upper()}{text[1:].rstrip('.')}." for name, text in found}
 
 
 def _metric(name: str, kind: str, meaning: str, values: Mapping[str, float]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """LocalFiles: what a framework reads from a directory by path, below a cap of its own.
 
-`kcache.files` in a folder has a line for each time that files of ours were to be written there:
-their sizes by name, as JSON. No other file is ever deleted. `kcache.bytes` in the directory has the
+`kcache.files` in a folder has the sizes of our files there by name, as JSON; it is written before
+them. No other file is ever deleted. `kcache.bytes` in the directory has the
 sum of all sizes, in 20 digits. It is locked while files are counted and deleted.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from contextlib import suppress
 
 from kcache.util import log
 from kcache.util.locks import Patience, pread, pwrite, release
-from kcache.util.open_file import open_own, replacing
+from kcache.util.open_file import OwnFile, open_own, replacing
 
 _SUM, _RECORD = "kcache.bytes", "kcache.files"
 #: Seconds for which a folder stays after a use: a process is about to read files by their paths.
@@ -28,7 +29,12 @@ _PATIENCE = 2.0
 #: The part of the cap that is left once room is made. To look at 5,000 folders takes 0.2 s, and to
 #: delete 150 of them takes as long or twice.
 _LOW_WATER = 0.97
-_APPENDING = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+#: Behind the sum, from who could not wait: what it wrote is in no sum. Only who counts removes it.
+_UNKNOWN = b"?"
+#: What a killed process has left of a file.
+_DRAFT = re.compile(r"^\.(.+)\.[0-9a-f]{16}\.tmp$")
+#: A record that can't be read, or is none.
+_ODD = (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 class LocalFiles:
@@ -64,6 +70,7 @@ class LocalFiles:
             OSError: they can't be written.
         """
         paths = {name: self.path(folder, name) for name in files}
+        self.use(folder)  # so that nobody deletes what is there
         changed = {name: data for name, data in files.items() if _read(paths[name]) != data}
         if changed:
             try:
@@ -96,22 +103,21 @@ class LocalFiles:
         file = open_own(self.path("", _SUM), os.O_RDWR | os.O_CREAT)
         try:
             try:
-                counted = pread(file.fd, 20, 0) if self._patience.lock(file, 0) else b""
-                total = b"%020d" % self._total_with(folder, sizes, counted)
+                is_locked = self._patience.lock(file, 0)
+                known = self._sizes(folder)
+                more = sum({**known, **sizes}.values()) - sum(known.values())
+                total = _sum_in(file) + more if is_locked else sys.maxsize
+                if total > self._max_size:
+                    total = self._make_room(folder, more)
+                pwrite(file.fd, b"%020d" % total, 0)
             except TimeoutError:
-                total = b"?" * 20  # who counts next counts all again
-            pwrite(file.fd, total, 0)
-            with open_own(self.path(folder, _RECORD), _APPENDING) as record:
-                os.write(record.fd, b"\n" + json.dumps(sizes).encode())  # the last may be torn
+                known = self._sizes(folder)
+                pwrite(file.fd, _UNKNOWN, 20)
+            record = self.path(folder, _RECORD)
+            with replacing(record) as draft, open(draft, "w", encoding="utf-8") as names:
+                json.dump({**known, **sizes}, names)
         finally:
             release(file)
-
-    def _total_with(self, folder: str, sizes: Mapping[str, int], counted: bytes) -> int:
-        """Return what all files take, with those that are about to be written; makes room."""
-        known = self._sizes(folder)
-        more = sum({**known, **sizes}.values()) - sum(known.values())
-        total = int(counted) + more if counted.isdigit() else sys.maxsize
-        return total if total <= self._max_size else self._make_room(folder, more)
 
     def _make_room(self, incoming: str, more: int) -> int:
         """Delete the coldest folders until there is room for `more` bytes in the incoming one.
@@ -125,8 +131,9 @@ class LocalFiles:
             if left <= self._max_size * _LOW_WATER or used[folder] > self._clock() - GRACE:
                 break
             with suppress(OSError):
-                self._delete(folder)
-                left -= sizes[folder]
+                if self._last_use(folder) == used[folder]:
+                    self._delete(folder)
+                    left -= sizes[folder]
         return left
 
     def _last_use(self, folder: str) -> float:
@@ -136,7 +143,10 @@ class LocalFiles:
             return 0.0
 
     def _delete(self, folder: str) -> None:
-        for name in (*self._sizes(folder), _RECORD):
+        """Delete our files in a folder, drafts of killed processes too, and the record at last."""
+        ours = {*self._sizes(folder), _RECORD}
+        found = [name for name in os.listdir(self.path(folder)) if _DRAFT.sub(r"\1", name) in ours]
+        for name in sorted(found, key=_RECORD.__eq__):
             with suppress(FileNotFoundError):
                 os.unlink(self.path(folder, name))
         with suppress(OSError):  # it has files of others
@@ -147,13 +157,18 @@ class LocalFiles:
 
         The record of another user is none, and names nothing outside the folder.
         """
-        found: dict[str, int] = {}
-        with suppress(OSError), open_own(self.path(folder, _RECORD), os.O_RDONLY) as record:
-            for line in record.readall().splitlines():
-                with suppress(ValueError, TypeError, AttributeError):
-                    named = json.loads(line).items()
-                    found |= {name: int(size) for name, size in named if is_name(name)}
-        return found
+        with suppress(*_ODD), open_own(self.path(folder, _RECORD), os.O_RDONLY) as record:
+            named = json.loads(record.readall()).items()
+            return {name: max(0, int(size)) for name, size in named if is_name(name)}
+        return {}
+
+
+def _sum_in(file: OwnFile) -> int:
+    """Return the sum; if it is not known, more than any cap, so that all is counted again."""
+    raw = pread(file.fd, 21, 0)
+    if raw[20:] == _UNKNOWN:
+        pwrite(file.fd, b" ", 20)
+    return int(raw[:20]) if raw[:20].isdigit() and raw[20:] != _UNKNOWN else sys.maxsize
 
 
 def is_name(name: str) -> bool:

@@ -165,7 +165,8 @@ def _how(address: Address) -> dict[str, Any]:
         names = {"ca_file": "ssl_ca_certs", "cert_file": "ssl_certfile", "key_file": "ssl_keyfile"}
         for ours, theirs in names.items():
             path = address.option(ours)
-            if path and content_of(path):
+            if path:
+                content_of(path)
                 how[theirs] = path
     return how
 

@@ -291,10 +291,11 @@ class Uploads:
             self._remote.counts.add("dropped")
             self._done(upload)
             return
+        future: Future[None] = Future()
+        self._sizes[future] = upload.size
+        future.add_done_callback(self._sizes.pop)
         with suppress(RuntimeError):  # no thread can start: it waits for the next upload
-            future = self._pool.submit(self._upload, upload)
-            self._sizes[future] = upload.size
-            future.add_done_callback(self._sizes.pop)
+            self._pool.submit(self._upload, upload, future)
 
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is pending; tell whether that happened in time."""
@@ -304,7 +305,7 @@ class Uploads:
         """Drop what waits. Idempotent."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _upload(self, upload: Upload) -> None:
+    def _upload(self, upload: Upload, future: Future[None]) -> None:
         """Put the kernel first, because a manifest must not name a missing kernel."""
         try:
             there = upload.kernel is None or self._remote.put(*upload.kernel)
@@ -312,3 +313,4 @@ class Uploads:
                 self._remote.merge(*upload.manifest)
         finally:
             self._done(upload)
+            future.set_result(None)

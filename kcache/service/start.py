@@ -18,7 +18,7 @@ import time
 from contextlib import suppress
 
 from kcache._version import __version__
-from kcache.util.child_process import children_are_elsewhere, isolated
+from kcache.util.child_process import ISOLATED, children_are_elsewhere
 from kcache.util.open_file import present_user, unsafe_part
 from kcache.util.wire import WireError, heading
 
@@ -349,7 +349,7 @@ def begin(
         if len(told) > _MOST_TOLD:
             raise OSError("the settings of the service are too long")
         start, leave = (_fork, "") if forks else (_run, _LEAVE)
-        command = [sys.executable, *isolated(), "-c", leave + _CODE, *_search_path()]
+        command = [sys.executable, *ISOLATED, "-c", leave + _CODE, *_search_path()]
         start(command, told, passed, environment, speaks)
     except BaseException:
         with suppress(OSError):

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+#: Options for an interpreter in which only we decide what is imported: isolated, without `site`. It
+#: writes no compiled modules: on a full disk Python leaves cut ones, which it can't import then.
+ISOLATED = ("-I", "-S", "-B")
 #: Higher than any descriptor; close_range(2) closes them all at once.
 _MOST_DESCRIPTORS = 1 << 20
-
-
-def isolated() -> list[str]:
-    """Return the options for an interpreter in which only we decide what is imported.
-
-    Isolated and without `site`: no variable, no file in the working directory and no `.pth` file
-    changes the imports. Compiled modules are kept where this interpreter keeps its own, if it does.
-    """
-    found = ["-I", "-S"]
-    if sys.dont_write_bytecode:
-        found.append("-B")
-    if sys.pycache_prefix is not None:
-        found += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
-    return found
 
 
 def children_are_elsewhere() -> bool:

@@ -47,13 +47,14 @@ def test_a_record_of_somebody_else_leads_nowhere(tmp_path: Path) -> None:
     precious, cache = tmp_path / "precious", tmp_path / "cache"
     precious.write_text("data")
     (cache / "K").mkdir(parents=True)
-    named = {"../../precious": 9_000, str(precious): 9_000, "a": 9_000, "b": "large"}
-    (cache / "K" / "kcache.files").write_text(json.dumps(named) + "\n[1]\n" + json.dumps({"a": 1}))
+    named = {"../../precious": 9_000, str(precious): 9_000, "a": 9_000}
+    (cache / "K" / "kcache.files").write_text(json.dumps(named))
     os.utime(cache / "K", (0, 0))
     (cache / "L").mkdir()
     (cache / "L" / "kcache.files").symlink_to(precious)
-    (cache / "M").mkdir()
-    (cache / "M" / "kcache.files").write_text(json.dumps({"../../precious": 9_000}))
+    for number, odd in enumerate(('{"z": 1e400}', "[1]", '{"z": "large"}', "[" * 100_000)):
+        (cache / f"M{number}").mkdir()
+        (cache / f"M{number}" / "kcache.files").write_text(odd)
     for folder in ("L", "N"):
         LocalFiles(str(cache), 1_000).write(folder, {"a": bytes(900)})
     assert precious.read_text() == "data"
@@ -72,3 +73,23 @@ def test_what_is_written_while_another_counts_is_counted_later(
     now += GRACE + 1
     LocalFiles(str(tmp_path), 10_000, clock=lambda: now).write("THIRD", {"a": bytes(100)})
     assert sum(path.stat().st_size for path in tmp_path.glob("*/a")) <= 10_000
+
+
+def test_what_was_used_a_moment_ago_and_what_a_killed_process_left(tmp_path: Path) -> None:
+    """A folder that is used while others are deleted stays, and drafts go with their folder."""
+    now = 1e9
+    files = LocalFiles(str(tmp_path), 10_000, clock=lambda: now)
+    for folder in ("A", "B"):
+        files.write(folder, {"a": bytes(4_000)})
+        (tmp_path / folder / ".a.0123456789abcdef.tmp").write_bytes(bytes(3_000))
+        files.use(folder)
+    now += GRACE + 1
+    delete = files._delete
+
+    def use_and_delete(folder: str) -> None:
+        files.use("B")  # by another process
+        delete(folder)
+
+    files._delete = use_and_delete
+    files.write("C", {"a": bytes(9_000)})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["B", "C", "kcache.bytes"]

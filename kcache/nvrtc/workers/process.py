@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kcache.errors import KcacheError
 from kcache.nvrtc.workers.messages import BEGUN, Ask, Hello, Reply
-from kcache.util.child_process import children_are_elsewhere, isolated, without_dropin
+from kcache.util.child_process import ISOLATED, children_are_elsewhere, without_dropin
 from kcache.util.open_file import identity
 from kcache.util.wire import WireError, receive, send
 
@@ -151,7 +151,7 @@ class WorkerProcess:
         paths = (path for path in sys.path if isinstance(path, str))  # pyright: ignore[reportUnnecessaryIsInstance]
         folders = filter(None, map(_absolute, paths))
         self._process = Popen(
-            [interpreter(), *isolated(), "-c", _CODE, self.library, str(os.getpid()), *folders],
+            [interpreter(), *ISOLATED, "-c", _CODE, self.library, str(os.getpid()), *folders],
             stdin=self._fds[0],
             stdout=self._fds[3],
             stderr=self._fds[4],
