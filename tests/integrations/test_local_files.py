@@ -83,7 +83,7 @@ def test_what_was_used_a_moment_ago_and_what_a_killed_process_left(tmp_path: Pat
         files.write(folder, {"a": bytes(4_000)})
         (tmp_path / folder / ".a.0123456789abcdef.tmp").write_bytes(bytes(3_000))
         files.use(folder)
-    now += GRACE + 1
+        now += GRACE + 1
     delete = files._delete
 
     def use_and_delete(folder: str) -> None:
