@@ -111,7 +111,7 @@ class Entry:
     _blob: bytes
     #: How many seconds it took to make the payload; 0.0 if the entry doesn't say.
     cost: float
-    #: When its next use in memory is to be recorded in the backend; 0.0 before the first one.
+    #: When its next use in memory is to be recorded in the backend; 0.0 until it is kept there.
     due: float
     _parts: tuple[Mapping[str, bytes], Mapping[str, JSON]] | None
     #: An object that a frontend made from this entry, or None. It is kept here, but is no part of

@@ -159,6 +159,11 @@ class CacheEngine:
             if stored:
                 self.counters.add("puts")
                 if not self._no_memory:
+                    if entry.due:  # it is there under another key, which has uses of its own
+                        from copy import copy
+
+                        entry = copy(entry)
+                    entry.due = self._clock() + TOUCH_INTERVAL
                     self.memory.put(key, entry, len(blob))
                 return True
             self.counters.add("rejected")
@@ -304,8 +309,8 @@ class CacheEngine:
         if entry is None:
             return self._load(key, again=again), False
         if now >= entry.due:
-            first, entry.due = not entry.due, now + TOUCH_INTERVAL
-            if not (first or self.read_only):  # the first comes right after it was read or put
+            entry.due = now + TOUCH_INTERVAL
+            if not self.read_only:
                 with self._surviving("touch"):
                     self.backend.touch(key)
         return entry, True
@@ -357,6 +362,7 @@ class CacheEngine:
                 entry = open_envelope(blob, key, self._producer)
                 if not self._no_memory:
                     entry.payload  # noqa: B018  lets go of the envelope
+                    entry.due = self._clock() + TOUCH_INTERVAL
                     self.memory.put(key, entry, len(blob), unless_since=changes)
                 return entry
         except CorruptEntryError as error:

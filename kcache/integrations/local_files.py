@@ -167,8 +167,9 @@ def _sum_in(file: OwnFile) -> int:
     """Return the sum; if it is not known, more than any cap, so that all is counted again."""
     raw = pread(file.fd, 21, 0)
     if raw[20:] == _UNKNOWN:
-        pwrite(file.fd, b" ", 20)
-    return int(raw[:20]) if raw[:20].isdigit() and raw[20:] != _UNKNOWN else sys.maxsize
+        raw = b"?" * 20 + b" "  # in one step: who is killed before it has counted leaves no sum
+        pwrite(file.fd, raw, 0)
+    return int(raw[:20]) if raw[:20].isdigit() else sys.maxsize
 
 
 def is_name(name: str) -> bool:

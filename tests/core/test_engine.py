@@ -138,19 +138,21 @@ def test_memory_answers_and_records_the_use_once_a_minute() -> None:
     now = [0.0]
     backend = FaultyBackend()
     engine = CacheEngine(backend, memory_size=10**6, clock=lambda: now[0])
-    engine.put(key(1), entry())
+    shared = entry()
+    for number in (1, 2):
+        engine.put(key(number), shared)
     backend.calls.clear()
-    for _ in range(5):
-        assert engine.get(key(1)) == entry()
+    for number in (1, 2) * 5:
+        assert engine.get(key(number)) == entry()
     assert "use" not in backend.calls
     assert backend.calls.count("touch") <= 1
     for _ in range(3):
         now[0] += TOUCH_INTERVAL + 1
         backend.calls.clear()
-        for _ in range(5):
-            engine.get(key(1))
-        assert backend.calls.count("touch") == 1
-    assert engine.stats().memory_hits == engine.stats().hits == 20
+        for number in (1, 2) * 5:
+            engine.get(key(number))
+        assert backend.calls.count("touch") == 2  # each key's
+    assert engine.stats().memory_hits == engine.stats().hits == 40
 
 
 # -- races between a get that fills memory and what changes the entry ------------------------------

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import KERNEL, PTX, agreed, next_tick, python, write
+from nvrtc.reference import KERNEL, PTX, agreed, next_tick, python, working_directory, write
 
 import kcache
 from kcache.nvrtc.files import FRESH_NS, NO_STAMP, is_fresh, lasting, stamp_of
@@ -143,3 +143,36 @@ def test_a_verdict_stands_with_the_kernel_that_was_proven(cache, monkeypatch):
     assert cache.get_or_compile(source, (), PTX, source_name="/b/longer.cu").ptx == first.ptx
     now = cache.engine.get(first.key)
     assert ("proof" in now.metadata, now.payload["ptx"]) == (True, old.payload["ptx"])
+
+
+def test_a_directory_whose_first_survey_was_fresh(tree, cache):
+    """A header that appears beside a survey is seen by another process, too."""
+    (tree / "first").mkdir()
+    write(tree / "inc/n.h", "#define V 1\n")
+    options = PTX.replace(include_paths=["first", "inc"])
+    for value in (2, 3):
+        agreed(cache, SOURCE, options)
+        shadow = write(tree / "first/n.h", f"#define V {value}\n")
+        python(ELSEWHERE, tree, cache.directory, SOURCE, "first", "inc")
+        shadow.unlink()
+        with working_directory(tree):
+            agreed(cache, SOURCE, options)
+
+
+def test_stamps_of_merged_sets_belong_to_one_digest(tree, tmp_path, at_once):
+    """Header sets come from a layer while the header changes, and changes back."""
+    header = write(tree / "inc/n.h", "#define V 1\n")
+    options = PTX.replace(include_paths=["inc"])
+    with kcache.KernelCache(tmp_path / "layer") as layer:
+        for value in (1, 2):
+            next_tick()
+            header.write_text(f"#define V {value}\n")
+            agreed(layer, SOURCE, options)
+    remote = f"file://{tmp_path / 'layer'}?keep=1"
+    for value in (1, 2, 1):
+        next_tick()
+        header.write_text(f"#define V {value}\n")
+        with kcache.KernelCache(tmp_path / "cache", remote=remote) as cache:
+            agreed(cache, SOURCE, options)
+            assert agreed(cache, SOURCE, options).cached
+        python(ELSEWHERE, tree, tmp_path / "cache", SOURCE, "inc")

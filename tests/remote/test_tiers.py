@@ -1,5 +1,6 @@
 """Kernels through tiers: what one machine compiles, others get, whole or not at all."""
 
+import asyncio
 import os
 import shutil
 import struct
@@ -168,3 +169,15 @@ def test_another_checkout_hits_though_the_kernel_names_its_file(
         assert (stats.compiles, stats.remote_hits) == ((1, 0) if folder == "one" else (0, 1))
         assert client.flush(60)
     assert cubins[0] == cubins[1]
+
+
+def test_many_and_asynchronous_requests_ask_too(client: Client, tmp_path: Path) -> None:
+    requests = [kcache.CompileRequest(source(n), options=ARCH) for n in range(2)]
+    with machine(tmp_path / "a") as first:
+        first.compile_many(requests)
+        assert client.flush(60)
+    with machine(tmp_path / "b") as second, machine(tmp_path / "c") as third:
+        kernels = second.compile_many([*requests, requests[0]])
+        assert all(isinstance(k, kcache.CompiledKernel) and k.cached for k in kernels)
+        assert asyncio.run(third.aget_or_compile(source(1), options=ARCH)).cached
+        assert second.stats().compiles == third.stats().compiles == 0

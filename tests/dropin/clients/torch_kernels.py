@@ -19,12 +19,8 @@ say("torch.cuda._compile_kernel", y)
 code = "template <typename T> T f(T x, T y, T s) { return s * x + y * y; }"
 jitted = torch.cuda.jiterator._create_jit_fn(code, s=2.0)
 say("jiterator", jitted(x, x))
-say("jiterator, another type", jitted(x.double(), x.double(), s=3.0))
 for name in ("bessel_j0", "airy_ai", "i0e", "log_ndtr"):
     say(f"torch.special.{name}", getattr(torch.special, name)(x.abs() + 0.1))
-numbers = torch.arange(100, device="cuda")
-say("torch.gcd", torch.gcd(numbers, numbers + 7))
-say("complex", torch.view_as_real(torch.sigmoid(x.to(torch.complex64))))
 
 
 @torch.jit.script
