@@ -276,6 +276,7 @@ class Uploads:
         self._remote = remote
         self._done = done
         self._pool = ThreadPoolExecutor(THREADS)
+        self._adding = threading.Lock()
         #: What waits or is under way, and its bytes.
         self._sizes: dict[Future[None], int] = {}
 
@@ -286,13 +287,16 @@ class Uploads:
 
     def add(self, upload: Upload) -> None:
         """Queue an upload; drop and count it if the queue is full."""
-        size = upload.size + sum(list(self._sizes.values()))
-        if self.pending >= MAX_WAITING or size > MAX_BYTES:
+        future: Future[None] = Future()
+        with self._adding:
+            size = upload.size + sum(list(self._sizes.values()))
+            has_room = self.pending < MAX_WAITING and size <= MAX_BYTES
+            if has_room:
+                self._sizes[future] = upload.size
+        if not has_room:
             self._remote.counts.add("dropped")
             self._done(upload)
             return
-        future: Future[None] = Future()
-        self._sizes[future] = upload.size
         future.add_done_callback(self._sizes.pop)
         with suppress(RuntimeError):  # no thread can start: it waits for the next upload
             self._pool.submit(self._upload, upload, future)
