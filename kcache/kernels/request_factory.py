@@ -13,8 +13,8 @@ from kcache.util import log
 from kcache.util.memory_tier import MemoryTier
 
 if TYPE_CHECKING:
-    from kcache.kernels.recording import RequestRecorder
     from kcache.nvrtc.request import Caller, CompileRequest, Request
+    from kcache.warm.recording import RequestRecorder
 
 #: How many bytes a remembered request is charged in addition to its source text.
 _REQUEST_OVERHEAD = 2048
@@ -117,7 +117,7 @@ class Requests:
 
     def record(self, path: str | os.PathLike[str]) -> RequestRecorder:
         """Record every request into a file, until the recorder that this returns is closed."""
-        from kcache.kernels.recording import RequestRecorder  # few programs record their requests
+        from kcache.warm.recording import RequestRecorder  # few programs record their requests
 
         recorder = RequestRecorder(path)
         self.recorders = (*(each for each in self.recorders if not each.closed), recorder)

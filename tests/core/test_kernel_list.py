@@ -11,9 +11,9 @@ import pytest
 from core.helpers import fork, wait
 
 from kcache import CompileOptions, ConfigError
-from kcache.kernels.kernel_list import ListedKernel, read_list
-from kcache.kernels.recording import RequestRecorder
 from kcache.nvrtc.request import Request
+from kcache.warm.kernel_list import ListedKernel, read_list
+from kcache.warm.recording import RequestRecorder
 
 KERNEL = "__global__ void k() {}\n"
 INCLUDING = '#include "scale.cuh"\n' + KERNEL

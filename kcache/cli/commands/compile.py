@@ -38,11 +38,11 @@ from kcache.cli.terminal import (
     write_output,
 )
 from kcache.errors import CompileError, ConfigError
-from kcache.kernels.kernel_list import seen_from
 from kcache.nvrtc.options import parse_arch
 from kcache.nvrtc.request import as_text
 from kcache.util.gpu_code import kernels_in
 from kcache.util.units import counted, format_size, format_time
+from kcache.warm.kernel_list import seen_from
 
 if TYPE_CHECKING:
     from kcache import CompiledKernel, KernelCache

@@ -15,13 +15,13 @@ from kcache.cli.options import directory_option, flag, json_option, repeatable
 from kcache.cli.terminal import columns, interruptible, progress, say, show
 from kcache.config import Config
 from kcache.errors import CompileError
-from kcache.kernels.kernel_list import read_list
 from kcache.nvrtc.workers.slots import usable_cores
 from kcache.util.units import counted, format_size, format_time
+from kcache.warm.kernel_list import read_list
 
 if TYPE_CHECKING:
     from kcache import CompiledKernel, KernelCache
-    from kcache.kernels.kernel_list import ListedKernel
+    from kcache.warm.kernel_list import ListedKernel
 
 
 @click.command(short_help="Compile a list of kernels ahead of time.")

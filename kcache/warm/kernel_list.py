@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 from kcache.errors import ConfigError
-from kcache.kernels.recording import MARK, read_recording
 from kcache.nvrtc.inventory import DEFAULT_NAMES, title_of
 from kcache.nvrtc.options import CompileOptions, Option, parse_arch, parse_options
 from kcache.nvrtc.request import DEFAULT_NAME, CompileRequest, Request, as_text, read_source
 from kcache.util.gpu_code import kernels_in
 from kcache.util.hints import did_you_mean
+from kcache.warm.recording import MARK, read_recording
 
 _OPTIONS = tuple(name for name in CompileOptions._fields if name != "arch")
 #: The fields that `defaults` may hold, and the further fields of a kernel.
