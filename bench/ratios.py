@@ -122,7 +122,7 @@ def _draw(evidence: Evidence, folder: Path) -> int:
 
         return len(write_charts(all_charts(evidence), folder))
     except ImportError as error:
-        print(f"no charts: {error}; install the extra `bench`", file=sys.stderr)
+        print(f"no charts: {error}; the dependency group `bench` has Matplotlib", file=sys.stderr)
         return 0
 
 

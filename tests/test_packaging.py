@@ -19,6 +19,7 @@ from kcache.dropin import build as dropin
 from kcache.util.hints import NAME, PUBLISHED
 
 ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PACKAGES = {"kcache", "kcache_backends"}
 # Built in a process of its own: the build backend works on the current directory.
 BUILD = "import sys, hatchling.build as b; print(getattr(b, sys.argv[1])(sys.argv[2]))"
@@ -123,10 +124,11 @@ def test_wheel_holds_every_source_and_nothing_else(wheel_names: set[str]) -> Non
 
 def test_sdist_holds_what_building_testing_and_reading_need(sdist_names: set[str]) -> None:
     top = {name.partition("/")[0] for name in sdist_names}
-    pages = {"ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md"}
-    files = {"LICENSE", "PKG-INFO", "hatch_build.py", "pyproject.toml", "tox.ini"}
+    pages = {"ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md"}
+    pages |= {"README.md", "SECURITY.md"}
+    files = {"CITATION.cff", "LICENSE", "PKG-INFO", "hatch_build.py", "pyproject.toml", "tox.ini"}
     needed = pages | files | {"kcache", "backends", "tests", "docs", "examples"}
-    assert needed <= top <= needed | {"bench", ".ci", ".gitignore"}
+    assert needed <= top <= needed | {"bench", ".ci", ".github", ".gitignore"}
     assert not [name for name in sdist_names if name.endswith(".pyc")]
 
 
@@ -155,12 +157,38 @@ def test_every_declared_backend_opens_by_its_name(tmp_path: Path) -> None:
 
 
 def test_extras_are_those_of_the_documentation() -> None:
-    declared = set(distribution("kcache-cuda").metadata.get_all("Provides-Extra") or ())
+    declared = PROJECT["project"]["optional-dependencies"].keys()
     users = {"all", "cli", "cu12", "cu13", "demo", "launch", "testing"}
     users |= {"http", "redis", "remote", "s3", "signing"}
-    assert declared == users | {"bench", "docs", "test"}
+    assert declared == users
     page = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
     assert {extra for extra in users if f"`{extra}`" not in page} == set()
+
+
+def test_groups_name_no_package_of_ours() -> None:
+    """They are installed before the package is built, so an index would be asked for it."""
+    groups = PROJECT["dependency-groups"]
+    assert groups.keys() == {"bench", "docs", "test"}
+    assert [line for group in groups.values() for line in group if line.startswith("kcache")] == []
+
+
+def test_classifiers_name_the_pythons_that_tox_runs() -> None:
+    classifiers = PROJECT["project"]["classifiers"]
+    stated = set(re.findall(r":: (3\.\d+)", "\n".join(classifiers)))
+    environments = re.findall(r"^    py3(\d+)$", (ROOT / "tox.ini").read_text("utf-8"), re.M)
+    assert stated <= {"3.11"} | {f"3.{minor}" for minor in environments}
+    assert PROJECT["project"]["requires-python"] == ">=3.11"
+
+
+def test_the_repository_has_one_address() -> None:
+    """`.example` is reserved (RFC 2606): a placeholder, until the project is published."""
+    addresses = set(PROJECT["project"]["urls"].values())
+    address = min(addresses, key=len)
+    assert all(each.startswith(address) for each in addresses)
+    assert address.startswith("https://kcache.example/") is not PUBLISHED
+    done = run("git", "grep", "-l", "--fixed-strings", address, cwd=ROOT)
+    if done.returncode == 0:
+        assert done.stdout.split() == ["pyproject.toml"]
 
 
 def test_readme_shows_the_command_that_ci_runs() -> None:
@@ -186,6 +214,4 @@ def test_nothing_installs_it_by_name() -> None:
 
 
 def test_import_packages_are_those_that_the_linter_knows() -> None:
-    with (ROOT / "pyproject.toml").open("rb") as file:
-        settings = tomllib.load(file)
-    assert set(settings["tool"]["importlinter"]["root_packages"]) == PACKAGES
+    assert set(PROJECT["tool"]["importlinter"]["root_packages"]) == PACKAGES

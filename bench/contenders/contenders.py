@@ -178,4 +178,4 @@ def peer_module(submodule: str = "") -> ModuleType:
     try:
         return import_module("cuda.core" + submodule)
     except ModuleNotFoundError as error:
-        raise RuntimeError('cuda.core is not installed; install the extra "bench"') from error
+        raise RuntimeError('cuda.core is not installed; install the extra "launch"') from error

@@ -16,7 +16,7 @@ STD = "c++17"
 
 
 class MissingHeadersError(RuntimeError):
-    """A case needs headers from a wheel that is not installed; the text names the extra."""
+    """A case needs headers from a wheel that is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,6 @@ class Recipe:
 
     names: tuple[str, ...]
     headers: tuple[Headers, ...] = ()
-    extra: str = ""
     extra_options: tuple[str, ...] = ()
 
 
@@ -76,13 +75,12 @@ class Case:
 
 RECIPES = {
     "trivial": Recipe(("axpy<float>",)),
-    "attention": Recipe(("attention<64, 64, 64, true>",), (CCCL, RUNTIME, CRT), "bench"),
-    "cub_reduce": Recipe(("block_sum<float, 256, 4>",), (CCCL,), "demo"),
-    "cub_radix_sort": Recipe(("block_sort<unsigned int, int, 128, 8>",), (CCCL,), "demo"),
+    "attention": Recipe(("attention<64, 64, 64, true>",), (CCCL, RUNTIME, CRT)),
+    "cub_reduce": Recipe(("block_sum<float, 256, 4>",), (CCCL,)),
+    "cub_radix_sort": Recipe(("block_sort<unsigned int, int, 128, 8>",), (CCCL,)),
     "cutlass_gemm": Recipe(
         ("gemm<128, 128, 32, 64, 64, 3>",),
         (CUTLASS, CCCL, CCCL_ROOT, RUNTIME, CRT),
-        "bench",
         ("--device-as-default-execution-space",),
     ),
 }
@@ -162,6 +160,6 @@ def _include_dirs(name: str, recipe: Recipe) -> tuple[Path, ...]:
     if missing:
         raise MissingHeadersError(
             f"the case {name!r} needs headers of {', '.join(missing)}, not installed here;"
-            f' install the extra "{recipe.extra}", in a checkout: pip install ".[{recipe.extra}]"'
+            f" the dependency group `bench` has them"
         )
     return tuple(dict.fromkeys(path for path in found.values() if path is not None))

@@ -1,6 +1,6 @@
 """The documentation as a site: it builds without a warning, so every link in it leads somewhere.
 
-Building needs the extra `docs`. Nothing here uses a network: where links
+Building needs the dependency group `docs`. Nothing here uses a network: where links
 to other sites lead is checked by `sphinx-build -b linkcheck docs OUT`, by hand.
 """
 
@@ -16,7 +16,7 @@ from core.helpers import run
 from docs.pages import DOCS, ROOT, prose
 
 if not all(map(find_spec, ("sphinx", "myst_parser", "furo"))):
-    pytest.skip("the extra docs is not installed", allow_module_level=True)
+    pytest.skip("the dependency group docs is not installed", allow_module_level=True)
 
 pytestmark = pytest.mark.timeout(900)
 
