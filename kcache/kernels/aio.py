@@ -6,11 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kcache.engine.single_flight import copied
-from kcache.errors import CompileError
+from kcache.errors import CompileError, ConfigError
+from kcache.kernels.request_factory import with_target
 from kcache.nvrtc.workers.slots import usable_cores
 from kcache.util.forks import after_fork
 
@@ -147,9 +149,12 @@ def _run(pool: ThreadPoolExecutor, work: Callable[[], T]) -> asyncio.Future[T]:
 
 
 def _frozen(asked: CompileRequest) -> CompileRequest:
-    """Return the request, safe from changes by the caller."""
-    names, headers = asked.names, asked.headers
+    """Return the request, safe from changes by the caller, for this thread's current GPU."""
+    names, options, headers = asked.names, asked.options, asked.headers
+    with suppress(ConfigError, AttributeError):  # `Requests` names what is wrong
+        options = with_target(options)
     return asked._replace(
         names=tuple(names) if isinstance(names, list) else names,
+        options=options,
         headers={**headers} if isinstance(headers, Mapping) else headers,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from kcache.config import compiler_variables
@@ -83,9 +84,9 @@ class Requests:
         if not (headers or extra_key):
             try:
                 expressions = names if isinstance(names, (str, tuple)) else tuple(names)
-                call = (source, expressions, options, source_name, caller)
+                call = (source, expressions, options, gpu_arch(options), source_name, caller)
                 request = self._known.get(call)
-            except TypeError:  # wrong types; `Request.make` names them
+            except (TypeError, AttributeError, ConfigError):  # the checks below name what is wrong
                 call = None
         # What a request depends on may have changed: the working directory, and variables.
         if (
@@ -202,13 +203,29 @@ def with_target(options: CompileOptions | None) -> CompileOptions:
     Raises:
         ConfigError: there is no GPU.
     """
-    if options is None:
-        options = CompileOptions()
-    if options.target is None:
-        from kcache.util.cuda_driver import current_arch
+    arch = gpu_arch(options)
+    options = CompileOptions() if options is None else options
+    return options if arch is None else options.replace(arch=arch)
 
-        options = options.replace(arch=current_arch())
-    return options
+
+def gpu_arch(options: CompileOptions | None) -> str | None:
+    """Return the current GPU's architecture, or None if the options name one.
+
+    Raises:
+        ConfigError: there is no GPU.
+    """
+    if options is None or (
+        options.arch is None and not (options.extra_options and options.target is not None)
+    ):
+        return _from_driver()()
+    return None
+
+
+@functools.cache
+def _from_driver() -> Callable[[], str]:
+    from kcache.util import cuda_driver  # loads ctypes, which takes a fresh process 2 ms
+
+    return cuda_driver.current_arch
 
 
 def compile_to_ptx(

@@ -88,14 +88,12 @@ def current_arch() -> str:
     Raises:
         ConfigError: there is no driver or no GPU.
     """
+    device = ctypes.c_int()
     try:
-        driver = _driver()
+        code = _driver().cuCtxGetDevice(ctypes.byref(device))
     except DeviceError:
         raise ConfigError(_NONE.format("there is no CUDA driver to ask for the GPU's")) from None
-    device = ctypes.c_int(0)
-    if driver.cuCtxGetDevice(ctypes.byref(device)) != 0:
-        device.value = 0
-    return _arch_of(device.value)
+    return _arch_of(0 if code else device.value)
 
 
 @functools.cache

@@ -270,3 +270,29 @@ assert model.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, 1) == 0
 print(current_arch())
 """
     assert run(code) == ["sm_90", "sm_80"]
+
+
+def test_each_gpu_gets_its_own_kernel(run: Run, tmp_path: Path) -> None:
+    code = f"""
+import asyncio
+del os.environ["LD_LIBRARY_PATH"]  # NVRTC in a worker asks a driver for more than the model has
+os.environ["KCACHE_DIR"] = {str(tmp_path / "cache")!r}
+cache, source = kcache.KernelCache(), 'extern "C" __global__ void none() {{}}'
+
+def targets():
+    for kernel in (
+        cache.get_or_compile(source),
+        cache.get_or_compile(source, (), kcache.CompileOptions(std=17)),
+        cache.lookup(source),
+        cache.get_or_compile(source),
+        kcache.compile(source),
+        *cache.compile_many([source]),
+        asyncio.run(cache.aget_or_compile(source)),
+    ):
+        yield kernel.ptx.partition(b".target ")[2][:5].decode()
+
+print(*targets())
+assert model.cuCtxCreate_v2(ctypes.byref(ctypes.c_void_p()), 0, 1) == 0
+print(*targets())
+"""
+    assert run(code) == ["sm_90 " * 6 + "sm_90", "sm_80 " * 6 + "sm_80"]
