@@ -31,7 +31,7 @@ import json
 import struct
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import xxhash
 
@@ -331,3 +331,19 @@ def producer_of(blob: bytes) -> bytes:
         return b""
     length: int = _unpack_header(blob)[6]
     return blob[_HEADER_SIZE : _HEADER_SIZE + length]
+
+
+class Candidate(NamedTuple):
+    """An envelope that a tier has under a key. The caller decodes it, which checks it.
+
+    Attributes:
+        key: the key under which the tier has it.
+        envelope: the bytes.
+        keep: whether the entry is stored in the user's own cache if it is used.
+        problem: why the envelope can't be used, as far as the tier knows.
+    """
+
+    key: str
+    envelope: bytes
+    keep: bool
+    problem: CorruptEntryError | None = None

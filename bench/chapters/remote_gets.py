@@ -21,9 +21,9 @@ from kcache.entry import Entry, encode
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.nvrtc import PRODUCER
 from kcache.remote.address import parse_addresses
-from kcache.remote.protocol import Upload
-from kcache.remote.remote_client import Stored, open_client
+from kcache.remote.daemon_protocol import Upload
 from kcache.remote.signing import Sealer, make_keys, make_sealer, write_keys
+from kcache.remote.storage import Stored, open_storage
 
 VALUE = os.urandom(100 * KIB)
 LIMIT = 1 << 20
@@ -70,7 +70,7 @@ def _compared(
     sealers: dict[str, Sealer],
 ) -> Found:
     (parsed,) = parse_addresses(f"{address}?timeout=60&connect_timeout=60", name="remote")
-    client = open_client(parsed)
+    client = open_storage(parsed)
     asks = {BARE: bare(VALUE)}
     for number, (kind, sealer) in enumerate(sealers.items()):
         key = f"{number:02x}" * 32

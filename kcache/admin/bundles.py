@@ -20,7 +20,14 @@ from kcache.errors import BackendError, BundleError, ConfigError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, MANIFEST, Item, Opened, look_at, look_into
 from kcache.nvrtc.manifest import MAX_SETS, Manifest, StoredHeaderSet
-from kcache.remote.bundle import HEAD_SIZE, MAX_VALUE, Bundle, is_bundle, is_head, write_bundle
+from kcache.readonly.bundle_file import (
+    HEAD_SIZE,
+    MAX_VALUE,
+    Bundle,
+    is_bundle,
+    is_head,
+    write_bundle,
+)
 from kcache.remote.signing import SEAL_ROOM, make_sealer
 from kcache.util import log
 from kcache.util.open_file import replacing

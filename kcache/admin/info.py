@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kcache.engine.stats import FIELDS, Stats
 from kcache.errors import KcacheError
 from kcache.nvrtc.inventory import KERNEL, MANIFEST, items
-from kcache.remote.protocol import COUNTS
+from kcache.remote.daemon_protocol import COUNTS
 from kcache.util.units import counted, format_size, format_time
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from kcache.util.wire import WireError, split_texts
 
 if TYPE_CHECKING:
     from kcache.dropin.answering import Answering
-    from kcache.remote import client as remote_client
+    from kcache.remote import daemon_client
     from kcache.service.server import Client
 
 #: Seconds that a service outlives its program in order to say which remotes do not answer.
@@ -92,7 +92,7 @@ class Programs:
     def __init__(self, settings: dict[str, str]) -> None:
         self.counts = Counts()
         self.complaining: threading.Thread | None = None
-        self.remotes: remote_client.Client | None = None
+        self.remotes: daemon_client.DaemonClient | None = None
         self._settings = settings
         self._answering: Answering | None = None
         self._making = threading.Lock()

@@ -15,15 +15,15 @@ from kcache.errors import BackendError
 from kcache.kernels.find import RequestCounts
 from kcache.kernels.sources import sound_entries
 from kcache.kernels.tiers import open_layers, open_remotes
-from kcache.remote.layer import Layers
-from kcache.remote.protocol import Upload
-from kcache.remote.remote_client import RemoteError
+from kcache.readonly.directory_tier import ReadOnlyTiers
+from kcache.remote.daemon_protocol import Upload
+from kcache.remote.storage import RemoteError
 from kcache.util import log
 
 if TYPE_CHECKING:
     import os
 
-    from kcache.remote.layer import Source
+    from kcache.readonly.directory_tier import Tier
 
 T = TypeVar("T")
 
@@ -74,8 +74,8 @@ class EngineEntries:
         self.engine = engine_of(opened, config.memory_size.value, producer=self._producer)
         self._counts = RequestCounts(self.engine.counters, misses=not config.disable.value)
         layers = [] if self.disabled else open_layers(config)
-        below = Layers(layers, partial(self.engine.report, "layer"))
-        self._sources: list[tuple[Source, str]] = [(below, "layer_hits")]
+        below = ReadOnlyTiers(layers, partial(self.engine.report, "layer"))
+        self._sources: list[tuple[Tier, str]] = [(below, "layer_hits")]
         self._remotes = open_remotes(config)
         if self._remotes is not None:
             self._sources.append((self._remotes, "remote_hits"))

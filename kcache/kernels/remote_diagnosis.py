@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from kcache.admin.doctor import OK, PROBLEM, WARNING, Finding
 from kcache.errors import ConfigError, KcacheError
 from kcache.kernels.tiers import open_layer, remotes_socket
-from kcache.remote.protocol import Counts
-from kcache.remote.remote import Remote, TimeLimit
-from kcache.remote.remote_client import RemoteError
+from kcache.remote.daemon_protocol import Counts
+from kcache.remote.guarded_storage import GuardedStorage, TimeLimit
 from kcache.remote.signing import Sealer, make_sealer
+from kcache.remote.storage import RemoteError
 from kcache.util.units import format_time
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _remote(address: Address, key_file: str | None) -> Finding:
         sealers.append(make_sealer(key_file))
         return sealers[0]
 
-    remote = Remote(address, sealer, Counts())
+    remote = GuardedStorage(address, sealer, Counts())
     started = time.monotonic()
     try:
         remote.get(secrets.token_hex(32))

@@ -9,15 +9,15 @@ from kcache.entry import Entry, encode
 from kcache.errors import ConfigError
 from kcache.kernels.sources import SourceKernels
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
-from kcache.remote.client import Lease
-from kcache.remote.protocol import Upload
-from kcache.remote.remote_client import RemoteError
+from kcache.remote.daemon_client import Lease
+from kcache.remote.daemon_protocol import Upload
+from kcache.remote.storage import RemoteError
 
 if TYPE_CHECKING:
     from kcache.kernels.find import Finder
     from kcache.kernels.sources import Found
     from kcache.nvrtc.request import Request
-    from kcache.remote.client import Client
+    from kcache.remote.daemon_client import DaemonClient
 
 #: Seconds between two looks while another machine compiles. The pause grows from the first value to
 #: the second.
@@ -31,7 +31,7 @@ class RemoteKernels:
 
     If anything fails, the kernel is compiled.
 
-    Threads: safe to share. Fork: as `Client`.
+    Threads: safe to share. Fork: as `DaemonClient`.
 
     Args:
         finder: of the local cache, which keeps the kernels that are found.
@@ -39,7 +39,7 @@ class RemoteKernels:
         wait: seconds to wait at most for a lease of another machine.
     """
 
-    def __init__(self, finder: Finder, client: Client, *, wait: float) -> None:
+    def __init__(self, finder: Finder, client: DaemonClient, *, wait: float) -> None:
         self._finder = finder
         self.client = client
         self._kernels = SourceKernels(finder, client, "remote_hits")

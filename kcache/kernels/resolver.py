@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.frontend import Frontend
     from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
     from kcache.nvrtc.request import Request
-    from kcache.remote.client import Lease
+    from kcache.remote.daemon_client import Lease
 
 
 class Resolver:

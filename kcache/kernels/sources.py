@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.find import Finder
     from kcache.nvrtc.request import Request
-    from kcache.remote.layer import Source
+    from kcache.readonly.directory_tier import Tier
 
 #: A kernel, and the header set that holds here; None if there are no headers, or they are unknown.
 Found: TypeAlias = "tuple[CompiledKernel, StoredHeaderSet | None]"
@@ -39,7 +39,7 @@ class SourceKernels:
         count: the count of the hits in it.
     """
 
-    def __init__(self, finder: Finder, source: Source, count: str) -> None:
+    def __init__(self, finder: Finder, source: Tier, count: str) -> None:
         self._finder = finder
         self._source = source
         self._count = count
@@ -136,7 +136,7 @@ class SourceKernels:
 
 
 def sound_entries(
-    source: Source,
+    source: Tier,
     keys: Sequence[str],
     producer: str,
     refuse: Callable[[str, CorruptEntryError], object],

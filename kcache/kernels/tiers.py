@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from kcache.kernels.find import Finder
     from kcache.kernels.remotes import RemoteKernels
     from kcache.kernels.sources import SourceKernels
+    from kcache.readonly.directory_tier import ReadOnlyTier
     from kcache.remote.address import Address
-    from kcache.remote.client import Client
-    from kcache.remote.layer import Layer
-    from kcache.remote.protocol import Setup
+    from kcache.remote.daemon_client import DaemonClient
+    from kcache.remote.daemon_protocol import Setup
 
 
 def layers_below(finder: Finder, config: Config) -> SourceKernels | None:
@@ -39,13 +39,13 @@ def layers_below(finder: Finder, config: Config) -> SourceKernels | None:
     if not layers:
         return None
     from kcache.kernels.sources import SourceKernels
-    from kcache.remote.layer import Layers
+    from kcache.readonly.directory_tier import ReadOnlyTiers
 
-    source = Layers(layers, partial(finder.engine.report, "layer"))
+    source = ReadOnlyTiers(layers, partial(finder.engine.report, "layer"))
     return SourceKernels(finder, source, "layer_hits")
 
 
-def open_layers(config: Config) -> list[Layer]:
+def open_layers(config: Config) -> list[ReadOnlyTier]:
     """Return the layers that the settings name, in order.
 
     A layer that can't be used is left out, with a warning.
@@ -55,7 +55,7 @@ def open_layers(config: Config) -> list[Layer]:
     """
     addresses, source = config.remote
     key_file = config.signing_key_file.value
-    layers: list[Layer] = []
+    layers: list[ReadOnlyTier] = []
     for address in addresses:
         if address.kind != "layer":
             continue
@@ -68,18 +68,18 @@ def open_layers(config: Config) -> list[Layer]:
     return layers
 
 
-def open_layer(address: Address, key_file: str | None) -> Layer:
+def open_layer(address: Address, key_file: str | None) -> ReadOnlyTier:
     """Return the layer at an address; with a key file, a bundle has to be signed.
 
     Raises:
         ConfigError, BackendError, OSError: it can't be used.
     """
-    from kcache.remote.layer import DirectoryLayer
+    from kcache.readonly.directory_tier import DirectoryTier
 
     path = address.path
     require_safe_layer(path)
     if os.path.isfile(path):
-        from kcache.remote.bundle import Bundle, is_bundle
+        from kcache.readonly.bundle_file import Bundle, is_bundle
         from kcache.remote.signing import make_sealer
 
         if not is_bundle(path):
@@ -95,7 +95,7 @@ def open_layer(address: Address, key_file: str | None) -> Layer:
         open_backend(name, files.backend(name), max_size=READ_SIZE, read_only=True)
         for name in found
     ]
-    return DirectoryLayer(path, backends, keep=address.keep)
+    return DirectoryTier(path, backends, keep=address.keep)
 
 
 def build_remotes(finder: Finder, config: Config) -> RemoteKernels | None:
@@ -108,20 +108,24 @@ def build_remotes(finder: Finder, config: Config) -> RemoteKernels | None:
     return RemoteKernels(finder, client, wait=config.wait.value)
 
 
-def open_remotes(config: Config, warn: Callable[[str], object] = log.warning_once) -> Client | None:
+def open_remotes(
+    config: Config, warn: Callable[[str], object] = log.warning_once
+) -> DaemonClient | None:
     """Return a client of the service for the remotes that the settings name, or None if none."""
     setup = _setup(config)
     if setup is None or config.disable.value:
         return None
-    from kcache.remote.client import Client
+    from kcache.remote.daemon_client import DaemonClient
     from kcache.service.start import path_of
 
     variables = without_dropin(environment.variables())
     variables.pop("KCACHE_REMOTE", None)  # the service gets the addresses through a pipe
-    return Client(setup, lambda: path_of(setup.service(), variables), variables, warn=warn)
+    return DaemonClient(setup, lambda: path_of(setup.service(), variables), variables, warn=warn)
 
 
-def tell_of_remotes(config: Config, group: int, tell: Callable[[str], object]) -> Client | None:
+def tell_of_remotes(
+    config: Config, group: int, tell: Callable[[str], object]
+) -> DaemonClient | None:
     """Ask the remotes that the settings name, and tell which ones do not answer.
 
     As long as the client that is returned is open, the group is not told again.
@@ -171,7 +175,7 @@ def _setup(config: Config) -> Setup | None:
     addresses = tuple(each for each in config.remote.value if each.kind != "layer")
     if not addresses:
         return None
-    from kcache.remote.protocol import Setup
+    from kcache.remote.daemon_protocol import Setup
 
     return Setup(addresses, _followed(config), environment.remote_variables())
 

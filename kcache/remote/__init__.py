@@ -1,1 +1,1 @@
-"""Layers and remotes behind the local cache: directories, HTTP servers, Redis, object stores."""
+"""Remotes behind the local cache: HTTP servers, Redis, object stores, and their daemon."""

@@ -1,4 +1,4 @@
-"""HttpClient: a remote behind HTTP: nginx with WebDAV, bazel-remote, a gateway to an object store.
+"""HttpStorage: a remote behind HTTP: nginx with WebDAV, bazel-remote, a gateway to an object store.
 
 It uses GET and PUT, like ccache's and Bazel's HTTP caches. The address `https://host/path` and a
 key make `https://host/path/ab/cdef...` (`layout=subdirs`, the default),
@@ -27,7 +27,7 @@ from kcache._version import __version__
 from kcache.environment import proxy_for
 from kcache.errors import ConfigError
 from kcache.remote.credentials import authorization
-from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong, Stored
+from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Stored
 
 if TYPE_CHECKING:
     from kcache.remote.address import Address
@@ -53,7 +53,7 @@ class _Origin(NamedTuple):
     port: int
 
 
-class HttpClient:
+class HttpStorage:
     """Values by HTTP.
 
     Threads: safe to share. Fork: only for the service, which does not fork. A server that does not

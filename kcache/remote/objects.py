@@ -1,4 +1,4 @@
-"""ObjectsClient: a remote in S3 or a compatible store, Google Cloud Storage or Azure, by obstore.
+"""ObjectStorage: a remote in S3 or a compatible store, Google Cloud Storage or Azure, by obstore.
 
 The address `s3://bucket/prefix` and a key make the object `prefix/ab/cdef...`. Credentials come
 from the environment (`AWS_...`, `GOOGLE_...`, `AZURE_...`), for S3 also from `~/.aws/credentials`,
@@ -24,7 +24,7 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from kcache.config import variable
 from kcache.errors import ConfigError
 from kcache.remote.credentials import content_of
-from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong, Stored
+from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Stored
 
 if TYPE_CHECKING:
     from kcache.remote.address import Address
@@ -43,7 +43,7 @@ _LATE = re.compile("timed out|TimedOut|kind: Timeout")
 _MOST_TEXT = 300
 
 
-class ObjectsClient:
+class ObjectStorage:
     """Values as objects in a bucket.
 
     Threads: safe to share. Fork: only for the service, which does not fork. A service that knows no

@@ -1,4 +1,4 @@
-"""RedisClient: a remote in Redis or Valkey, one server or a cluster, by redis-py.
+"""RedisStorage: a remote in Redis or Valkey, one server or a cluster, by redis-py.
 
 The address `redis://user:password@host:port/db/prefix` keeps a value under `kcache:prefix:KEY`. The
 commands are GETRANGE, SET, and EVAL with GET, DEL and PEXPIRE; a user who may not EVAL can neither
@@ -20,7 +20,7 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
 from kcache.remote.credentials import content_of, read_secret
-from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong, Stored
+from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Stored
 from kcache.util.units import parse_age
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ return redis.call(ARGV[2], KEYS[1], unpack(ARGV, 3))
 """
 
 
-class RedisClient:
+class RedisStorage:
     """Values and leases in Redis or Valkey.
 
     Threads: safe to share; each thread has a connection while it asks. Fork: only for the service,

@@ -15,7 +15,7 @@ from kcache import Entry
 from kcache.entry import encode
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
-from kcache.remote.bundle import write_bundle
+from kcache.readonly.bundle_file import write_bundle
 
 REQUEST = key("request")
 

@@ -25,7 +25,7 @@ from core.helpers import fork, umask, wait
 import kcache
 from kcache import BundleError, Entry, KernelCache
 from kcache.nvrtc.manifest import Manifest
-from kcache.remote.bundle import Bundle
+from kcache.readonly.bundle_file import Bundle
 from kcache.remote.signing import Sealer, make_keys, write_keys
 
 

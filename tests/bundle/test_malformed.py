@@ -13,7 +13,7 @@ from core.helpers import output_of
 import kcache
 from kcache import BundleError, Entry, KernelCache
 from kcache.entry import encode
-from kcache.remote.bundle import Bundle
+from kcache.readonly.bundle_file import Bundle
 from kcache.remote.signing import Sealer
 
 
@@ -179,8 +179,8 @@ def test_absurd_sizes_take_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "huge.kcb"
     path.write_bytes(written([(key(1), b"x")], tmp_path, statement))
     code = """
-import resource, sys, kcache, kcache.admin.bundles, kcache.remote.bundle, sqlite3
-kcache.remote.bundle.MAX_VALUE = 19_000_000
+import resource, sys, kcache, kcache.admin.bundles, kcache.readonly.bundle_file, sqlite3
+kcache.readonly.bundle_file.MAX_VALUE = 19_000_000
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     kcache.verify_bundle(sys.argv[1])

@@ -19,7 +19,7 @@ from kcache.engine.journal import EVENTS, Journal
 from kcache.entry import FORMAT_VERSION, MAX_SECTIONS, decode, encode
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.manifest import MAX_SETS, Manifest
-from kcache.remote.bundle import MAX_VALUE
+from kcache.readonly.bundle_file import MAX_VALUE
 from kcache_backends.file import FileBackend
 from kcache_backends.zstd import ZstdBackend
 

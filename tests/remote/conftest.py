@@ -10,7 +10,7 @@ from remote import servers
 from remote.fakes import NO_HURRY, Open, opened
 from remote.machines import Machines
 
-from kcache.remote.remote_client import RemoteClient
+from kcache.remote.storage import Storage
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def store() -> Iterator[Open]:
     """Opens clients of addresses, and closes them after the test."""
     with ExitStack() as stack:
 
-        def opens(url: str, more: str = NO_HURRY) -> RemoteClient:
+        def opens(url: str, more: str = NO_HURRY) -> Storage:
             separator = "&" if "?" in url else "?"
             return stack.enter_context(opened(f"{url}{separator}{more}"))
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from kcache.entry import Entry, encode
 from kcache.remote.address import Address, parse_addresses
-from kcache.remote.client import Client
-from kcache.remote.protocol import Counts, Setup
-from kcache.remote.remote import Remote
-from kcache.remote.remote_client import RemoteClient, RemoteTooLong, Stored, open_client
-from kcache.remote.remotes import Remotes
+from kcache.remote.daemon import RemoteDaemon
+from kcache.remote.daemon_client import DaemonClient
+from kcache.remote.daemon_protocol import Counts, Setup
+from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import make_sealer
+from kcache.remote.storage import RemoteTooLong, Storage, Stored, open_storage
 from kcache.service.server import Server
 from kcache.service.start import bound
 from kcache.util import log
@@ -31,7 +31,7 @@ MOST = 1 << 20
 VALUE = os.urandom(100 << 10)
 #: Long enough for a loaded machine, where a test is not about time.
 NO_HURRY = "connect_timeout=60&timeout=60"
-Open = Callable[..., RemoteClient]
+Open = Callable[..., Storage]
 
 
 class MemoryClient:
@@ -100,16 +100,16 @@ def manifest(key: str, *sets: bytes) -> bytes:
 
 
 @contextmanager
-def opened(text: str) -> Iterator[RemoteClient]:
+def opened(text: str) -> Iterator[Storage]:
     """The client of an address, which is closed after the block."""
-    client = open_client(*addresses(text))
+    client = open_storage(*addresses(text))
     try:
         yield client
     finally:
         client.close()
 
 
-def value_in(client: RemoteClient, name: str, most: int = MOST) -> bytes | None:
+def value_in(client: Storage, name: str, most: int = MOST) -> bytes | None:
     found = client.get(name, most)
     return None if found is None else found.value
 
@@ -118,14 +118,14 @@ def addresses(*texts: str) -> tuple[Address, ...]:
     return parse_addresses(texts or (PATIENT,), name="remote")
 
 
-def remote(client: MemoryClient, address: str = PATIENT) -> Remote:
+def remote(client: MemoryClient, address: str = PATIENT) -> GuardedStorage:
     (parsed,) = addresses(address)
-    return Remote(parsed, make_sealer, Counts(), make=lambda _: client)
+    return GuardedStorage(parsed, make_sealer, Counts(), make=lambda _: client)
 
 
 def client_at(
     path: str, *remotes: Address, warn: Callable[[str], object] = log.warning_once
-) -> Client:
+) -> DaemonClient:
     """A client of the service at a path, which is not started if it is not there."""
 
     def found() -> str:
@@ -133,14 +133,14 @@ def client_at(
             raise FileNotFoundError(path)
         return path
 
-    return Client(Setup(remotes or addresses(), {}, {}), found, {}, warn=warn)
+    return DaemonClient(Setup(remotes or addresses(), {}, {}), found, {}, warn=warn)
 
 
 @contextmanager
-def service(folder: Path, *remotes: Remote) -> Iterator[Client]:
+def service(folder: Path, *remotes: GuardedStorage) -> Iterator[DaemonClient]:
     """A service in a thread, and a client of it."""
     path = str(folder / "socket")
-    served = Server(socket.socket(fileno=bound(path)), path, Remotes(remotes))
+    served = Server(socket.socket(fileno=bound(path)), path, RemoteDaemon(remotes))
     thread = threading.Thread(target=served.serve)
     thread.start()
     client = client_at(path, *(each.address for each in remotes))

@@ -11,7 +11,7 @@ from core.helpers import has_ended
 from nvrtc.reference import KERNEL
 
 import kcache
-from kcache.remote.client import Client
+from kcache.remote.daemon_client import DaemonClient
 from kcache.service.start import STOP, ask, status
 
 
@@ -19,11 +19,11 @@ def source(value: int = 1) -> str:
     return KERNEL.replace("V", str(value))
 
 
-def of_client(cache: kcache.KernelCache) -> Client:
+def of_client(cache: kcache.KernelCache) -> DaemonClient:
     return cache._on_miss().remotes.client
 
 
-def service_of(client: Client) -> dict[str, Any] | None:
+def service_of(client: DaemonClient) -> dict[str, Any] | None:
     """Return the status of the service of a client, if there is one."""
     return status(client.path())
 

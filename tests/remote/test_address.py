@@ -6,7 +6,7 @@ import pytest
 
 from kcache.errors import ConfigError
 from kcache.remote.address import Address, parse_addresses
-from kcache.remote.remote_client import open_client
+from kcache.remote.storage import open_storage
 
 
 def one(text: str) -> Address:
@@ -179,7 +179,7 @@ def test_the_message_names_the_extra(
     monkeypatch.setitem(sys.modules, package, None)
     (parsed,) = parse_addresses(address, name="remote")
     with pytest.raises(ConfigError) as caught:
-        open_client(parsed)
+        open_storage(parsed)
     assert f"pip install {package}" in str(caught.value)
     assert f"the extra {extra}" in str(caught.value)
     assert "hunter2" not in str(caught.value)

@@ -30,10 +30,10 @@ from remote.proxy import Faults, Proxy
 
 from kcache.entry import Entry, decode, encode
 from kcache.remote.address import parse_addresses
-from kcache.remote.protocol import Counts
-from kcache.remote.remote import Remote
-from kcache.remote.remote_client import RemoteClient, RemoteError, RemoteTooLong
+from kcache.remote.daemon_protocol import Counts
+from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import make_sealer
+from kcache.remote.storage import RemoteError, RemoteTooLong, Storage
 
 PACKAGES = {"http": "urllib3", "redis": "redis", "objects": "obstore"}
 PATIENT = f"{NO_HURRY}&slow=60"
@@ -62,14 +62,14 @@ ADDRESSES: dict[str, Callable[[int], str]] = {
 
 
 @pytest.fixture
-def client(kind: Kind) -> Iterator[RemoteClient]:
+def client(kind: Kind) -> Iterator[Storage]:
     with opened(kind.at(kind.port) + PATIENT) as made:
         yield made
 
 
-def remote_at(address: str, more: str = PATIENT) -> Remote:
+def remote_at(address: str, more: str = PATIENT) -> GuardedStorage:
     (parsed,) = parse_addresses(address + more, name="remote")
-    return Remote(parsed, make_sealer, Counts())
+    return GuardedStorage(parsed, make_sealer, Counts())
 
 
 def envelope(key: str) -> bytes:
@@ -79,7 +79,7 @@ def envelope(key: str) -> bytes:
 # -- a sound server --------------------------------------------------------------------------------
 
 
-def test_what_is_put_is_there(client: RemoteClient) -> None:
+def test_what_is_put_is_there(client: Storage) -> None:
     assert client.get(key("absent"), MOST) is None
     for value in (VALUE, b"x", b"other"):
         client.put(key("put"), value)
@@ -91,7 +91,7 @@ def test_what_is_put_is_there(client: RemoteClient) -> None:
     client.close()
 
 
-def test_a_value_beyond_the_limit_is_not_read(client: RemoteClient) -> None:
+def test_a_value_beyond_the_limit_is_not_read(client: Storage) -> None:
     client.put(key("long"), VALUE)
     with pytest.raises(RemoteTooLong, match="100 bytes|allowed: 100"):
         client.get(key("long"), 100)
@@ -300,14 +300,14 @@ OF_HTTP.remove("lists")
 ASK = """
 import sys
 from kcache.remote.address import parse_addresses
-from kcache.remote.protocol import Counts
-from kcache.remote.remote import Remote
-from kcache.remote.remote_client import RemoteError
-from kcache.remote.remotes import limit_memory
+from kcache.remote.daemon_protocol import Counts
+from kcache.remote.guarded_storage import GuardedStorage
+from kcache.remote.storage import RemoteError
+from kcache.remote.daemon import limit_memory
 from kcache.remote.signing import make_sealer
 more = "timeout=0.2"
 addresses = parse_addresses([address + more for address in sys.argv[1:]], name="remote")
-remotes = [Remote(address, make_sealer, Counts()) for address in addresses]
+remotes = [GuardedStorage(address, make_sealer, Counts()) for address in addresses]
 for remote in remotes:
     remote._open()
 limit_memory(300 << 20)

@@ -14,7 +14,7 @@ from remote.servers import Nginx
 
 from kcache.errors import ConfigError
 from kcache.remote.credentials import authorization
-from kcache.remote.remote_client import RemoteError
+from kcache.remote.storage import RemoteError
 
 pytest.importorskip("urllib3", reason="the package urllib3 is missing")
 

@@ -16,7 +16,7 @@ from remote.machines import source
 
 import kcache
 from kcache.errors import BackendError, BundleError, ConfigError, CorruptEntryError
-from kcache.remote.layer import DirectoryLayer
+from kcache.readonly.directory_tier import DirectoryTier
 from kcache.remote.signing import make_keys, write_keys
 from kcache.testing import flipped
 from kcache.util import open_file
@@ -117,14 +117,14 @@ def test_what_fails_in_a_layer_costs_a_compile(
     with kcache.KernelCache(tmp_path / "second") as cache:
         made = cache.get_or_compile(header + source(1), options=options)
     layers = [f"file://{tmp_path}/{name}" for name in ("first", "second")]
-    get = DirectoryLayer.get
+    get = DirectoryTier.get
 
-    def fail(self: DirectoryLayer, key: str) -> bytes | None:
+    def fail(self: DirectoryTier, key: str) -> bytes | None:
         if self.path.endswith("first"):
             raise error("out of order")
         return get(self, key)
 
-    monkeypatch.setattr(DirectoryLayer, "get", fail)
+    monkeypatch.setattr(DirectoryTier, "get", fail)
     with kcache.KernelCache(tmp_path / "own", remote=layers) as cache:
         found = cache.get_or_compile(header + source(1), options=options)
         assert found == made._replace(cached=True)

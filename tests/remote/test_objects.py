@@ -8,7 +8,7 @@ from remote.fakes import MOST, VALUE, Open, key, value_in
 from remote.servers import S3, Nginx
 
 from kcache.errors import ConfigError
-from kcache.remote.remote_client import RemoteError
+from kcache.remote.storage import RemoteError
 
 pytest.importorskip("obstore", reason="the package obstore is missing")
 

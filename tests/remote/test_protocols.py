@@ -20,7 +20,7 @@ from remote.machines import Machines, of_client, of_remote, source
 
 import kcache
 from kcache.entry import Entry, decode, encode
-from kcache.remote.remote import MAX_SETS, merged
+from kcache.remote.guarded_storage import MAX_SETS, merged
 from kcache.remote.signing import make_keys, write_keys
 
 #: No miss on a loaded machine is a failure here.

@@ -10,13 +10,13 @@ from remote.fakes import MOST, VALUE, Open, key, value_in
 from remote.servers import Redis
 
 from kcache.errors import ConfigError
-from kcache.remote.remote_client import RemoteClient, RemoteError
+from kcache.remote.storage import RemoteError, Storage
 
 pytest.importorskip("redis", reason="the package redis is missing")
 
 
 @pytest.fixture
-def cache(store: Open, redis_server: Redis) -> RemoteClient:
+def cache(store: Open, redis_server: Redis) -> Storage:
     return store(f"redis://127.0.0.1:{redis_server.port}")
 
 
@@ -27,7 +27,7 @@ def command(server: Redis, *words: str) -> str:
     return done.stdout.strip()
 
 
-def test_where_a_value_is(cache: RemoteClient, redis_server: Redis) -> None:
+def test_where_a_value_is(cache: Storage, redis_server: Redis) -> None:
     cache.put(key(1), b"other")
     assert command(redis_server, "GET", f"kcache:{key(1)}") == "other"
     assert command(redis_server, "TTL", f"kcache:{key(1)}") == "-1"
@@ -45,7 +45,7 @@ def test_databases_prefixes_and_expiry(store: Open, redis_server: Redis) -> None
         store(f"{url}?expire=soon")
 
 
-def test_another_type_of_value(cache: RemoteClient, redis_server: Redis) -> None:
+def test_another_type_of_value(cache: Storage, redis_server: Redis) -> None:
     command(redis_server, "LPUSH", f"kcache:{key(5)}", "x")
     with pytest.raises(RemoteError, match="WRONGTYPE"):
         cache.get(key(5), MOST)
@@ -54,7 +54,7 @@ def test_another_type_of_value(cache: RemoteClient, redis_server: Redis) -> None
 # -- conditions and leases ------------------------------------------------------------------------
 
 
-def test_a_value_is_replaced_only_if_it_is_the_known_one(cache: RemoteClient) -> None:
+def test_a_value_is_replaced_only_if_it_is_the_known_one(cache: Storage) -> None:
     assert cache.replace(key(6), b"1", None)
     assert not cache.replace(key(6), b"2", None)
     found = cache.get(key(6), MOST)
@@ -78,7 +78,7 @@ def test_leases(store: Open, redis_server: Redis) -> None:
     assert not here.renew(key(7), "here", 60)
 
 
-def test_a_lease_ends_by_itself(cache: RemoteClient) -> None:
+def test_a_lease_ends_by_itself(cache: Storage) -> None:
     assert cache.lease(key(9), "dead", 0.05)
     for _ in range(10_000):
         if cache.lease(key(9), "next", 60):

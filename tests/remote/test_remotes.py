@@ -15,11 +15,18 @@ from remote.machines import service_of
 
 from kcache.entry import Entry, decode, encode
 from kcache.errors import ConfigError
-from kcache.remote.client import Client, Lease
-from kcache.remote.protocol import Counts, Found, Upload
-from kcache.remote.remote import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, SOON, Breaker, Remote
-from kcache.remote.remote_client import RemoteError, RemoteTimeout, RemoteTooLong
+from kcache.remote.daemon_client import DaemonClient, Lease
+from kcache.remote.daemon_protocol import Counts, GetReply, Upload
+from kcache.remote.guarded_storage import (
+    FAILURES,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    SOON,
+    Breaker,
+    GuardedStorage,
+)
 from kcache.remote.signing import make_keys, make_sealer, write_keys
+from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong
 from kcache.service.start import STOP, ask
 from kcache.testing import FakeClock
 
@@ -30,21 +37,21 @@ def envelope(key: str, **payload: bytes) -> bytes:
     return encode(key, Entry(payload or {"cubin": b"code" * 100}), producer=b"test")
 
 
-def counts(client: Client, index: int = 0) -> dict[str, Any]:
+def counts(client: DaemonClient, index: int = 0) -> dict[str, Any]:
     return dict(service_of(client)["remotes"][index])
 
 
-def value(client: Client, *keys: str) -> bytes | None:
+def value(client: DaemonClient, *keys: str) -> bytes | None:
     """What the remotes have under the first of the keys; they answer."""
     return client.get(*keys).value
 
 
-def put(client: Client, upload: Upload) -> None:
+def put(client: DaemonClient, upload: Upload) -> None:
     client.put(upload)
     assert client.flush(60)
 
 
-def leased(client: Client, key: str = KEY) -> Lease:
+def leased(client: DaemonClient, key: str = KEY) -> Lease:
     lease = client.lease(key)
     assert isinstance(lease, Lease)
     return lease
@@ -67,8 +74,8 @@ def test_remotes_are_asked_in_order_and_written_if_writable(tmp_path: Path) -> N
     stores[1].values[KEY] = envelope(KEY)
     named = ("http://a?ro&slow=60", "http://b?slow=60", "http://c?slow=60")
     with service(tmp_path, *map(remote, stores, named)) as client:
-        assert client.get(KEY) == Found(envelope(KEY), 1, 0.0)
-        assert client.get(KEY, first=2) == Found(None, 3, 0.0)
+        assert client.get(KEY) == GetReply(envelope(KEY), 1, 0.0)
+        assert client.get(KEY, first=2) == GetReply(None, 3, 0.0)
         put(client, Upload((OTHER, envelope(OTHER))))
     assert [OTHER in store.values for store in stores] == [False, True, True]
     assert stores[2].operations.count("get") == 1
@@ -123,7 +130,7 @@ def test_after_some_failures_nobody_asks_until_a_trial_succeeds(
     with service(tmp_path, down) as client:
         for _ in range(FAILURES):
             assert client.worth_asking
-            assert client.get(KEY) == Found(None, 1, client.nothing_until and FIRST_PAUSE, 0, 1)
+            assert client.get(KEY) == GetReply(None, 1, client.nothing_until and FIRST_PAUSE, 0, 1)
         assert not client.worth_asking
         assert [client.get(KEY) for _ in range(1000)] == [None] * 1000
         assert len(store.operations) == FAILURES
@@ -198,7 +205,9 @@ def test_kernels_too_long_for_a_server_do_not_stop_others() -> None:
 def test_without_its_keys_nothing_goes_and_nothing_is_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("cryptography", reason="cryptography is missing")
     store, path = MemoryClient(), tmp_path / "keys.pem"
-    signed = Remote(addresses()[0], lambda: make_sealer(str(path)), Counts(), make=lambda _: store)
+    signed = GuardedStorage(
+        addresses()[0], lambda: make_sealer(str(path)), Counts(), make=lambda _: store
+    )
     with service(tmp_path, signed) as client:
         put(client, Upload((KEY, envelope(KEY))))
         assert not store.operations
@@ -228,7 +237,7 @@ def test_each_process_group_is_told_once(tmp_path: Path) -> None:
     with service(tmp_path, known) as idle:
         warned: dict[int, list[str]] = {1: [], 2: []}
 
-        def another(group: int) -> Client:
+        def another(group: int) -> DaemonClient:
             client = client_at(str(tmp_path / "socket"), warn=warned[group].append)
             client.group = group
             for _ in range(2):
@@ -317,7 +326,7 @@ def test_what_a_server_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
 
 
 def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kcache.remote.remotes.MAX_WAITING", 5)
+    monkeypatch.setattr("kcache.remote.upload_queue.MAX_WAITING", 5)
     store, go_on = MemoryClient(), threading.Event()
     store.trouble = lambda _: go_on.wait(60)
     with service(tmp_path, remote(store)) as client:

@@ -15,7 +15,7 @@ from remote.machines import source
 
 import kcache
 from kcache.entry import Entry, encode
-from kcache.remote.client import Client
+from kcache.remote.daemon_client import DaemonClient
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -28,10 +28,10 @@ def store() -> MemoryClient:
 @pytest.fixture
 def client(
     store: MemoryClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Client]:
+) -> Iterator[DaemonClient]:
     """A service for everybody in this process who names any remote."""
     with service(tmp_path, remote(store)) as made:
-        monkeypatch.setattr("kcache.remote.client.Client", lambda *_, **__: made)
+        monkeypatch.setattr("kcache.remote.daemon_client.DaemonClient", lambda *_, **__: made)
         yield made
 
 
@@ -40,7 +40,7 @@ def machine(folder: Path, **settings: object) -> kcache.KernelCache:
     return kcache.KernelCache(folder, **settings)  # type: ignore[arg-type]
 
 
-def test_headers_are_compared_where_they_are_used(client: Client, tmp_path: Path) -> None:
+def test_headers_are_compared_where_they_are_used(client: DaemonClient, tmp_path: Path) -> None:
     text = "#include <x.h>\n" + KERNEL
     for name, value in (("one", 1), ("two", 2), ("three", 1), ("four", 3)):
         write(tmp_path / name / "inc/x.h", f"#define V {value}\n")
@@ -63,7 +63,7 @@ def test_headers_are_compared_where_they_are_used(client: Client, tmp_path: Path
 
 
 def test_read_only_caches_and_addresses_upload_nothing(
-    store: MemoryClient, client: Client, tmp_path: Path
+    store: MemoryClient, client: DaemonClient, tmp_path: Path
 ) -> None:
     with machine(tmp_path / "a"):
         pass
@@ -75,7 +75,7 @@ def test_read_only_caches_and_addresses_upload_nothing(
 
 
 def test_disabled_and_recache_ask_nobody(
-    store: MemoryClient, client: Client, tmp_path: Path
+    store: MemoryClient, client: DaemonClient, tmp_path: Path
 ) -> None:
     with machine(tmp_path / "a", disable=True) as cache:
         cache.get_or_compile(source(), options=ARCH)
@@ -100,7 +100,7 @@ def test_a_damaged_remote_that_is_only_read_hides_none_behind_it(
     options = ARCH.replace(include_paths=[tmp_path / "inc"])
     asked = [(source(1), ARCH), (source(2), ARCH), ("#include <x.h>\n" + KERNEL, options)]
     with service(tmp_path, *remotes) as client:
-        monkeypatch.setattr("kcache.remote.client.Client", lambda *_, **__: client)
+        monkeypatch.setattr("kcache.remote.daemon_client.DaemonClient", lambda *_, **__: client)
         with machine(tmp_path / "maker") as cache:
             made = [cache.get_or_compile(text, options=o) for text, o in asked]
             assert client.flush(60)
@@ -135,7 +135,7 @@ def test_a_damaged_remote_that_is_only_read_hides_none_behind_it(
     assert "replace" not in damaged.operations
 
 
-def test_a_forked_child_asks_by_itself(client: Client, tmp_path: Path) -> None:
+def test_a_forked_child_asks_by_itself(client: DaemonClient, tmp_path: Path) -> None:
     with machine(tmp_path / "a") as first:
         for n in range(2):
             first.get_or_compile(source(n), options=ARCH)
@@ -154,7 +154,7 @@ def test_a_forked_child_asks_by_itself(client: Client, tmp_path: Path) -> None:
 
 
 def test_another_checkout_hits_though_the_kernel_names_its_file(
-    client: Client, tmp_path: Path
+    client: DaemonClient, tmp_path: Path
 ) -> None:
     """`__FILE__` may decide what is compiled: with a remote, that is found out at once."""
     write(tmp_path / "one/inc/x.h", "#define WHERE __FILE__\n#define V 3\n")
@@ -171,7 +171,7 @@ def test_another_checkout_hits_though_the_kernel_names_its_file(
     assert cubins[0] == cubins[1]
 
 
-def test_many_and_asynchronous_requests_ask_too(client: Client, tmp_path: Path) -> None:
+def test_many_and_asynchronous_requests_ask_too(client: DaemonClient, tmp_path: Path) -> None:
     requests = [kcache.CompileRequest(source(n), options=ARCH) for n in range(2)]
     with machine(tmp_path / "a") as first:
         first.compile_many(requests)

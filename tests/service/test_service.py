@@ -16,7 +16,7 @@ import pytest
 from core.helpers import has_ended, in_child
 from remote.fakes import addresses, until
 
-from kcache.remote.protocol import Setup
+from kcache.remote.daemon_protocol import Setup
 from kcache.service import server as server_module
 from kcache.service import start
 from kcache.service.channel import Channel

@@ -124,7 +124,7 @@ class Bundle:
 
     Args:
         path: the file. It is opened by the first `get`, which then imports `sqlite3`.
-        keep: see `DirectoryLayer`.
+        keep: see `DirectoryTier`.
         sealer: decides which signatures are accepted.
         name: the file's name in messages.
 

@@ -1,4 +1,4 @@
-"""Remotes: the service that talks to remotes for all programs of a user with one configuration.
+"""RemoteDaemon: the service that talks to the remotes of one configuration for a user's programs.
 
 It ends with the last program, but continues uploads for a while.
 """
@@ -10,16 +10,15 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kcache.remote import protocol
-from kcache.remote.protocol import Counts, Found, Setup, Upload, key_in
-from kcache.remote.remote import Remote
-from kcache.remote.remote_client import RemoteError
+from kcache.remote import daemon_protocol as protocol
+from kcache.remote.daemon_protocol import Counts, GetReply, Setup, Upload, key_in
+from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import Sealer, make_sealer
+from kcache.remote.storage import RemoteError
+from kcache.remote.upload_queue import UploadQueue
 from kcache.service.server import LINGER, limit
 from kcache.service.start import DONE
 from kcache.util.wire import WireError, number_in
@@ -37,7 +36,7 @@ MEMORY = 1 << 30
 _STACK = 512 << 10
 
 
-def make(told: bytes, _group: int, said: int) -> Remotes:
+def make(told: bytes, _group: int, said: int) -> RemoteDaemon:
     """Return the handlers of a service with a `Setup`; `kcache.service.server` calls this."""
     os.close(said)
     os.chdir("/")
@@ -47,7 +46,7 @@ def make(told: bytes, _group: int, said: int) -> Remotes:
     def sealer() -> Sealer:
         return make_sealer(setup.settings.get("signing_key_file"))
 
-    return Remotes([Remote(address, sealer, Counts()) for address in setup.addresses])
+    return RemoteDaemon([GuardedStorage(address, sealer, Counts()) for address in setup.addresses])
 
 
 def limit_memory(most: int) -> None:
@@ -61,7 +60,7 @@ def limit_memory(most: int) -> None:
     limit(resource.RLIMIT_CORE, 0)
 
 
-class Remotes:
+class RemoteDaemon:
     """Answers questions from remotes, and keeps the leases of programs.
 
     Threads: safe to share. Its own threads upload, and renew the leases.
@@ -72,13 +71,13 @@ class Remotes:
 
     patient = False
 
-    def __init__(self, remotes: Sequence[Remote]) -> None:
+    def __init__(self, remotes: Sequence[GuardedStorage]) -> None:
         self._remotes = remotes
-        self._uploads = [Uploads(remote, self._uploaded) for remote in remotes]
+        self._uploads = [UploadQueue(remote, self._uploaded) for remote in remotes]
         self._lock = threading.Lock()
         #: Program -> its process group; and that -> the remotes that it was warned of.
         self._groups: dict[Client, int] = {}
-        self._told: dict[int, set[Remote]] = {}
+        self._told: dict[int, set[GuardedStorage]] = {}
         #: Lease (key and token) -> the program that has it, or the number of uploads that must end
         #: before it is released.
         self._leases: dict[tuple[str, bytes], Client | int] = {}
@@ -167,7 +166,7 @@ class Remotes:
 
     # -- kernels -----------------------------------------------------------------------------------
 
-    def _get(self, keys: Sequence[str], first: int) -> Found:
+    def _get(self, keys: Sequence[str], first: int) -> GetReply:
         """Ask the remotes in order, beginning with index `first`."""
         unanswered = 0
         for index in range(first, len(self._remotes)):
@@ -179,9 +178,9 @@ class Remotes:
             if found is not None:
                 which, value = found
                 self._keep_above(index, keys[which], value)
-                return Found(value, index, 0.0, which, unanswered)
+                return GetReply(value, index, 0.0, which, unanswered)
         wait = min((remote.wait for remote in self._remotes), default=0.0)
-        return Found(None, len(self._remotes), wait, 0, unanswered)
+        return GetReply(None, len(self._remotes), wait, 0, unanswered)
 
     def _keep_above(self, index: int, key: str, value: bytes) -> None:
         """Put the entry of a remote to those before it, which are asked first.
@@ -237,7 +236,7 @@ class Remotes:
         if had and self._leasing is not None:
             self._leasing.ask_leases(lambda client: client.release(*lease))
 
-    def _renew(self, remote: Remote) -> None:
+    def _renew(self, remote: GuardedStorage) -> None:
         """Renew the leases of programs while they and this process live."""
         seconds = remote.address.lease_seconds
         while not self._closed.wait(seconds / RENEWALS):
@@ -248,73 +247,7 @@ class Remotes:
                     with self._lock:  # lost: at worst, another program compiles the kernel, too
                         self._leases.pop(lease, None)
 
-    def _renewed(self, remote: Remote, key: str, token: bytes, seconds: float) -> bool | None:
+    def _renewed(
+        self, remote: GuardedStorage, key: str, token: bytes, seconds: float
+    ) -> bool | None:
         return remote.ask_leases(lambda client: client.renew(key, token, seconds))
-
-
-# -- uploads ---------------------------------------------------------------------------------------
-
-#: Most uploads that may wait for one remote, and most bytes of them; further ones are dropped. A
-#: run of CUTLASS examples makes some hundred kernels of up to 10 MB.
-MAX_WAITING = 1024
-MAX_BYTES = 256 << 20
-#: Uploads at a time to one remote, so that their latencies overlap.
-THREADS = 4
-
-
-class Uploads:
-    """A queue to one remote.
-
-    Threads: safe to share; it has up to `THREADS` of its own.
-
-    Args:
-        remote: gets the uploads.
-        done: called after each upload, successful or not.
-    """
-
-    def __init__(self, remote: Remote, done: Callable[[Upload], object]) -> None:
-        self._remote = remote
-        self._done = done
-        self._pool = ThreadPoolExecutor(THREADS)
-        self._adding = threading.Lock()
-        #: What waits or is under way, and its bytes.
-        self._sizes: dict[Future[None], int] = {}
-
-    @property
-    def pending(self) -> int:
-        """How many uploads wait or are under way."""
-        return len(self._sizes)
-
-    def add(self, upload: Upload) -> None:
-        """Queue an upload; drop and count it if the queue is full."""
-        future: Future[None] = Future()
-        with self._adding:
-            size = upload.size + sum(list(self._sizes.values()))
-            has_room = self.pending < MAX_WAITING and size <= MAX_BYTES
-            if has_room:
-                self._sizes[future] = upload.size
-        if not has_room:
-            self._remote.counts.add("dropped")
-            self._done(upload)
-            return
-        future.add_done_callback(self._sizes.pop)
-        with suppress(RuntimeError):  # no thread can start: it waits for the next upload
-            self._pool.submit(self._upload, upload, future)
-
-    def flush(self, seconds: float) -> bool:
-        """Wait until nothing is pending; tell whether that happened in time."""
-        return not wait(list(self._sizes), seconds).not_done
-
-    def close(self) -> None:
-        """Drop what waits. Idempotent."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _upload(self, upload: Upload, future: Future[None]) -> None:
-        """Put the kernel first, because a manifest must not name a missing kernel."""
-        try:
-            there = upload.kernel is None or self._remote.put(*upload.kernel)
-            if there and upload.manifest is not None:
-                self._remote.merge(*upload.manifest)
-        finally:
-            self._done(upload)
-            future.set_result(None)

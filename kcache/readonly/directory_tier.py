@@ -1,46 +1,31 @@
-"""Layer: a cache that somebody else put on this machine; it is asked after the user's own cache."""
+"""DirectoryTier: the directory of a cache, which is only read, after the user's own cache."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from kcache.entry import Candidate
 from kcache.errors import BackendError, CorruptEntryError
 
 if TYPE_CHECKING:
     from kcache.backend import Backend
-    from kcache.remote.bundle import Bundle
-    from kcache.remote.client import Client
+    from kcache.readonly.bundle_file import Bundle
+    from kcache.remote.daemon_client import DaemonClient
 
 #: The exceptions that reading a layer may raise. kcache then treats the layer as empty.
 _SURVIVED = (BackendError, OSError, MemoryError)
 #: Envelopes of entries under keys, read-only. Nothing is checked: the caller checks each envelope,
 #: as for every entry. `keep` tells whether a kernel that is found is also stored in the user's own
 #: cache.
-Layer: TypeAlias = "DirectoryLayer | Bundle"
+ReadOnlyTier: TypeAlias = "DirectoryTier | Bundle"
 #: What offers the entries of its members, in their order. Whoever asks goes on until an offer is of
 #: use.
-Source: TypeAlias = "Layers | Client"
+Tier: TypeAlias = "ReadOnlyTiers | DaemonClient"
 
 
-class Offer(NamedTuple):
-    """A value that a source has, which nobody has checked.
-
-    Attributes:
-        key: the key that it has it under.
-        envelope: the value.
-        keep: whether it is stored in the user's own cache if it is used.
-        problem: why the value is not to be used; None if the source knows nothing against it.
-    """
-
-    key: str
-    envelope: bytes
-    keep: bool
-    problem: CorruptEntryError | None = None
-
-
-class DirectoryLayer:
+class DirectoryTier:
     """The directory of a cache, with a backend of any kind, which is only read.
 
     Threads, fork: as the backends.
@@ -67,7 +52,7 @@ class DirectoryLayer:
             backend.close()
 
 
-class Layers:
+class ReadOnlyTiers:
     """Layers as one source, in the order in which they are asked.
 
     Threads, fork: as the layers.
@@ -77,11 +62,13 @@ class Layers:
         report: called with the exception of a layer that can't be read.
     """
 
-    def __init__(self, layers: Sequence[Layer], report: Callable[[Exception], object]) -> None:
+    def __init__(
+        self, layers: Sequence[ReadOnlyTier], report: Callable[[Exception], object]
+    ) -> None:
         self._layers = layers
         self._report = report
 
-    def offers(self, *keys: str) -> Iterator[Offer]:
+    def offers(self, *keys: str) -> Iterator[Candidate]:
         """Yield what the layers have in turn, each under the first of the keys that it has."""
         for layer in self._layers:
             for key in keys:
@@ -90,15 +77,15 @@ class Layers:
                     yield offer
                     break
 
-    def _offer(self, layer: Layer, key: str) -> Offer | None:
+    def _offer(self, layer: ReadOnlyTier, key: str) -> Candidate | None:
         try:
             found = layer.get(key)
         except CorruptEntryError as error:
-            return Offer(key, b"", layer.keep, error)
+            return Candidate(key, b"", layer.keep, error)
         except _SURVIVED as error:
             self._report(error)
             return None
-        return None if found is None else Offer(key, found, layer.keep)
+        return None if found is None else Candidate(key, found, layer.keep)
 
     def close(self) -> None:
         """Close the layers. Idempotent."""

@@ -1,4 +1,4 @@
-"""Remote: one remote. It seals and counts; after failures it is left alone for a while."""
+"""GuardedStorage: one remote. It seals and counts; after failures it is left alone for a while."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kcache.entry import Entry, decode, encode, producer_of
 from kcache.errors import ConfigError, CorruptEntryError
-from kcache.remote.remote_client import (
+from kcache.remote.signing import SEAL_ROOM, Sealer, SealError
+from kcache.remote.storage import (
     Leases,
-    RemoteClient,
     RemoteError,
     RemoteTimeout,
     RemoteTooLong,
-    open_client,
+    Storage,
+    open_storage,
 )
-from kcache.remote.signing import SEAL_ROOM, Sealer, SealError
 from kcache.util import log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kcache.remote.address import Address
-    from kcache.remote.protocol import Counts
+    from kcache.remote.daemon_protocol import Counts
 
 _T = TypeVar("_T")
 
@@ -38,7 +38,7 @@ _MOST_TEXT = 500
 _TRIES = 6
 
 
-class Remote:
+class GuardedStorage:
     """One remote.
 
     A failure is an error or a time-out, whatever the protocol; a package or a file that this
@@ -60,14 +60,14 @@ class Remote:
         make_sealer: Callable[[], Sealer],
         counts: Counts,
         *,
-        make: Callable[[Address], RemoteClient] = open_client,
+        make: Callable[[Address], Storage] = open_storage,
     ) -> None:
         self.address = address
         self.counts = counts
         self.reading, self.writing = Breaker(), Breaker()
         self._make_sealer = make_sealer
         self._make = make
-        self._opened: tuple[RemoteClient, Sealer] | None = None
+        self._opened: tuple[Storage, Sealer] | None = None
         self._opening = threading.Lock()
         self._limit = TimeLimit()
         self._checking = threading.Lock()
@@ -110,7 +110,7 @@ class Remote:
             self._check_writing(client)
         return found
 
-    def _check_writing(self, client: RemoteClient) -> None:
+    def _check_writing(self, client: Storage) -> None:
         """After the first answer, find out whether the server stores anything, if it can tell.
 
         A program is told of that at its start; it has often ended when its first upload fails.
@@ -127,7 +127,7 @@ class Remote:
             self._writing_is_known = True
 
     def _first(
-        self, client: RemoteClient, sealer: Sealer, keys: Sequence[str]
+        self, client: Storage, sealer: Sealer, keys: Sequence[str]
     ) -> tuple[int, bytes] | None:
         for which, key in enumerate(keys):
             try:
@@ -169,7 +169,7 @@ class Remote:
             envelope, lambda client, sealer: self._merge(client, sealer, key, envelope)
         )
 
-    def _merge(self, client: RemoteClient, sealer: Sealer, key: str, envelope: bytes) -> None:
+    def _merge(self, client: Storage, sealer: Sealer, key: str, envelope: bytes) -> None:
         """Replace a manifest by one with the header sets of both, so that no other one is lost.
 
         Raises:
@@ -191,7 +191,7 @@ class Remote:
         both = merged(old, new, self.address.max_entry)
         return None if both is None else encode(key, both, producer=producer_of(envelope))
 
-    def _write(self, envelope: bytes, write: Callable[[RemoteClient, Sealer], None]) -> bool:
+    def _write(self, envelope: bytes, write: Callable[[Storage, Sealer], None]) -> bool:
         size, address = len(envelope), self.address
         if not address.writable:
             return False
@@ -234,7 +234,7 @@ class Remote:
 
     # -- the client and its failures ---------------------------------------------------------------
 
-    def _open(self) -> tuple[RemoteClient, Sealer]:
+    def _open(self) -> tuple[Storage, Sealer]:
         """Return the remote's client, and the sealer: without its keys, nothing is trusted.
 
         Raises:

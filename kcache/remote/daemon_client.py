@@ -1,4 +1,4 @@
-"""Client: asks the service for remotes on behalf of a program: never with a long wait.
+"""DaemonClient: asks the service for remotes on behalf of a program: never with a long wait.
 
 It imports no client of HTTP, Redis or an object store. The service is started at the first
 question.
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from kcache.remote import protocol
-from kcache.remote.layer import Offer
-from kcache.remote.protocol import Found
-from kcache.remote.remote_client import RemoteError
+from kcache.entry import Candidate
+from kcache.remote import daemon_protocol as protocol
+from kcache.remote.daemon_protocol import GetReply
+from kcache.remote.storage import RemoteError
 from kcache.service.channel import Channel
 from kcache.service.start import DONE, joined, remove_socket, socket_identity
 from kcache.util import log
@@ -25,7 +25,7 @@ from kcache.util.wire import WireError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from kcache.remote.protocol import Setup, Upload
+    from kcache.remote.daemon_protocol import Setup, Upload
 
 #: Seconds that the service may take beyond the remotes' own time-outs: it starts within one second,
 #: but a loaded machine is slow.
@@ -50,7 +50,7 @@ class Lease:
         self.ended = False
 
 
-class Client:
+class DaemonClient:
     """Asks the service of one `Setup`, which is started if there is none.
 
     A failure of the service costs a bounded wait once. Then nobody asks for a while, which costs
@@ -107,7 +107,7 @@ class Client:
         """Whether a remote may be asked now."""
         return self._clock() >= self.nothing_until
 
-    def get(self, *keys: str, first: int = 0) -> Found | None:
+    def get(self, *keys: str, first: int = 0) -> GetReply | None:
         """Ask the remotes from index `first` on; return the value of the first key that they have.
 
         All keys are in one question. The result is None if there is no answer.
@@ -118,7 +118,7 @@ class Client:
         if answer is None:
             return None
         try:
-            found = Found.unpack(answer)
+            found = GetReply.unpack(answer)
             if found.which >= len(keys) or not first <= found.remote <= len(self.addresses):
                 raise WireError("an answer to another question")
         except WireError as error:
@@ -128,7 +128,7 @@ class Client:
             self.nothing_until = self._clock() + found.wait
         return found
 
-    def offers(self, *keys: str) -> Iterator[Offer]:
+    def offers(self, *keys: str) -> Iterator[Candidate]:
         """Yield what the remotes have in turn, each under the first of the keys that it has.
 
         Raises:
@@ -140,7 +140,7 @@ class Client:
             unanswered += 1 if found is None else found.unanswered
             if found is None or found.value is None:
                 break
-            yield Offer(keys[found.which], found.value, self.addresses[found.remote].keep)
+            yield Candidate(keys[found.which], found.value, self.addresses[found.remote].keep)
             first = found.remote + 1
         if unanswered:
             raise RemoteError("a remote did not answer")

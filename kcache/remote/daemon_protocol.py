@@ -56,7 +56,7 @@ class Setup(NamedTuple):
 
     def service(self) -> Service:
         """Return the service with this setup."""
-        return Service("remotes", "kcache.remote.remotes", self.pack())
+        return Service("remotes", "kcache.remote.daemon", self.pack())
 
     def __repr__(self) -> str:
         """Return the setup without credentials."""
@@ -68,7 +68,7 @@ def _address(fields: list[Any]) -> Address:
     return Address(*most, tuple((name, value) for name, value in options))  # type: ignore[call-arg]
 
 
-class Found(NamedTuple):
+class GetReply(NamedTuple):
     """The result of a `GET`.
 
     Attributes:
@@ -92,7 +92,7 @@ class Found(NamedTuple):
         return head if self.value is None else [*head, self.value]
 
     @classmethod
-    def unpack(cls, fields: Sequence[bytes]) -> Found:
+    def unpack(cls, fields: Sequence[bytes]) -> GetReply:
         """Return what the fields say; raises WireError."""
         if len(fields) not in (4, 5):
             raise WireError(f"an answer of {len(fields)} fields")

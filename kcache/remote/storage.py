@@ -1,4 +1,4 @@
-"""RemoteClient: the methods of a client of one protocol, and the two ways in which they fail."""
+"""Storage: the methods of a client of one protocol, and the two ways in which they fail."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 #: Kind of an address -> its client, which is loaded only in the service, when it is first needed;
 #: and the package and the extra that it needs.
-_CLIENTS = {
-    "http": ("HttpClient", "urllib3", "http"),
-    "redis": ("RedisClient", "redis", "redis"),
-    "objects": ("ObjectsClient", "obstore", "s3"),
+_STORAGES = {
+    "http": ("HttpStorage", "urllib3", "http"),
+    "redis": ("RedisStorage", "redis", "redis"),
+    "objects": ("ObjectStorage", "obstore", "s3"),
 }
 
 
@@ -37,18 +37,18 @@ class Stored(NamedTuple):
 
     Attributes:
         value: the bytes.
-        version: what `RemoteClient.replace` needs to replace this value and no other one.
+        version: what `Storage.replace` needs to replace this value and no other one.
     """
 
     value: bytes
     version: object
 
 
-class RemoteClient(Protocol):
+class Storage(Protocol):
     """Values under keys (64 hexadecimal digits) on a server.
 
     A client adds the prefix of its address to each key. It does not examine values. It limits each
-    wait for a server by the time-outs of the address; `kcache.remote.remote` limits their sum.
+    wait for a server by the time-outs of the address; `guarded_storage` limits their sum.
 
     Threads: used by several threads at a time. Processes: only in the service, which was started by
     exec and never forks.
@@ -106,18 +106,18 @@ class Leases(Protocol):
         ...
 
 
-def open_client(address: Address) -> RemoteClient:
+def open_storage(address: Address) -> Storage:
     """Return the client of an address. Connects at the first question.
 
     Raises:
         ConfigError: the package that it needs is not installed, or a credential can't be read.
     """
-    name, package, extra = _CLIENTS[address.kind]
+    name, package, extra = _STORAGES[address.kind]
     importlib.invalidate_caches()  # the package may have been installed since it was missing
     try:
         module = importlib.import_module(f"kcache.remote.{address.kind}")
     except ImportError as error:
         needs = f"{address.scheme}:// needs the package {package}: pip install {package}"
         raise ConfigError(f"{needs}, or install kcache with the extra {extra}") from error
-    make: Callable[[Address], RemoteClient] = getattr(module, name)
+    make: Callable[[Address], Storage] = getattr(module, name)
     return make(address)
