@@ -68,6 +68,8 @@ def run(
         environment["KCACHE_DIR"] = os.path.abspath(directory)
     if record is not None:
         environment["KCACHE_RECORD"] = os.path.abspath(record)
+    elif environment.get("KCACHE_RECORD"):
+        _check_recording(environment["KCACHE_RECORD"])
     try:
         program, socket, before = _prepare(environment, why=why)
     except (libraries.MissingError, OSError) as error:
@@ -84,6 +86,17 @@ def run(
     if os.WIFSIGNALED(status):
         _die_of(os.WTERMSIG(status))
     return os.WEXITSTATUS(status)
+
+
+def _check_recording(path: str) -> None:
+    """Warn of a file that can't be recorded into: only the server would log that."""
+    from kcache.errors import ConfigError
+    from kcache.warm.recording import refuse_other_file
+
+    try:
+        refuse_other_file(os.path.abspath(path))
+    except ConfigError as error:
+        _say(f"warning: {error}")
 
 
 def _die_of_interrupts() -> None:

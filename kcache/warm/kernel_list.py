@@ -19,7 +19,7 @@ from kcache.nvrtc.options import CompileOptions, Option, parse_arch, parse_optio
 from kcache.nvrtc.request import DEFAULT_NAME, CompileRequest, Request, as_text, read_source
 from kcache.util.gpu_code import kernels_in
 from kcache.util.hints import did_you_mean
-from kcache.warm.recording import MARK, read_recording
+from kcache.warm.recording import is_recording, read_recording
 
 _OPTIONS = tuple(name for name in CompileOptions._fields if name != "arch")
 #: The fields that `defaults` may hold, and the further fields of a kernel.
@@ -72,7 +72,7 @@ def read_list(path: str, archs: Sequence[str | int] = ()) -> list[ListedKernel]:
     targets = tuple(dict.fromkeys(map(parse_arch, archs)))
     with open(path, "rb") as stream:
         data = stream.read()
-    if _is_recording(path, data):
+    if path.endswith(".jsonl") or (data and is_recording(data)):
         found = _recorded(path, data, targets)
     else:
         found = _Written(path, targets).kernels(_parse(path, data))
@@ -80,12 +80,6 @@ def read_list(path: str, archs: Sequence[str | int] = ()) -> list[ListedKernel]:
 
 
 # -- recorded --------------------------------------------------------------------------------------
-
-
-def _is_recording(path: str, data: bytes) -> bool:
-    """Recognise a recording, whatever its name, by the beginning of its lines."""
-    begin = f'{{"{MARK}"'.encode()
-    return path.endswith(".jsonl") or data.startswith(begin) or b"\n" + begin in data
 
 
 def _recorded(path: str, data: bytes, archs: Sequence[str]) -> Iterator[ListedKernel]:

@@ -7,9 +7,11 @@ A recording is text, one JSON object per line:
 
 `options` holds the fields of `CompileOptions` that differ from their defaults, `arch` included.
 `directory` is the working directory of the request, or null if it makes no difference. `roots` are
-the directories of the recording and of the Python environment. If a path below one of them is gone,
-a reader looks for it below the present one. Every line is appended by one write that begins with a
-line break. So the torn line of a process that was killed spoils only itself.
+the directories of the recording and of the Python environment. If a path below one of them no
+longer exists, a reader looks for it below the present one. That holds for include paths, also for
+those in `extra_options`, for `directory`, and for the folder of an absolute `source_name`.
+Every line is appended by one write, which first ends a line that a killed process left incomplete.
+So such a line spoils only itself.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 from kcache.errors import ArgumentTypeError, ConfigError
-from kcache.nvrtc.options import CompileOptions
+from kcache.nvrtc.options import CompileOptions, parse_options
 from kcache.util import log
+from kcache.util.locks import pread
+from kcache.util.open_file import NotOursError, open_own
 
 if TYPE_CHECKING:
     from kcache.nvrtc.request import CompileRequest, Request
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 #: How a line of a recording begins, and the version of its format.
 MARK = "kcache_request"
 VERSION = 1
+_BEGIN = f'{{"{MARK}"'.encode()
 
 
 class RequestRecorder:
@@ -41,7 +46,8 @@ class RequestRecorder:
     write is logged once and never reaches the caller.
 
     Args:
-        path: the file, made with mode 0600 when the first request comes: sources may be secret.
+        path: the file, made with mode 0600 when the first request comes: sources may be secret. A
+            file that exists must be a recording of the present user.
 
     Attributes:
         closed: whether `close` was called.
@@ -75,9 +81,14 @@ class RequestRecorder:
 
     def _write(self, request: Request) -> None:
         try:
-            line = b"\n" + _encode(request, self._roots)
-            with open(self.path, "ab", buffering=0, opener=_opened) as file:
-                written = file.write(line)
+            line = _encode(request, self._roots) + b"\n"
+            with open_own(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT) as file:
+                size = os.fstat(file.fd).st_size
+                if not is_recording(pread(file.fd, len(_BEGIN), 0)):
+                    raise NotOursError(_NO_RECORDING, self.path)
+                if size and pread(file.fd, 1, size - 1) != b"\n":
+                    line = b"\n" + line
+                written = os.write(file.fd, line)
             if written != len(line):
                 raise OSError(f"{written} of {len(line)} bytes written")
         except (OSError, TypeError, ValueError) as error:
@@ -85,6 +96,27 @@ class RequestRecorder:
                 self._failed = True
                 reason = getattr(error, "strerror", None) or error
                 log.warning("kernels are not recorded in %s: %s", self.path, reason)
+
+
+def is_recording(data: bytes) -> bool:
+    """Return whether a file that begins with `data` is a recording, or empty."""
+    return data.startswith(_BEGIN) or _BEGIN.startswith(data)
+
+
+def refuse_other_file(path: str) -> None:
+    """Refuse a path that a recorder could not write to.
+
+    Raises:
+        ConfigError: the file there is not a recording of the present user.
+    """
+    try:
+        with open_own(path, os.O_RDONLY) as file:
+            if not is_recording(pread(file.fd, len(_BEGIN), 0)):
+                raise NotOursError(_NO_RECORDING, path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"kernels can't be recorded in {path}: {error.strerror}") from error
 
 
 def read_recording(path: str, data: bytes) -> Iterator[tuple[CompileRequest, str | None]]:
@@ -113,6 +145,9 @@ def read_recording(path: str, data: bytes) -> Iterator[tuple[CompileRequest, str
             raise ConfigError(f"{path}, line {number}: {error}") from error
     for folder in missing:
         log.warning("%s was recorded with the directory %s, which is not here", path, folder)
+
+
+_NO_RECORDING = "it is not a recording; expected a new file, or one that kcache recorded into"
 
 
 # -- lines -----------------------------------------------------------------------------------------
@@ -151,14 +186,22 @@ def _decode(
     try:
         roots = [(str(was), here) for was, here in zip(line["roots"], now, strict=False)]
         options = CompileOptions(**line["options"])
+        extra = parse_options(options.extra_options)
+        moved = _found(extra.include_paths, roots, missing)
         directory = None if line["directory"] is None else str(line["directory"])
+        folder, name = os.path.split(line["source_name"])
+        if os.path.isabs(folder):
+            (folder,) = _found((folder,), roots, {})
         request = CompileRequest(
             line["source"],
             tuple(line["names"]),
-            options.replace(include_paths=_found(options.include_paths, roots, missing)),
+            options.replace(
+                include_paths=_found(options.include_paths, roots, missing),
+                extra_options=extra.with_include_paths(moved),
+            ),
             dict(line["headers"]),
             bytes.fromhex(line["extra_key"]),
-            line["source_name"],
+            os.path.join(folder, name),
         )
     except KeyError as error:
         raise ConfigError(f"{error.args[0]!r} is missing") from error
@@ -195,10 +238,8 @@ def _found(
 
 
 def _roots(path: str) -> tuple[str, ...]:
-    return os.path.dirname(path), sys.prefix
-
-
-def _opened(path: str, flags: int) -> int:
-    # Does not block: a path that is no regular file, such as a pipe without a reader, must not hold
-    # up a compile.
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o600)
+    # A service runs without `site`, which sets `sys.prefix` in a virtual environment.
+    environment = os.path.dirname(os.path.dirname(sys.executable or ""))
+    if not os.path.isfile(os.path.join(environment, "pyvenv.cfg")):
+        environment = sys.prefix
+    return os.path.dirname(path), environment

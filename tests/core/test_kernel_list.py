@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from core.helpers import fork, wait
 from kcache import CompileOptions, ConfigError
 from kcache.nvrtc.request import Request
 from kcache.warm.kernel_list import ListedKernel, read_list
-from kcache.warm.recording import RequestRecorder
+from kcache.warm.recording import RequestRecorder, refuse_other_file
 
 KERNEL = "__global__ void k() {}\n"
 INCLUDING = '#include "scale.cuh"\n' + KERNEL
@@ -224,13 +225,14 @@ def test_torn_lines_spoil_only_themselves(tmp_path: Path, caplog: pytest.LogCapt
     recorder = RequestRecorder(path)
     recorder.note(request())
     whole = path.read_bytes()
+    assert whole.startswith(b"{")
     path.write_bytes(whole[: len(whole) // 2])  # as of a process that was killed in its write
     recorder.note(request(names="f<int>"))
     with path.open("ab") as stream:
-        stream.write(b"\n\n   \n" + b"[" * 100_000 + b"\n\xff\xfe\n" + whole[:-1])
+        stream.write(b"\n   \n" + b"[" * 100_000 + b"\n\xff\xfe\n" + whole[:-2])
     assert [each.title for each in read_list(str(path))] == ["f<int>"]
     assert [record.getMessage().partition(", ")[2] for record in caplog.records] == [
-        f"line {number} is torn: skipped" for number in (2, 6, 7, 9)
+        f"line {number} is torn: skipped" for number in (1, 5, 6, 7)
     ]
 
 
@@ -262,6 +264,51 @@ def test_a_recording_that_can_not_be_written_is_told_once(
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert record.getMessage().startswith(f"kernels are not recorded in {recorder.path}: ")
+
+
+@pytest.mark.parametrize("kind", ["notes", "link", "second name"])
+def test_a_file_that_is_not_a_recording_is_left_as_it_is(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, notes = tmp_path / "kernels.jsonl", tmp_path / "notes"
+    notes.write_text("mine\n" if kind == "notes" else "")
+    if kind == "notes":
+        notes.rename(path)
+        notes = path
+    elif kind == "link":
+        path.symlink_to(notes)
+    else:
+        os.link(notes, path)
+    before = notes.read_bytes()
+    RequestRecorder(path).note(request())
+    with pytest.raises(ConfigError, match="can't be recorded in"):
+        refuse_other_file(str(path))
+    assert notes.read_bytes() == before
+    (record,) = caplog.records
+    reason = {"notes": "not a recording; expected", "link": "a link", "second name": "2 names"}
+    assert reason[kind] in record.getMessage()
+
+
+def test_every_path_of_a_moved_recording_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those in texts of options, and of the environment of a service, which lacks `site`."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in ("project/include", "venv/include", "venv/bin"):
+        (old / folder).mkdir(parents=True)
+    (old / "venv/pyvenv.cfg").touch()
+    monkeypatch.setattr(sys, "executable", str(old / "venv/bin/python"))
+    texts = [f"-I{old}/project/include", "-I", f"{old}/venv/include", "-Irelative", "-G"]
+    given = CompileOptions(extra_options=[*texts, "-arch=sm_90"])
+    name = f"{old}/project/include/kernel.cu"
+    recorder = RequestRecorder(old / "project/kernels.jsonl")
+    recorder.note(request(INCLUDING, given, source_name=name))
+    old.rename(new)
+    monkeypatch.setattr(sys, "executable", str(new / "venv/bin/python"))
+    (wanted,) = read_list(str(new / "project/kernels.jsonl"))
+    expected = (f"{new}/project/include", f"{new}/venv/include", "relative")
+    assert options(wanted).parsed.include_paths == expected
+    assert wanted.request.source_name == f"{new}/project/include/kernel.cu"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

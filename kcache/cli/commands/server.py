@@ -21,10 +21,14 @@ from kcache.util.child_process import without_dropin
 
 
 def _recording(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
-    """Refuse a file that is not there and can't be made: only the server would log that."""
-    folder = os.path.dirname(os.path.abspath(path or ""))
-    if path is not None and not (os.path.exists(path) or os.access(folder, os.W_OK | os.X_OK)):
-        raise click.BadParameter(f"{path!r} can't be written; allowed: a file that can be written.")
+    """Refuse a file that can't be recorded into: only the server would log that."""
+    if path is not None:
+        from kcache.warm.recording import refuse_other_file
+
+        folder = os.path.dirname(os.path.abspath(path))
+        if not (os.path.lexists(path) or os.access(folder, os.W_OK | os.X_OK)):
+            raise click.BadParameter(f"{path!r} can't be written; expected a writable file.")
+        refuse_other_file(os.path.abspath(path))
     return path
 
 
