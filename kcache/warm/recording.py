@@ -11,7 +11,7 @@ the directories of the recording and of the Python environment. If a path below 
 longer exists, a reader looks for it below the present one. That holds for include paths, also for
 those in `extra_options`, for `directory`, and for the folder of an absolute `source_name`.
 Every line is appended by one write, which first ends a line that a killed process left incomplete.
-So such a line spoils only itself.
+So such a line spoils only itself. Readers skip empty lines, which concurrent writers may leave.
 """
 
 from __future__ import annotations
