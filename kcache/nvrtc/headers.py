@@ -8,6 +8,7 @@ answers like all others.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import struct
@@ -50,21 +51,26 @@ def only_names(trace: Trace, search: HeaderSearch) -> bool:
 
     It opens none of these, but checks whether two of them are one file.
     """
-    named = _names(search)
+    # It may ask for the source and its directory by their shortened paths.
+    named, folder = set(map(_shortened, _names(search))), _shortened(search.roots[SOURCE])
     there = 0
-    for path, answer in trace.files.items():
-        rooted = search.rooted(path)
-        absolute = search.path(rooted)
-        if answer.kind == "d" and is_directory(absolute, search):
+    for asked, answer in trace.files.items():
+        path = _shortened(search.path(search.rooted(asked)))
+        if answer.kind == "d" and is_directory(path, search):
             continue
         # Whether the source's directory is there decides how messages spell it. The log shows the
         # spelling for a name that is part of the key. No other output depends on it.
-        if rooted == (SOURCE, ".") and answer.kind in "-d":
+        if path == folder and answer.kind in "-d":
             continue
-        if absolute not in named or answer.kind not in "-f" or answer.opened or answer.denied:
+        denied = answer.denied and answer.error != errno.ENAMETOOLONG  # no file has such a name
+        if path not in named or answer.kind not in "-fe" or answer.opened or denied:
             return False
         there += answer.kind == "f"
     return there <= 1
+
+
+def _shortened(path: str) -> str:
+    return "/" + os.path.normpath(path).lstrip("/")
 
 
 def is_header(path: str) -> bool:

@@ -121,6 +121,23 @@ def test_a_path_is_its_text_and_headers_in_quotes_are_beside_it(project: Path) -
         assert not cache.get_or_compile(path, options=ARCH).cached
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["../src/k.cu", "./sub/k.cu", "sub//k.cu", "sub/../k.cu", "none/k.cu", "x" * 300 + ".cu"],
+)
+def test_a_source_without_headers_is_cached_however_its_name_is_written(
+    name: str, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("src", "work/sub"):
+        (project / folder).mkdir(parents=True)
+        (project / folder / "k.cu").touch()
+    monkeypatch.chdir(project / "work")
+    with kcache.KernelCache(project / "cache") as cache:
+        for cached in (False, True):
+            found = cache.get_or_compile(ALIKE["plain"], options=ARCH, source_name=name)
+            assert found.cached == cached
+
+
 def test_a_path_that_can_not_be_read_is_said(project: Path) -> None:
     (project / "no.cu").write_bytes(b"\xff\xfe")
     with kcache.KernelCache(project / "cache") as cache:
