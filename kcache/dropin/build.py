@@ -27,7 +27,7 @@ _LINK = ("-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now")
 _PARTS = {
     "nvrtc": (
         *("nvrtc.c", "program.c", "compile.c", "outputs.c", "about.c"),
-        *("bytes.c", "answers.c", "server.c", "real.c"),
+        *("bytes.c", "server.c", "real.c"),
     ),
     "preload": ("preload.c", "linked.c", "search.c"),
 }

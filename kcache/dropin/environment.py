@@ -71,7 +71,7 @@ def service(environment: Mapping[str, str]) -> Service:
     """Return the service for programs with these variables."""
     told = sorted(meaning(environment).items())
     texts = (text for setting in told for text in setting)
-    return Service("programs", "kcache.dropin.programs", join_texts(texts))
+    return Service("programs", "kcache.dropin.compile_service", join_texts(texts))
 
 
 def _told(name: str, value: str) -> str:

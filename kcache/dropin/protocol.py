@@ -1,7 +1,7 @@
 """Protocol: what the interface library and a service tell each other, as fields of messages.
 
 The messages are those of `kcache.util.wire`, and their first field is their kind. Numbers are
-decimal text. `native/compile.c`, `native/about.c` and `native/answers.c` are the other end.
+decimal text. `native/compile.c`, `native/about.c` and `native/bytes.c` are the other end.
 
 =============  ===================================================================================
 question       fields
@@ -10,7 +10,7 @@ question       fields
                expressions; the library's path, the working directory; ``NAME=value`` of each
                variable, or ``NAME`` if it is not set; source and its name; the names and then the
                texts of the headers; options, name expressions; the client's standing (see
-               `answering`)
+               `nvrtc_handler`)
 ``query``      the library's path; the client's standing
 ``note``       why the program asked the real NVRTC
 =============  ===================================================================================
@@ -25,7 +25,6 @@ from typing import NamedTuple
 from kcache.util.wire import WireError, number_in
 
 COMPILE, QUERY, NOTE = b"compile", b"query", b"note"
-_HIT, _KEEP = 1, 2
 
 
 class Program(NamedTuple):
@@ -35,7 +34,7 @@ class Program(NamedTuple):
         major: NVRTC's major version.
         library: path of the NVRTC that the program would have used.
         directory: working directory of the client.
-        standing: the client's user and file tree; see `answering`.
+        standing: the client's user and file tree; see `nvrtc_handler`.
         environment: the variables of the client that NVRTC reads.
         source, name: as given to `nvrtcCreateProgram`; the name is empty if there is none.
         headers: (include name, text), in order.
@@ -64,7 +63,6 @@ class Answer(NamedTuple):
         cubin, ltoir: empty if there is none.
         lowered: (name expression, lowered name).
         hit: whether nothing was compiled.
-        keep: whether the request alone decides the answer, so that the client may keep it.
         seconds: compile time of the kernel.
     """
 
@@ -75,7 +73,6 @@ class Answer(NamedTuple):
     log: bytes
     lowered: Sequence[tuple[bytes, bytes]]
     hit: bool
-    keep: bool
     seconds: float = 0.0
 
 
@@ -111,7 +108,6 @@ def unpack_program(fields: Sequence[bytes]) -> Program:
 
 def pack_answer(answer: Answer) -> list[bytes]:
     """Return the fields of an answer; names get a NUL at their end."""
-    flags = _HIT * answer.hit | _KEEP * answer.keep
     names = [name + b"\0" for pair in answer.lowered for name in pair]
     outputs = (answer.ptx, answer.cubin, answer.ltoir, answer.log)
-    return [b"%d" % answer.result, b"%d" % flags, *outputs, *names]
+    return [b"%d" % answer.result, *outputs, *names]

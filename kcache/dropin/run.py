@@ -149,7 +149,7 @@ def _prepare(
 
 def _tell_of_remotes(variables: Mapping[str, str]) -> None:
     """Start a process that says which remotes do not answer, as the server of others can't."""
-    service = start.Service("trouble", "kcache.dropin.programs", b"")
+    service = start.Service("trouble", "kcache.dropin.compile_service", b"")
     with suppress(OSError):  # the program works without
         start.begin_own(service, variables, forks=True, speaks=True)
 
@@ -248,7 +248,7 @@ def _wait(child: int) -> int:
 
 def _summary(socket: str | None, before: dict[str, Any] | None) -> str:
     """Return one line about what the server has done since its status `before`."""
-    from kcache.dropin.programs import since, summary
+    from kcache.dropin.compile_service import since, summary
 
     about = None if socket is None else start.status(socket)
     if about is None:

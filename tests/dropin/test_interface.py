@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from dropin.conftest import CLIENTS, Dropin
+from dropin.conftest import Dropin
 
 from kcache.dropin import build
 
@@ -109,13 +109,3 @@ def test_a_newer_nvrtc_loses_nothing(real: Path, dropin: Dropin, tmp_path: Path)
     build.build(str(folder), extra={major: build.unknown_exports(str(newer))}, flags=("-Werror",))
     dropin.environment["KCACHE_DROPIN_LIBRARIES"] = str(folder)
     assert dropin.run(sys.executable, "-c", code, newer).output == "77 True\n"
-
-
-def test_a_request_with_the_hash_of_another_is_another(tmp_path: Path) -> None:
-    compiler, program, native = build.compiler(), tmp_path / "collision", Path(build.SOURCES)
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    parts = (CLIENTS / "collision.c", native / "answers.c", native / "bytes.c")
-    flags = ("-DKCACHE_MAJOR=13", f"-I{native}", "-lpthread")
-    subprocess.run([compiler, *parts, "-o", program, *flags], check=True)
-    assert subprocess.run([program], capture_output=True, check=True).stdout == b"done\n"

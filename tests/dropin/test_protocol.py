@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcache.config import Config
-from kcache.dropin.answering import Answering, DeclinedError, recall, remember, standing
-from kcache.dropin.programs import Counts, summary
+from kcache.dropin.compile_service import Counts, summary
+from kcache.dropin.nvrtc_handler import DeclinedError, NvrtcHandler, recall, remember, standing
 from kcache.dropin.protocol import Program, unpack_program
 from kcache.nvrtc.options import EXAMPLES
 from kcache.util.wire import WireError
@@ -68,7 +68,7 @@ def test_what_is_known_of_a_build_is_remembered(tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_alone_in_its_directory(tmp_path: Path) -> None:
-    from kcache.dropin.answering import _is_alone
+    from kcache.dropin.nvrtc_handler import _is_alone
 
     program = PROGRAM._replace(name=os.fsencode(tmp_path / "k.cu"))
     assert _is_alone(program)
@@ -104,15 +104,15 @@ def test_an_nvrtc_that_was_replaced_is_not_answered_for(real: Path, tmp_path: Pa
     copy = tmp_path / real.name
     copy.symlink_to(real)
     cache: Any = Cache()
-    answering = Answering(cache)
+    handler = NvrtcHandler(cache)
     major = int(real.name.rpartition(".")[2])
     program = PROGRAM._replace(library=os.fsencode(copy), major=major)
     with pytest.raises(DeclinedError, match="^AssertionError: asked$"):
-        answering.answer(program)
+        handler.answer(program)
     copy.unlink()
     copy.write_bytes(b"another one")
     with pytest.raises(DeclinedError, match="^NVRTC was replaced$"):
-        answering.answer(program)
+        handler.answer(program)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_options_without_files_of_their_own_and_all_paths_are_answered(
     major = int(real.name.rpartition(".")[2])
     program = PROGRAM._replace(library=os.fsencode(real), major=major, options=options)
     with pytest.raises(DeclinedError, match="^AssertionError: asked$"):
-        Answering(cache).answer(program)
+        NvrtcHandler(cache).answer(program)
 
 
 @pytest.mark.parametrize(
@@ -152,4 +152,4 @@ def test_options_without_files_of_their_own_and_all_paths_are_answered(
 def test_what_can_not_be_answered_exactly_is_declined(change: dict[str, Any], reason: str) -> None:
     cache: Any = Cache()
     with pytest.raises(DeclinedError, match=f"^{re.escape(reason)}"):
-        Answering(cache).answer(PROGRAM._replace(**change))
+        NvrtcHandler(cache).answer(PROGRAM._replace(**change))

@@ -196,7 +196,7 @@ print(library.nvrtcGetLoweredName(program, b"t<int>", c.byref(lowered)), lowered
 def test_an_answer_without_a_name_that_was_asked_for_is_none(
     dropin: Dropin, real: Path, tmp_path: Path
 ) -> None:
-    answer = Answer(0, b"ptx\0", b"cubin", b"", b"\0", [(b"t<float>", b"t")], hit=True, keep=True)
+    answer = Answer(0, b"ptx\0", b"cubin", b"", b"\0", [(b"t<float>", b"t")], hit=True)
     command = (sys.executable, "-c", NAMED, real)
     with closing(Fake(tmp_path, _says(DONE, *pack_answer(answer)))) as fake:
         told = dropin.run("env", f"KCACHE_DROPIN_SOCKET={fake.path}", *command)

@@ -123,7 +123,7 @@ def stop() -> None:
 @json_option("object")
 def status(*, as_json: bool) -> None:
     """Tell whether a server runs, what it has done, and how the remotes have answered."""
-    from kcache.dropin.programs import summary
+    from kcache.dropin.compile_service import summary
 
     about = services.status(_path())
     remotes = remote_status(load_settings(None)[0])

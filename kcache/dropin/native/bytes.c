@@ -61,12 +61,6 @@ void kd_put_number(struct kd_message *message, uint32_t number) {
     kd_put(message, text, (size_t)snprintf(text, sizeof text, "%u", number));
 }
 
-void kd_take_back(struct kd_message *message) {
-    message->put--;
-    message->size -= size_of(message->data + HEAD, message->put);
-    put_size(message, message->put, 0);
-}
-
 bool kd_reply_begin(struct kd_reply *reply, uint32_t count, const char *sizes) {
     size_t sum = 0, views = count * sizeof *reply->fields;
     for (uint32_t field = 0; field < count; field++) {
@@ -102,4 +96,25 @@ bool kd_number(const struct kd_reply *reply, uint32_t field, uint32_t *number) {
         *number = *number * 10 + (uint32_t)(digit - '0');
     }
     return true;
+}
+
+static bool ends_in_nul(struct kd_bytes bytes) {
+    return bytes.size > 0 && bytes.data[bytes.size - 1] == '\0';
+}
+
+bool kd_is_answer(const struct kd_reply *reply, uint32_t *result) {
+    if (reply->count < KD_NAMES || (reply->count - KD_NAMES) % 2 != 0 ||
+        !kd_number(reply, KD_RESULT, result))
+        return false;
+    for (uint32_t i = KD_NAMES; i < reply->count; i++)
+        if (!ends_in_nul(reply->fields[i]))
+            return false;
+    return ends_in_nul(reply->fields[KD_PTX]) && ends_in_nul(reply->fields[KD_LOG]);
+}
+
+const char *kd_lowered(const struct kd_reply *answer, const char *name) {
+    for (uint32_t i = KD_NAMES; i < answer->count; i += 2)
+        if (strcmp(answer->fields[i].data, name) == 0)
+            return answer->fields[i + 1].data;
+    return NULL;
 }

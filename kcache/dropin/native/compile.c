@@ -29,9 +29,7 @@ static void put_variables(struct kd_message *request) {
     }
 }
 
-/* kcache/dropin/protocol.py describes the layout. Its last field is added later, and is no part of
-   the request by which this process remembers an answer: it does not matter if the request alone
-   decides, and to find it out takes 7 us. */
+/* kcache/dropin/protocol.py describes the layout. */
 static bool put_request(struct kd_message *request, const struct program *mine) {
     char directory[PATH_MAX];
     if (kd_real_path() == NULL || getcwd(directory, sizeof directory) == NULL)
@@ -52,50 +50,30 @@ static bool put_request(struct kd_message *request, const struct program *mine) 
     put_texts(request, &mine->header_texts);
     put_texts(request, &mine->options);
     put_texts(request, &mine->names);
-    return !request->failed && request->put + 1 == count;
-}
-
-static struct kd_answer *answer_from_server(struct kd_message *request) {
-    struct kd_reply reply;
     kd_put_standing(request);
-    if (!kd_server_ask(request, &reply)) {
-        free(reply.fields);
-        return NULL;
-    }
-    kd_take_back(request);
-    struct kd_answer *answer = kd_answer_parse(reply);
-    if (answer != NULL && answer->flags & KD_KEEP)
-        kd_remember(request, answer);
-    return answer;
+    return !request->failed && request->put == count;
 }
 
-static bool has_all_names(const struct program *mine, const struct kd_answer *answer) {
-    if (answer->result != KD_SUCCESS)
-        return true;
+static bool has_all_names(const struct program *mine, const struct kd_reply *answer) {
     for (int i = 0; i < mine->names.count; i++)
         if (kd_lowered(answer, mine->names.items[i]) == NULL)
             return false;
     return true;
 }
 
-static struct kd_answer *find_answer(const struct program *mine) {
+/* Returns whether the server has answered. `answer` is to be freed in either case. */
+static bool find_answer(const struct program *mine, struct kd_reply *answer, uint32_t *result) {
     struct kd_message request = {0};
-    struct kd_answer *answer = NULL;
+    bool found = false;
     if (kd_server_wanted()) {
-        if (put_request(&request, mine)) {
-            answer = kd_recall(&request);
-            if (answer == NULL)
-                answer = answer_from_server(&request);
-        } else {
+        if (put_request(&request, mine))
+            found = kd_server_ask(&request, answer) && kd_is_answer(answer, result) &&
+                    (*result != KD_SUCCESS || has_all_names(mine, answer));
+        else
             kd_server_note("no working directory, or no NVRTC");
-        }
     }
     free(request.data);
-    if (answer != NULL && !has_all_names(mine, answer)) {
-        kd_answer_drop(answer);
-        answer = NULL;
-    }
-    return answer;
+    return found;
 }
 
 static int compile_by_real(
@@ -114,16 +92,18 @@ int kd_compile_here(struct program *mine, int count, const char *const *options)
     struct texts before = mine->options;
     mine->options = (struct texts){0};
     bool usable = kd_texts_add_all(&mine->options, count, options);
-    struct kd_answer *answer = usable ? find_answer(mine) : NULL;
-    if (answer == NULL) {
+    struct kd_reply answer = {0};
+    uint32_t result;
+    if (!usable || !find_answer(mine, &answer, &result)) {
+        free(answer.fields);
         kd_texts_empty(&mine->options);
         mine->options = before;
         return compile_by_real(mine, usable ? NULL : "an option is NULL", count, options);
     }
     __atomic_store_n(&has_compiled, true, __ATOMIC_RELAXED);
     kd_texts_empty(&before);
-    kd_answer_drop(mine->answer);
+    free(mine->answer.fields);
     mine->answer = answer;
     mine->compiled = true;
-    return mine->result = (int)answer->result;
+    return mine->result = (int)result;
 }

@@ -57,7 +57,6 @@ void kd_begin(struct kd_message *message, uint32_t count, size_t room);
 void kd_put(struct kd_message *message, const void *data, size_t size); /* the next field */
 void kd_put_text(struct kd_message *message, const char *text);
 void kd_put_number(struct kd_message *message, uint32_t number);
-void kd_take_back(struct kd_message *message); /* the last field, which is there */
 
 /* A message from the server, in one block of memory that the caller frees. */
 struct kd_reply {
@@ -73,29 +72,13 @@ bool kd_is(const struct kd_reply *reply, uint32_t field, const char *text);
 /* Whether a field is there and is a number. */
 bool kd_number(const struct kd_reply *reply, uint32_t field, uint32_t *number);
 
-/* -- answers (answers.c) ----------------------------------------------------------------------- */
-
 /* The fields of an answer after `done`. From KD_NAMES on, each name expression and its lowered name
    follow. PTX, log and names end in a NUL, which their sizes count. */
-enum { KD_RESULT = 1, KD_FLAGS, KD_PTX, KD_CUBIN, KD_LTOIR, KD_LOG, KD_NAMES };
-enum { KD_HIT = 1, KD_KEEP = 2 }; /* flags of an answer */
+enum { KD_RESULT = 1, KD_PTX, KD_CUBIN, KD_LTOIR, KD_LOG, KD_NAMES };
 
-/* The result of a compile. Programs and the memory of answers share it by counted references. */
-struct kd_answer {
-    int references;
-    uint32_t result, flags;
-    struct kd_reply reply;
-};
-
-/* Becomes the owner of a reply. Returns NULL, and frees the reply, if it is no answer. */
-struct kd_answer *kd_answer_parse(struct kd_reply reply);
-void kd_answer_drop(struct kd_answer *answer);
-const char *kd_lowered(const struct kd_answer *answer, const char *name); /* NULL: not there */
-
-/* Answers that depend on the request alone, kept for the next equal request of this process.
-   Threads: safe. Bytes and number are bounded; the least recently used answer is dropped first. */
-struct kd_answer *kd_recall(const struct kd_message *request);
-void kd_remember(const struct kd_message *request, struct kd_answer *answer);
+/* Returns whether a reply is an answer, and its result code. */
+bool kd_is_answer(const struct kd_reply *reply, uint32_t *result);
+const char *kd_lowered(const struct kd_reply *answer, const char *name); /* NULL: not there */
 
 /* -- the server (server.c) --------------------------------------------------------------------- */
 

@@ -95,7 +95,7 @@ KD_EXPORT int nvrtcGetLoweredName(kd_program program, const char *name, const ch
     *lowered = NULL;
     if (!mine->compiled || mine->result != KD_SUCCESS)
         return KD_NO_LOWERED_BEFORE_COMPILATION;
-    *lowered = kd_lowered(mine->answer, name);
+    *lowered = kd_lowered(&mine->answer, name);
     return *lowered == NULL ? KD_NAME_NOT_VALID : KD_SUCCESS;
 }
 

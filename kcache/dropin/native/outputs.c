@@ -10,7 +10,7 @@
 /* Before a compile, NVRTC returns empty texts, which end in a NUL, and empty binaries. */
 static struct kd_bytes output(const struct program *mine, int field) {
     if (mine->compiled && field != ABSENT)
-        return mine->answer->reply.fields[field];
+        return mine->answer.fields[field];
     return (struct kd_bytes){"", field == KD_PTX || field == KD_LOG};
 }
 

@@ -84,7 +84,7 @@ void kd_release(struct program *mine) {
     kd_texts_empty(&mine->header_names);
     kd_texts_empty(&mine->names);
     kd_texts_empty(&mine->options);
-    kd_answer_drop(mine->answer);
+    free(mine->answer.fields);
     mine->mark = 0;
     mine->self = NULL;
     free(mine);

@@ -23,7 +23,7 @@ struct program {
     struct texts header_texts, header_names, names, options;
     bool compiled; /* `result` and `answer` are those of the last compile */
     int result;
-    struct kd_answer *answer;
+    struct kd_reply answer;
     kd_program real; /* if it is not NULL, everything is forwarded */
 };
 

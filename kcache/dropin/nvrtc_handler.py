@@ -1,4 +1,4 @@
-"""Answering: turns an NVRTC program into a request, and a kernel into NVRTC's answer.
+"""NvrtcHandler: turns an NVRTC program into a request, and a kernel into NVRTC's answer.
 
 It is the only module of the drop-in that knows kcache. If it can't answer exactly, it declines with
 a reason, and the program asks the real NVRTC.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kcache.config import COMPILER_VARIABLES
 from kcache.dropin.protocol import Answer, Program
-from kcache.nvrtc.options import are_harmless, parse_options, without_automatic_pch
+from kcache.nvrtc.options import parse_options, without_automatic_pch
 from kcache.nvrtc.search import are_own_files
 from kcache.util import log
 from kcache.util.open_file import open_own, replacing
@@ -44,11 +44,6 @@ _PASSED_ON = ("--ptxas-options", "-Xcudafe")
 #: In the log of each compile that fails before it has made PTX. A compile that fails in ptxas has
 #: made PTX.
 _FAILED_EARLY = b" detected in the compilation of "
-#: A source without these words, once its lines are joined, reads no file and no clock.
-_READS = (b"include", b"import", b"embed", b"__DATE__", b"__TIME", b"??")
-#: Of the options after which a compiler is as good as new, those that name files, or put the
-#: working directory into the output.
-_WITH_PATHS = ("-I", "--generate-line-info")
 _SUCCESS, _COMPILATION, _INVALID_OPTION = 0, 6, 5
 #: Version and architectures of an NVRTC build. A program asks for them before its first compile.
 #: Loading the library for the answer would take 100 ms, so small files keep them.
@@ -76,7 +71,7 @@ def standing() -> bytes:
     return " ".join(map(str, numbers)).encode()
 
 
-class Answering:
+class NvrtcHandler:
     """Answers programs from a cache.
 
     Threads: safe to share.
@@ -270,7 +265,6 @@ def _caller(program: Program, compiler: str) -> Caller:
 def _answer(program: Program, kernel: CompiledKernel) -> Answer:
     if kernel.log and kernel.raw_log is None:
         raise DeclinedError("the log was not kept as it was")
-    keep = kernel.cached and _decides_itself(program)
     lowered = [(a.encode(), b.encode()) for a, b in kernel.lowered_names.items()]
     return Answer(
         _SUCCESS,
@@ -280,7 +274,6 @@ def _answer(program: Program, kernel: CompiledKernel) -> Answer:
         _log(program, kernel.raw_log or b"\0"),
         lowered,
         kernel.cached,
-        keep,
         kernel.compile_seconds,
     )
 
@@ -299,13 +292,13 @@ def _failed(program: Program, error: CompileError) -> Answer:
         raise DeclinedError("the compile failed")
     if result == _COMPILATION and _FAILED_EARLY not in raw_log:
         raise DeclinedError("the compile failed late")
-    return Answer(result, b"\0", b"", b"", _log(program, raw_log), [], hit=False, keep=False)
+    return Answer(result, b"\0", b"", b"", _log(program, raw_log), [], hit=False)
 
 
 def _not_compiled(reason: str) -> Answer:
     """Return a compile error whose log is the reason."""
     log = f"kcache: {reason}\n".encode() + b"\0"
-    return Answer(_COMPILATION, b"\0", b"", b"", log, [], hit=False, keep=False)
+    return Answer(_COMPILATION, b"\0", b"", b"", log, [], hit=False)
 
 
 def _is_alone(program: Program) -> bool:
@@ -317,18 +310,6 @@ def _is_alone(program: Program) -> bool:
         return True
     except OSError:
         return False
-
-
-def _decides_itself(program: Program) -> bool:
-    """Tell whether the request alone decides the outcome, and no file, clock or path does."""
-    joined = program.source.replace(b"\\\r\n", b"").replace(b"\\\n", b"")
-    options = parse_options([*map(_decoded, program.options)])
-    return (
-        not any(word in text for word in _READS for text in (joined, *program.options))
-        and are_harmless(options)
-        and not any(option.name in _WITH_PATHS for option in options)
-        and not program.headers
-    )
 
 
 def _decoded(data: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Programs: the service that answers the programs under `kcache run`, from one cache."""
+"""Compile service: answers the programs under `kcache run`, from one cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kcache.util import log
 from kcache.util.wire import WireError, split_texts
 
 if TYPE_CHECKING:
-    from kcache.dropin.answering import Answering
+    from kcache.dropin.nvrtc_handler import NvrtcHandler
     from kcache.remote import daemon_client
     from kcache.service.server import Client
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SAYING = 2.0
 
 
-def make(told: bytes, group: int, said: int) -> Programs:
+def make(told: bytes, group: int, said: int) -> CompileService:
     """Return the handlers of a service; `kcache.service.server` calls this.
 
     Args:
@@ -36,19 +36,19 @@ def make(told: bytes, group: int, said: int) -> Programs:
     if env.current().get(env.LOG):
         os.dup2(said, 2)
         log.speak_to(group)
-    programs = Programs(dict(zip(*[iter(split_texts(told))] * 2, strict=True)))
+    service = CompileService(dict(zip(*[iter(split_texts(told))] * 2, strict=True)))
     if group:
-        programs.complaining = threading.Thread(target=_complain, args=(programs, said, group))
-        programs.complaining.daemon = True
-        programs.complaining.start()
+        service.complaining = threading.Thread(target=_complain, args=(service, said, group))
+        service.complaining.daemon = True
+        service.complaining.start()
     else:
         os.close(said)
     if told:
-        threading.Thread(target=programs.warm_up, daemon=True).start()
-    return programs
+        threading.Thread(target=service.warm_up, daemon=True).start()
+    return service
 
 
-def _complain(programs: Programs, said: int, group: int) -> None:
+def _complain(service: CompileService, said: int, group: int) -> None:
     """Say what is wrong with the variables, and which remotes do not answer, beside the program.
 
     It looks only if there are such variables, because its imports delay the first answer.
@@ -68,11 +68,11 @@ def _complain(programs: Programs, said: int, group: int) -> None:
             from kcache.kernels.tiers import tell_of_remotes
 
             config = Config.load(complain=lambda _: None)
-            programs.remotes = tell_of_remotes(config, group, tell)
+            service.remotes = tell_of_remotes(config, group, tell)
     os.close(said)
 
 
-class Programs:
+class CompileService:
     """Answers programs, and counts that. The cache is opened once, by the first thread.
 
     Threads: safe to share.
@@ -94,7 +94,7 @@ class Programs:
         self.complaining: threading.Thread | None = None
         self.remotes: daemon_client.DaemonClient | None = None
         self._settings = settings
-        self._answering: Answering | None = None
+        self._handler: NvrtcHandler | None = None
         self._making = threading.Lock()
 
     def warm_up(self) -> None:
@@ -102,21 +102,21 @@ class Programs:
         with suppress(Exception):  # a program that asks is told
             self.answers().warm_up()
 
-    def answers(self) -> Answering:
+    def answers(self) -> NvrtcHandler:
         """Return what answers from the cache; raise what opening a cache raises."""
         with self._making:
-            if self._answering is None:
-                from kcache.dropin.answering import Answering
+            if self._handler is None:
+                from kcache.dropin.nvrtc_handler import NvrtcHandler
                 from kcache.kernel_cache import KernelCache
 
                 home = env.cache_home(env.current())
                 folder = None if home is None else os.path.join(home, "kcache-dropin")
-                self._answering = Answering(KernelCache(), folder)
-            return self._answering
+                self._handler = NvrtcHandler(KernelCache(), folder)
+            return self._handler
 
     def status(self) -> dict[str, object]:
         """Return the settings and the counts."""
-        stats = None if self._answering is None else self._answering.cache.stats()
+        stats = None if self._handler is None else self._handler.cache.stats()
         remotes = {name: getattr(stats, name, 0) for name in _REMOTE_COUNTS}
         return {"settings": self._settings, "counts": {**self.counts.as_dict(), **remotes}}
 
@@ -126,8 +126,8 @@ class Programs:
             self.complaining.join(_SAYING)
         if self.remotes is not None:
             self.remotes.close()
-        if self._answering is not None:
-            self._answering.cache.close()
+        if self._handler is not None:
+            self._handler.cache.close()
 
     def leave(self, client: Client) -> None:
         """Forget nothing: the counts stay."""
@@ -153,7 +153,7 @@ class Programs:
                 raise WireError("no such question")
 
     def _compile(self, program: Program) -> Sequence[bytes]:
-        from kcache.dropin.answering import DeclinedError
+        from kcache.dropin.nvrtc_handler import DeclinedError
 
         try:
             answer = self.answers().answer(program)
