@@ -328,5 +328,5 @@ def _wanted(request: CompileRequest, directory: str | None, source: str) -> List
         compiler="",
     )
     where = None if made.anywhere else directory
-    # If an output shows the name, another name gives another kernel.
-    return ListedKernel(request, where, source, (f"{made.key} {made.source_name}", where))
+    # The key has the include directories by their positions only.
+    return ListedKernel(request, where, source, (f"{made.key} {made.location}", where))

@@ -118,6 +118,21 @@ def test_globs_are_sorted_and_each_kernel_is_there_once(folder: Path) -> None:
     assert [each.title for each in found] == ["src/deep/c.cu", "a.cu", "src/b.cu", "a.cu: f<int>"]
 
 
+def test_kernels_that_differ_in_their_include_directories_alone_are_two(folder: Path) -> None:
+    one, other = listed(
+        folder,
+        """
+        defaults.arch = "sm_90"
+        kernels = [
+            { source = "a.cu", include_paths = ["float"] },
+            { source = "a.cu", include_paths = ["half"] },
+            { source = "a.cu", include_paths = ["float"] },
+        ]
+        """,
+    )
+    assert (options(one).include_paths, options(other).include_paths) == (("float",), ("half",))
+
+
 def test_a_source_can_be_compiled_as_a_program_does_it(folder: Path) -> None:
     one, text = listed(
         folder,
