@@ -26,12 +26,15 @@ from kcache.errors import BackendError, ConfigError
 from kcache.util.locks import lock, release
 from kcache.util.open_file import (
     MARKER,
+    NO_USER,
     NotOursError,
     OwnFile,
     foreign,
+    is_ambiguous,
     make_private,
     open_or_replace,
     open_own,
+    present_user,
     trusted,
     unsafe_part,
 )
@@ -112,6 +115,11 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
         BackendError: it is not there and can't be made (read-only or full file system, ...).
     """
     path = os.path.abspath(path)
+    if present_user() == NO_USER:
+        raise BackendError(
+            f"directory {path}: user {os.geteuid()} stands for every user without an id in this "
+            "user namespace, so no files can be known to be yours; map your user into it"
+        )
     try:
         _require_safe_path(path)
         made = not read_only and make_private(path)
@@ -139,6 +147,23 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
         ) from error
     except OSError as error:
         raise BackendError(f"directory {path}: {error.strerror}") from error
+
+
+def is_usable(path: str) -> bool:
+    """Return whether `open_directory` would open this directory, or make it; change nothing."""
+    try:
+        open_directory(path, read_only=True)
+    except ConfigError:
+        return False
+    except BackendError:
+        if os.path.lexists(path) or present_user() == NO_USER:
+            return False
+        above = os.path.dirname(path)
+        while not os.path.lexists(above):
+            above = os.path.dirname(above)
+        effective = os.access in os.supports_effective_ids
+        return os.access(above, os.W_OK | os.X_OK, effective_ids=effective)
+    return True
 
 
 def claim(folder: str) -> None:
@@ -221,7 +246,9 @@ def require_safe_layer(path: str) -> None:
     except OSError as error:
         raise BackendError(f"layer {path}: {error.strerror}") from error
     is_folder = stat.S_ISDIR(status.st_mode)
-    if not is_folder and not stat.S_ISREG(status.st_mode):
+    if is_ambiguous(status.st_uid):
+        problem = f"its owner, {status.st_uid}, may be any user that this user namespace lacks"
+    elif not is_folder and not stat.S_ISREG(status.st_mode):
         problem = "it is neither a directory nor a file"
     elif sys.platform != "win32" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         problem = f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o})"

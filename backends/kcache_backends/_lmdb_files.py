@@ -29,6 +29,7 @@ from kcache.util.open_file import (
     has_header,
     identity,
     is_plain,
+    make_directory,
     open_own,
     unsafe_part,
 )
@@ -187,7 +188,7 @@ def _open(root: str, map_size: int, *, read_only: bool) -> lmdb.Environment:
     folder, table = os.path.join(root, _FOLDER), os.path.join(root, _FOLDER, _TABLE)
     if not read_only:
         with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
+            make_directory(folder)
     size = _require_sound(root)
     if not read_only and hasattr(os, "posix_fallocate"):
         file = open_own(table, os.O_RDWR | os.O_CREAT)

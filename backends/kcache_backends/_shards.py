@@ -24,7 +24,7 @@ from typing import NamedTuple, Self
 
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.util.locks import Patience, is_locked, lock, pread, pwrite, unlock
-from kcache.util.open_file import NotOursError, OwnFile, foreign, open_own
+from kcache.util.open_file import NotOursError, OwnFile, foreign, make_directory, open_own
 
 SHARDS = 256
 #: Larger than the size of any real file or directory.
@@ -281,7 +281,7 @@ def require_own_shard(directory: str, *, make: bool = False) -> None:
         if not make:
             raise
         with suppress(FileExistsError):
-            os.mkdir(directory, 0o700)
+            make_directory(directory)
     except OSError:  # it is no link
         return
     else:

@@ -120,7 +120,7 @@ def _cache(
     config: Config, directory: str | None, system: Callable[[str], FileSystem]
 ) -> Iterator[Finding]:
     from kcache.backend import NoBackend, backend_names
-    from kcache.engine.opening import open_configured
+    from kcache.engine.opening import default_directory, open_configured
 
     arguments = {"directory": directory, "read_only": True, "disable": False}
     said: list[str] = []
@@ -134,9 +134,7 @@ def _cache(
     yield Finding(OK, "backend", f"{opened.config.backend.value} (there are: {known})")
     try:
         if opened.directory is not None or not said:
-            path = opened.path or os.path.abspath(
-                config.directory.value or default_cache_directory()
-            )
+            path = opened.path or os.path.abspath(config.directory.value or default_directory())
             yield from _directory(config, path)
             yield from _disk(opened.config, path, opened.backend.usage().bytes, system)
         if opened.directory is not None and not isinstance(opened.backend, NoBackend):

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from kcache.backend import NoBackend, open_backend
 from kcache.cli.terminal import say
-from kcache.config import VARIABLES, Config, default_cache_directory, variable
+from kcache.config import VARIABLES, Config, variable
 from kcache.directory import CacheDirectory, change_settings, open_directory
 from kcache.engine.opening import (
+    default_directory,
     elsewhere,
     find_cache,
     parse_saved,
@@ -132,7 +133,7 @@ def named_directory(directory: str | None) -> str:
     named, source = Config.load({"directory": directory}, complain=lambda _: None).directory
     if named is None and source != "default":
         return variable(source) or ""
-    return os.path.abspath(default_cache_directory() if named is None else named)
+    return os.path.abspath(default_directory() if named is None else named)
 
 
 def may_write(doing: str, directory: str | None = None) -> None:

@@ -73,7 +73,7 @@ def build(
         raise BuildError("there is no C compiler (Debian: apt-get install gcc libc6-dev)")
     temporary = f"{folder}.{os.getpid()}"
     try:
-        os.makedirs(temporary, mode=0o700)
+        _make_folder(temporary)
         for command in _commands(temporary, extra or {}, flags):
             _run([found, *_FLAGS, *command])
         _spread(temporary, found)
@@ -88,7 +88,7 @@ def build(
 def _commands(
     folder: str, extra: Mapping[int, Iterable[str]], flags: Sequence[str]
 ) -> Iterable[list[str]]:
-    os.mkdir(os.path.join(folder, os.uname().machine), 0o700)
+    _make_folder(os.path.join(folder, os.uname().machine))
     for major in MAJORS:
         for kind, parts in _PARTS.items():
             own = kind == "nvrtc"
@@ -107,19 +107,24 @@ def _commands(
             ]
 
 
+def _make_folder(path: str) -> None:
+    os.mkdir(path)  # noqa: TID251
+    os.chmod(path, 0o700)  # not what the umask leaves
+
+
 def _spread(folder: str, compiler: str) -> None:
     """Put the preloaded libraries, or empty ones, wherever `$PLATFORM` may lead."""
     machine = os.uname().machine
     for platform in _PLATFORMS.get(machine, ())[1:]:
         shutil.copytree(os.path.join(folder, machine), os.path.join(folder, platform))
     for platform in _PLATFORMS_32.get(machine, ()):
-        os.mkdir(os.path.join(folder, platform), 0o700)
+        _make_folder(os.path.join(folder, platform))
         for major in MAJORS:
             output = os.path.join(folder, platform, name(major, "preload"))
             empty = ("-m32", "-nostdlib", "-shared", "-x", "c", os.devnull)
             with suppress(BuildError):  # then nothing for 32 bits can be built, nor is there any
                 _run([compiler, *empty, "-o", output])
-    os.mkdir(os.path.join(folder, _ASAN), 0o700)
+    _make_folder(os.path.join(folder, _ASAN))
     with open(os.path.join(folder, _ASAN, "README"), "w", encoding="ascii") as file:
         file.write(_WHY_ASAN)
 

@@ -9,7 +9,7 @@ import zlib
 
 from kcache._version import __version__
 from kcache.dropin import environment as env
-from kcache.util.open_file import make_private, unsafe_part
+from kcache.util.open_file import make_private, present_user, unsafe_part
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _check(folder: str) -> None:
     for at, _, names in os.walk(os.path.realpath(folder)):
         for path in (at, *(os.path.join(at, name) for name in names)):
             status = os.lstat(path)
-            if status.st_uid not in (0, os.geteuid()) or status.st_mode & _OTHERS_WRITE:
+            if status.st_uid not in (0, present_user()) or status.st_mode & _OTHERS_WRITE:
                 problem = problem or f"others can write to {path}"
     if problem:
         raise MissingError(f"kcache loads nothing from {folder}: {problem}")

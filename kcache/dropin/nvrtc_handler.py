@@ -16,7 +16,7 @@ from kcache.dropin.protocol import Answer, Program
 from kcache.nvrtc.options import parse_options, without_automatic_pch
 from kcache.nvrtc.search import are_own_files
 from kcache.util import log
-from kcache.util.open_file import open_own, replacing
+from kcache.util.open_file import make_private, open_own, replacing
 
 if TYPE_CHECKING:
     from kcache.errors import CompileError
@@ -339,7 +339,7 @@ def remember(folder: str | None, identity: str, about: Release) -> None:
     if folder is None:
         return
     with suppress(OSError):
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_private(folder)
         with (
             replacing(_path(folder, identity)) as draft,
             open(draft, "w", encoding="ascii") as file,

@@ -18,7 +18,7 @@ from kcache.config import (
     default_cache_directory,
     temporary_cache_directory,
 )
-from kcache.directory import CacheDirectory, open_directory
+from kcache.directory import CacheDirectory, is_usable, open_directory
 from kcache.errors import BackendError, ConfigError, KcacheError, UnknownBackendError
 from kcache.util import log
 from kcache.util.open_file import MARKER
@@ -38,6 +38,8 @@ SAVED = (
     *("wait", "workers", "compile_timeout"),
 )
 _PARSERS = {each.setting: each.parse for each in VARIABLES if each.setting in SAVED}
+#: Each is looked up only if it is needed: finding all takes longer than a hit.
+_DEFAULTS = (default_cache_directory, temporary_cache_directory)
 #: Directories in which `warn_if_elsewhere` has looked.
 _looked: set[str] = set()
 _IN_MEMORY = "This process caches in memory alone"
@@ -140,9 +142,10 @@ def _find_directory(
     path, missing = "", NoBackend("no directory")
     if named is None and given is not None:
         return missing
-    # Each is looked up only if it is needed: finding all takes longer than a hit.
-    defaults = (default_cache_directory, temporary_cache_directory)
-    for find in defaults if named is None else (lambda: named,):
+    finds: tuple[Callable[[], object], ...] = (lambda: named,)
+    if named is None:  # one that only reads must not find another than those that write
+        finds = (default_directory,) if read_only else _DEFAULTS
+    for find in finds:
         path = str(find())
         try:
             return open_directory(path, read_only=read_only)
@@ -160,6 +163,15 @@ def _find_directory(
     effect = _IN_MEMORY if given is None else "No statistics are written"
     complain(f"{where}{missing.reason}. {effect}")
     return missing
+
+
+def default_directory() -> str:
+    """Return the default directory that programs use, or would make; nothing is created."""
+    for find in _DEFAULTS:
+        path = str(find())
+        if is_usable(path):
+            return path
+    return str(default_cache_directory())
 
 
 def _is_read_only(config: Config) -> bool:

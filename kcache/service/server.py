@@ -23,6 +23,7 @@ from kcache.service.channel import Channel
 from kcache.service.start import DONE, STATUS, STOP, WAIT, bound, socket_identity, sweep
 from kcache.util import log
 from kcache.util.child_process import detach
+from kcache.util.open_file import present_user
 from kcache.util.wire import WireError, heading, receive
 
 #: Seconds from the disconnect of the last program to the end of the service. So the next command of
@@ -244,7 +245,7 @@ class Server:
         process, user, _ = _CREDENTIALS.unpack(
             connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         )
-        if user != os.geteuid() or len(self._clients) >= MAX_CONNECTIONS:
+        if user != present_user() or len(self._clients) >= MAX_CONNECTIONS:
             connection.close()
             return
         client = Client(connection, process)

@@ -19,7 +19,7 @@ from contextlib import suppress
 
 from kcache._version import __version__
 from kcache.util.child_process import ISOLATED, children_are_elsewhere
-from kcache.util.open_file import present_user, unsafe_part
+from kcache.util.open_file import make_directory, present_user, unsafe_part
 from kcache.util.wire import WireError, heading
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
@@ -79,7 +79,9 @@ def name_of(service: Service) -> str:
     """Return the name of a service, by which all programs with the same settings find it."""
     import hashlib
 
-    parts = (__version__, str(sys.executable), _ROOT, service.serves)
+    # One installation has several interpreters (`python`, `python3`), and all are in one folder.
+    folder = os.path.realpath(os.path.dirname(sys.executable or "/"))
+    parts = (__version__, folder, str(sys.implementation.cache_tag), _ROOT, service.serves)
     told = "\0".join(parts).encode() + b"\0" + service.told
     return f"{service.kind}-{hashlib.sha256(told, usedforsecurity=False).hexdigest()[:16]}"
 
@@ -107,7 +109,8 @@ def folder_in(folders: Iterable[str]) -> str:
         raise OSError("a service of kcache needs Linux; layers do without")
     problem = OSError("no folder for a socket")
     for folder in folders:
-        private = os.path.join(folder, f"kcache-{present_user()}")
+        # The cache of a user without a home is beside it; see `config.temporary_cache_directory`.
+        private = os.path.join(folder, f"kcache-services-{os.geteuid()}")
         try:
             if len(os.fsencode(private)) > _MOST_FOLDER:
                 raise OSError(f"{private} is too long for a socket")
@@ -125,9 +128,10 @@ def folder_in(folders: Iterable[str]) -> str:
 def _require_private(folder: str) -> None:
     """Make a folder unless it is there, and check that it is the user's own; raise OSError."""
     with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
+        make_directory(folder)
     status = os.lstat(folder)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == present_user()
+    if not is_own or status.st_mode & 0o077:
         raise OSError(f"{folder} is not private")
 
 
@@ -143,6 +147,7 @@ def bound(path: str) -> int:
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         listener.bind(made)
+        os.chmod(made, 0o600)  # the umask decided until now
         listener.listen(BACKLOG)
         os.rename(made, path)
     except OSError:
@@ -180,7 +185,7 @@ def connected(path: str) -> _socket.socket | None:
     with suppress(OSError):
         connection.connect(path)
         found = connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, _CREDENTIALS)
-        if int.from_bytes(found[4:8], sys.byteorder) == os.geteuid():
+        if int.from_bytes(found[4:8], sys.byteorder) == present_user():
             return connection
     connection.close()
     return None

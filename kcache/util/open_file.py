@@ -245,6 +245,15 @@ _MOST_LINKS = 40
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ROOT = 0
 
+#: The owner of no file.
+NO_USER = -1
+#: The kernel's default. A sandbox may hide the file with the present value.
+_DEFAULT_OVERFLOW = 65534
+_overflow: int | None = None
+#: How many ids there are: all of 32 bits but the last one.
+_ALL_USERS = (1 << 32) - 1
+_ACL = "system.posix_acl_access"
+
 #: Paths that were found to be safe, with the user for whom they are. Since then, only that user or
 #: root can have changed them.
 _known: set[tuple[str, int]] = set()
@@ -254,10 +263,40 @@ trusted: set[int] = set()
 
 
 def present_user() -> int:
-    """Return the present user's id; 0 on Windows, which says 0 of every file's owner."""
+    """Return the present user's id, `NO_USER` if it is ambiguous; 0 on Windows, as for each file.
+
+    A file belongs to the present user if its owner is equal to this.
+    """
     if sys.platform == "win32":
         return 0
-    return os.geteuid()
+    user = os.geteuid()
+    return NO_USER if is_ambiguous(user) else user
+
+
+def is_ambiguous(user: int) -> bool:
+    """Return whether an id may stand for any of the users that this user namespace does not map.
+
+    In a rootless container and after `unshare -U`, the files of all these users, and their
+    processes, have the overflow id. See user_namespaces(7).
+    """
+    return user == _overflow_user() and not _all_users_are_mapped()
+
+
+def _overflow_user() -> int:
+    """Return the id that stands for users without one; `NO_USER` on systems without namespaces."""
+    global _overflow  # noqa: PLW0603  read once: every access to an entry compares with it
+    if _overflow is None:
+        _overflow = _DEFAULT_OVERFLOW if sys.platform == "linux" else NO_USER
+        with suppress(OSError, ValueError), open("/proc/sys/kernel/overflowuid", "rb") as file:
+            _overflow = int(file.read())
+    return _overflow
+
+
+def _all_users_are_mapped() -> bool:
+    """Return whether each user has an id here; False if the system does not show that."""
+    with suppress(OSError, ValueError, IndexError), open("/proc/self/uid_map", "rb") as file:
+        return sum(int(line.split()[2]) for line in file) >= _ALL_USERS
+    return False
 
 
 def foreign(status: os.stat_result, layers: Container[int] = trusted) -> str:
@@ -283,17 +322,24 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
     belong to one of the three. A missing part can be created safely. The result is always empty on
     Windows.
 
+    Where root has no id (`unshare -r`, Apptainer), an ambiguous owner counts as root as long as
+    only root, or another such owner, can write to the directories above: as for `/` and `/home`,
+    and not for what is in `/tmp`.
+
     Raises:
         OSError: a part can't be examined, or links lead in circles.
     """
     if sys.platform == "win32":
         return ""
-    user = os.geteuid()
+    user = present_user()
     if (path, user) in _known:
         return ""
     owner = user if owner is None else owner
-    current, links = "/", 0
-    problem = _problem_above(current, os.lstat(current), user, owner)
+    trusts, roots = {user, owner, _ROOT}, True
+
+    current, links, status = "/", 0, os.lstat("/")
+    problem = _problem_above(current, status, user, trusts, roots)
+    roots = _is_roots(status)
     left = [part for part in reversed(path.split("/")) if part]
     while left and not problem:
         name = left.pop()
@@ -309,7 +355,7 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
             links += 1
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            if not _trusted(status.st_uid, user, owner):
+            if not _is_trusted(status.st_uid, trusts, roots):
                 return f"{here} is a link that user {status.st_uid} made"
             target = os.readlink(here)
             current = "/" if target.startswith("/") else current
@@ -318,42 +364,49 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
         if not stat.S_ISDIR(status.st_mode):
             return ""  # the caller has a better message
         if left:
-            problem = _problem_above(here, status, user, owner)
-        current = here
+            problem = _problem_above(here, status, user, trusts, roots)
+        current, roots = here, roots and _is_roots(status)
     if not problem and owner == user:
         _known.add((path, user))
     return problem
 
 
-def _problem_above(path: str, status: os.stat_result, user: int, owner: int) -> str:
+def _problem_above(
+    path: str, status: os.stat_result, user: int, trusts: Container[int], roots: bool
+) -> str:
     """Return why a directory above the cache is unsafe."""
-    if not _trusted(status.st_uid, user, owner):
+    if not _is_trusted(status.st_uid, trusts, roots):
         return f"{path} belongs to user {status.st_uid}"
     if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
-        alone = not status.st_mode & stat.S_IWOTH and _is_private_group(status.st_gid, user)
-        if not alone:
+        if status.st_mode & stat.S_IWOTH or not _is_private_group(status.st_gid, user):
             return f"others can write to {path} (mode {stat.S_IMODE(status.st_mode):04o})"
+        if _has_acl(path):
+            return f"others can write to {path} (by its access control list: getfacl {path})"
     return ""
 
 
-def _trusted(found: int, user: int, owner: int) -> bool:
-    return found in (user, owner, _ROOT) or _is_unknown(found)
+def _is_trusted(found: int, trusts: Container[int], roots: bool) -> bool:
+    return found in trusts or (roots and is_ambiguous(found))
 
 
-def _is_unknown(owner: int) -> bool:
-    """Tell whether an owner is one that a container can't name, such as the machine's root.
+def _is_roots(status: os.stat_result) -> bool:
+    """Return whether only root, or a user without an id, can write to a directory."""
+    alone = not status.st_mode & _OTHERS_WRITE
+    return alone and (status.st_uid == _ROOT or is_ambiguous(status.st_uid))
 
-    In a user namespace that maps a few users only (Apptainer, `unshare -r`) every other owner is
-    shown as the overflow user, root too, to whom `/` and `/home` belong. See user_namespaces(7).
+
+def _has_acl(path: str) -> bool:
+    """Return whether users and groups beside owner and group have rights; see acl(5).
+
+    The bits of the group in the mode are then the most that these may have.
     """
-    try:
-        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
-            unknown = int(file.read())
-        with open("/proc/self/uid_map", encoding="ascii") as file:
-            mapped = [int(line.split()[2]) for line in file]
-    except (OSError, ValueError, IndexError):
+    if sys.platform != "linux":
         return False
-    return owner == unknown and sum(mapped) < unknown
+    try:
+        os.getxattr(path, _ACL)
+    except OSError as error:
+        return error.errno not in (errno.ENODATA, errno.EOPNOTSUPP)
+    return True
 
 
 def _is_private_group(group: int, user: int) -> bool:
@@ -376,6 +429,18 @@ def _is_private_group(group: int, user: int) -> bool:
     return known.gr_name == owner.pw_name and set(known.gr_mem) <= {owner.pw_name}
 
 
+def make_directory(path: str) -> None:
+    """Make a directory with mode 0700; `os.mkdir` leaves that to the umask.
+
+    Raises:
+        OSError: it can't be made (FileExistsError: something is there).
+    """
+    os.mkdir(path, 0o700)  # noqa: TID251
+    mode = stat.S_IMODE(os.lstat(path).st_mode)
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.chmod(path, mode | stat.S_IRWXU)
+
+
 def make_private(directory: str) -> bool:
     """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask.
 
@@ -393,6 +458,6 @@ def make_private(directory: str) -> bool:
     for each in reversed(missing):
         made = False
         with suppress(FileExistsError):
-            os.mkdir(each, 0o700)
+            make_directory(each)
             made = True
     return made

@@ -3,16 +3,18 @@
 import itertools
 import os
 import stat
+import struct
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, in_child, output_of, started, umask, wait
+from core.helpers import fork, in_child, output_of, run, started, umask, wait
 
 from kcache import ConfigError, Entry, KernelCache, default_cache_directory, open_engine
 from kcache.directory import open_directory
+from kcache.service.start import bound, folder_in
 from kcache.util import open_file
 
 #: Where a directory comes in.
@@ -24,7 +26,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.parametrize("mask", [0, 0o022, 0o077])
+@pytest.mark.parametrize("mask", [0, 0o022, 0o077, 0o177])
 def test_it_is_made_with_its_parents_for_the_user_alone(mask: int, tmp_path: Path) -> None:
     with umask(mask):
         open_directory(str(tmp_path / "a" / "b" / "cache"))
@@ -112,6 +114,28 @@ def test_a_link_that_somebody_else_planted_is_refused(tmp_path: Path) -> None:
     assert list(mine.iterdir()) == []
 
 
+#: An access control list of version 2: (tag, rights, id) for the owner, user 12345, the group, the
+#: most that both may have, and others; see `linux/posix_acl_xattr.h`.
+_ACL = struct.pack("<I", 2) + b"".join(
+    struct.pack("<HHI", *each)
+    for each in ((1, 7, 0), (2, 7, 12345), (4, 0, 0), (16, 7, 0), (32, 5, 0))
+)
+
+
+def test_an_access_control_list_by_which_another_user_writes_above_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_file, "_is_private_group", lambda group, user: True)
+    (tmp_path / "home").mkdir()
+    try:
+        os.setxattr(tmp_path / "home", "system.posix_acl_access", _ACL)
+    except OSError:
+        pytest.skip("this file system has no access control lists")
+    assert mode(tmp_path / "home") == 0o775  # as if a group of the user alone may write
+    with pytest.raises(ConfigError, match="others can write to .*home .*getfacl"):
+        open_directory(str(tmp_path / "home" / "cache"))
+
+
 def test_a_group_of_the_user_alone_may_write_above(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +204,12 @@ def test_the_probe_order(tmp_path: Path) -> None:
     assert where(HOME=home) == str(home / ".cache" / "kcache")
     assert where(XDG_CACHE_HOME=file, TMPDIR=tmp_path) == str(private)
     assert mode(private) == mode(home / ".cache" / "kcache") == 0o700
+    # One that only reads, and a command, name the directory that a program would make.
+    assert where(KCACHE_READ_ONLY=1, XDG_CACHE_HOME=tmp_path / "new", TMPDIR=tmp_path) == "None"
+    unusable = {"XDG_CACHE_HOME": str(file), "TMPDIR": str(tmp_path), "KCACHE_DIR": ""}
+    assert run(sys.executable, "-m", "kcache", "path", environ=unusable).stdout.strip() == str(
+        private
+    )
     private.rename(tmp_path / "away")
     private.touch()  # a file of somebody else
     assert where(XDG_CACHE_HOME=file, TMPDIR=tmp_path) == "None"
@@ -207,9 +237,11 @@ def test_a_user_without_home_and_name_gets_the_temporary_directory(
 
     def child() -> None:
         os.setuid(54321)
+        sockets = folder_in([str(public)])
+        os.close(bound(f"{sockets}/socket"))  # as of the service that `kcache run` starts first
         with KernelCache() as cache:
             assert cache.directory == public / "kcache-54321"
-        assert os.listdir(public) == ["kcache-54321"]
+        assert {str(each) for each in public.iterdir()} == {sockets, str(cache.directory)}
         assert default_cache_directory().is_absolute()
         with pytest.raises(ConfigError, match="~/kcache"):
             KernelCache("~/kcache")

@@ -1,11 +1,13 @@
 """Another user's files are not trusted, wherever they lie below the cache's directory."""
 
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from core.helpers import entry, key, path_of
+from core.helpers import entry, key, path_of, run
 
 from kcache import BackendError, open_engine
 
@@ -95,3 +97,77 @@ def test_a_backends_folder_of_somebody_else_is_not_written_to(
         with pytest.raises(BackendError, match="can't be trusted"):
             engine.backend.usage()
     assert sorted(set(tmp_path.rglob("*")) - set(before)) == []
+
+
+# -- user namespaces -------------------------------------------------------------------------------
+
+GETS = """
+import sys
+from kcache import KernelCache
+with KernelCache(sys.argv[1]) as cache:
+    print(cache.directory, cache.engine.get(sys.argv[2]))
+"""
+OPENS = """
+import sys
+from kcache import ConfigError
+from kcache.directory import open_directory, require_safe_layer
+try:
+    {"open": open_directory, "read": require_safe_layer}[sys.argv[1]](sys.argv[2])
+except ConfigError as error:
+    print(error)
+"""
+
+
+def in_namespace(maps: str, code: str, *arguments: object) -> tuple[str, list[str]]:
+    """Runs code in a user namespace; returns what it prints, and the lines of its errors."""
+    unshared = ["unshare", maps, "--"]
+    if shutil.which("unshare") is None or run(*unshared, "true").returncode != 0:
+        pytest.skip("there are no user namespaces")
+    done = run(*unshared, sys.executable, "-c", code, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), done.stderr.splitlines()
+
+
+@as_root
+def test_a_user_without_an_id_trusts_no_cache(tmp_path: Path) -> None:
+    """All users without one have the same id in a user namespace, and looked like oneself."""
+    with open_engine(tmp_path / "cache") as engine:
+        engine.put(key(1), entry())
+    for path in (tmp_path / "cache", *(tmp_path / "cache").rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+        give_away(path)
+    tmp_path.chmod(0o755)
+    out, (line,) = in_namespace("--user", GETS, tmp_path / "cache", key(1))
+    assert out == "None None"
+    assert "user 65534 stands for every user without an id in this user namespace" in line
+    assert line.endswith("This process caches in memory alone")
+
+
+@as_root
+@pytest.mark.parametrize("planted", ["a link", "a directory"])
+def test_what_a_user_without_an_id_made_in_a_shared_directory_is_refused(
+    planted: str, tmp_path: Path
+) -> None:
+    """Outside of such directories it may be root, who has no id either in some namespaces."""
+    shared, mine = tmp_path / "tmp", tmp_path / "mine"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    mine.mkdir(mode=0o700)
+    if planted == "a link":
+        (shared / "theirs").symlink_to(mine)
+    else:
+        (shared / "theirs" / "cache").mkdir(parents=True, mode=0o700)
+        (shared / "theirs").chmod(0o755)
+    give_away(shared / "theirs")
+    out, _ = in_namespace("--map-root-user", OPENS, "open", shared / "theirs" / "cache")
+    assert f"{shared}/theirs" in out
+    assert "65534" in out
+
+
+@as_root
+def test_a_layer_whose_owner_has_no_id_is_refused(tmp_path: Path) -> None:
+    open_engine(tmp_path / "layer").close()
+    give_away(tmp_path / "layer")
+    (tmp_path / "layer").chmod(0o755)
+    out, _ = in_namespace("--map-root-user", OPENS, "read", tmp_path / "layer")
+    assert "may be any user that this user namespace lacks" in out

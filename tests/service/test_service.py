@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from core.helpers import has_ended, in_child
+from core.helpers import has_ended, in_child, umask
 from remote.fakes import addresses, until
 
 from kcache.remote.daemon_protocol import Setup
@@ -323,16 +324,35 @@ def test_a_folder_that_others_can_exchange_holds_no_socket(place: Path) -> None:
     shared.mkdir()
     shared.chmod(0o777)
     folders = [str(shared), str(own)]
-    assert start.folder_in(folders) == f"{own}/kcache-{os.geteuid()}"
+    assert start.folder_in(folders) == f"{own}/kcache-services-{os.geteuid()}"
     assert os.listdir(shared) == []
     with pytest.raises(OSError, match="shared"):
         start.folder_in(folders[:1])
     shared.chmod(0o1777)
-    assert start.folder_in(folders) == f"{shared}/kcache-{os.geteuid()}"
+    assert start.folder_in(folders) == f"{shared}/kcache-services-{os.geteuid()}"
     os.chmod(start.folder_in(folders), 0o755)
-    assert start.folder_in(folders) == f"{own}/kcache-{os.geteuid()}"
+    assert start.folder_in(folders) == f"{own}/kcache-services-{os.geteuid()}"
     with pytest.raises(OSError, match="too long"):
         start.folder_in(["/" + "x" * 100])
+
+
+def test_a_umask_takes_no_right_from_the_user(place: Path) -> None:
+    with umask(0o777):
+        folder = Path(start.folder_in([str(place)]))
+        os.close(bound(str(folder / "socket")))
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "socket").stat().st_mode) == 0o600
+
+
+def test_the_interpreters_of_an_installation_share_a_service(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`python3 -m kcache` asks for the service that `python -m kcache run` has started."""
+    names = set()
+    for folder, name in (("a", "python"), ("a", "python3"), ("b", "python")):
+        monkeypatch.setattr("sys.executable", str(place / folder / "bin" / name))
+        names.add(start.name_of(SERVICE))
+    assert len(names) == 2
 
 
 def test_equal_settings_have_one_name() -> None:
