@@ -16,7 +16,7 @@ from kcache.nvrtc.options import CompileOptions, are_harmless
 from kcache.nvrtc.search import HeaderSearch, may_include
 
 #: Part of every key. Raise it when the meaning of a field changes.
-KEY_SCHEMA = "kcache-key/2"
+KEY_SCHEMA = "kcache-key/3"
 #: The compiler's name for a source without a name.
 DEFAULT_NAME = "kernel.cu"
 #: A path that leads nowhere. It stands for a working directory that was removed.
@@ -206,11 +206,12 @@ class Request(NamedTuple):
         fields = [
             ("source", hash_source(source).encode()),
             ("arch", (options.target or "").encode()),
-            ("options", hash_options((*parsed.without_include_paths(), *bound)).encode()),
             ("compiler", compiler.encode()),
             ("extra", extra_key),
-            *(("name", name.encode()) for name in expressions),
-            *(("output", output.encode()) for output in outputs),
+            *_texts("option", parsed.without_include_paths()),
+            *_texts("bound", bound),
+            *_texts("name", expressions),
+            *_texts("output", outputs),
         ]
         for name, text in sorted(in_memory.items()):
             fields += (("header", name.encode()), ("content", hash_source(text).encode()))
@@ -414,6 +415,8 @@ def hash_options(options: Sequence[str] | CompileOptions) -> str:
     length-prefixed: `["ab", "c"]` differs from `["a", "bc"]`.
     """
     flags = options.flags() if isinstance(options, CompileOptions) else options
-    return digest_fields(
-        "options", (("flag", flag.encode("utf-8", "surrogateescape")) for flag in flags)
-    )
+    return digest_fields("options", _texts("flag", flags))
+
+
+def _texts(label: str, texts: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    return ((label, text.encode("utf-8", "surrogateescape")) for text in texts)

@@ -68,6 +68,16 @@ def test_every_field_separates_keys(field: str) -> None:
     assert len({Request.make(**each).key for each in given}) == len(given)
 
 
+def test_a_variable_is_not_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    def key(*more: str) -> str:
+        options = CompileOptions(arch="sm_90", extra_options=("--restrict", *more))
+        return Request.make(**GIVEN | {"options": options}).key
+
+    option = key("variable=NVVM_IR_VER_CHK=0")
+    monkeypatch.setenv("NVVM_IR_VER_CHK", "0")
+    assert key() != option
+
+
 def test_the_digest_is_sha256_over_length_prefixed_fields() -> None:
     parts = ((b"label", b""), (b"name", b"value"), (b"", b"\0\xff"))
     image = b"".join(
