@@ -1,50 +1,99 @@
-"""Build hook: compiles the drop-in's interface libraries into the wheel, where there is a compiler.
+"""Build hooks: refuse an old Python at once, and compile the native parts into the wheel.
 
-Such a wheel is for its platform; one without them is for any, and `kcache run` then builds them on
-first use, or says what is missing. An editable installation always does.
+`KCACHE_WHEEL` chooses the wheel:
+
+================================  ==================================================================
+`native` (or not set)             for this machine; pure where there is no C compiler
+`x86_64`, `aarch64`               for that machine, with glibc 2.17 or newer; needs the package
+                                  `ziglang`, a C compiler for every machine
+`any`                             pure
+================================  ==================================================================
+
+With a pure wheel, `kcache run` compiles the native parts on first use, or names what is missing. An
+editable installation always does.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import sys
-import sysconfig
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 
+_OLDEST = (3, 11)
 _BUILD = os.path.join("kcache", "dropin", "build.py")
+_GLIBC = "2.17"  # as NVRTC's own wheels; the first one on AArch64
+_CHOICES = ("native", "x86_64", "aarch64", "any")
 
 
-class InterfaceLibraries(BuildHookInterface[Any]):
-    """Adds the libraries to a wheel."""
+class PythonVersion(MetadataHookInterface):
+    """Refuses an old Python before pip tries every version of every dependency."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Exit with one line if this Python is too old."""
+        if sys.version_info < _OLDEST:
+            needed, found = (".".join(map(str, each)) for each in (_OLDEST, sys.version_info[:3]))
+            sys.exit(f"kcache needs Python {needed} or newer, and this is Python {found}")
+
+
+class NativeParts(BuildHookInterface[Any]):
+    """Adds the native parts to a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build them, unless this is no wheel for Linux or there is no compiler."""
-        if version == "editable" or not sys.platform.startswith("linux"):
+        """Compile them, unless this wheel is pure."""
+        wanted = os.environ.get("KCACHE_WHEEL", "native")
+        if wanted not in _CHOICES:
+            sys.exit(f"KCACHE_WHEEL: expected one of {', '.join(_CHOICES)}, got {wanted}")
+        if version == "editable" or wanted == "any" or not sys.platform.startswith("linux"):
             return
         build = _load(os.path.join(self.root, _BUILD))
-        if build.compiler() is None:
+        if wanted == "native" and build.compiler() is None:
             self.app.display_warning("no C compiler: a wheel without interface libraries")
             return
         self._folder = tempfile.TemporaryDirectory(prefix="kcache-wheel-")
         folder = os.path.join(self._folder.name, "lib")
-        build.build(folder)
+        machine = os.uname().machine if wanted == "native" else wanted
+        build.build(folder, toolchain=None if wanted == "native" else _zig(build, machine))
         build_data["force_include"][folder] = "kcache/dropin/lib"
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{platform}"
+        build_data["tag"] = f"py3-none-{_platform(folder, machine)}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was built."""
+        """Remove what was compiled."""
         folder = getattr(self, "_folder", None)
         if folder is not None:
             folder.cleanup()
 
 
-def _load(path: str) -> Any:  # noqa: ANN401  a module
+def _zig(build: ModuleType, machine: str) -> Any:  # noqa: ANN401  a `Toolchain` of that module
+    """Return a compiler for a machine and the oldest glibc; its code names no folder."""
+    zig = (sys.executable, "-m", "ziglang", "cc", "-g0", "-Wl,-s")
+    targets = (f"{machine}-linux-gnu.{_GLIBC}", f"x86-linux-gnu.{_GLIBC}")
+    return build.Toolchain(machine, *((*zig, "-target", target) for target in targets))
+
+
+def _platform(folder: str, machine: str) -> str:
+    """Return the platform tag: the oldest glibc that has every symbol (PEP 600)."""
+    minors = [int(minor) for path in _files(folder) for minor in _SYMBOLS(path.read_bytes())]
+    return f"manylinux_2_{max(minors)}_{machine}" if minors else f"linux_{machine}"
+
+
+_SYMBOLS = re.compile(rb"\0GLIBC_2\.(\d+)").findall
+
+
+def _files(folder: str) -> Iterator[Path]:
+    return (path for path in Path(folder).rglob("*") if path.is_file())
+
+
+def _load(path: str) -> ModuleType:
     """Import a file by its path: nothing is installed yet."""
     spec = importlib.util.spec_from_file_location("kcache_dropin_build", path)
     assert spec is not None

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -12,6 +11,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 from core.helpers import run
+from packaging.tags import sys_tags
+from packaging.utils import parse_wheel_filename
 
 import kcache
 from kcache.backend import open_backend
@@ -86,9 +87,22 @@ LIBRARIES = (
 )
 
 
-def test_wheel_is_named_after_the_distribution_and_its_platform(wheel: Path) -> None:
-    platform = sysconfig.get_platform().replace("-", "_") if LIBRARIES else "any"
-    assert wheel.name == f"kcache_cuda-{kcache.__version__}-py3-none-{platform}.whl"
+def test_wheel_is_named_after_the_distribution_and_the_glibc_that_it_needs(wheel: Path) -> None:
+    name, version, _, tags = parse_wheel_filename(wheel.name)
+    assert (name, str(version)) == ("kcache-cuda", kcache.__version__)
+    assert tags <= {*sys_tags()}
+    platforms = {tag.platform.rpartition("2_")[0] for tag in tags}
+    assert platforms == ({"manylinux_"} if LIBRARIES else {""})
+
+
+@pytest.mark.skipif(not LIBRARIES, reason="there is no C compiler")
+def test_an_unknown_kind_of_wheel_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KCACHE_WHEEL", "riscv64")
+    done = run(sys.executable, "-c", BUILD, "build_wheel", tmp_path, cwd=ROOT)
+    expected = "KCACHE_WHEEL: expected one of native, x86_64, aarch64, any, got riscv64"
+    assert (done.returncode, done.stderr.strip()) == (1, expected)
 
 
 def test_wheel_without_a_compiler_is_pure_and_holds_the_same(

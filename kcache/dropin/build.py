@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
 MAJORS = (12, 13)
@@ -41,6 +42,14 @@ class BuildError(Exception):
     """The libraries can't be built; the message says why."""
 
 
+class Toolchain(NamedTuple):
+    """A compiler for one machine: its name in `uname -m`, and commands for 64 and for 32 bits."""
+
+    machine: str
+    command: Sequence[str]
+    command_32: Sequence[str]
+
+
 def name(major: int, kind: str = "nvrtc") -> str:
     """Return the name of a library for a major version of NVRTC.
 
@@ -55,7 +64,11 @@ def compiler() -> str | None:
 
 
 def build(
-    folder: str, *, extra: Mapping[int, Iterable[str]] | None = None, flags: Sequence[str] = ()
+    folder: str,
+    *,
+    extra: Mapping[int, Iterable[str]] | None = None,
+    flags: Sequence[str] = (),
+    toolchain: Toolchain | None = None,
 ) -> None:
     """Compile all libraries into a new `folder`, all of them or none.
 
@@ -64,19 +77,22 @@ def build(
         extra: functions that a newer NVRTC exports beyond those of `native/table.h`, by its major
             version; see `unknown_exports`.
         flags: further flags for the interface libraries, such as a sanitizer's.
+        toolchain: by default, the C compiler of this machine.
 
     Raises:
         BuildError: there is no compiler, or it failed.
     """
-    found = compiler()
-    if found is None:
-        raise BuildError("there is no C compiler (Debian: apt-get install gcc libc6-dev)")
+    if toolchain is None:
+        found = compiler()
+        if found is None:
+            raise BuildError("there is no C compiler (Debian: apt-get install gcc libc6-dev)")
+        toolchain = Toolchain(os.uname().machine, (found,), (found, "-m32"))
     temporary = f"{folder}.{os.getpid()}"
     try:
         _make_folder(temporary)
-        for command in _commands(temporary, extra or {}, flags):
-            _run([found, *_FLAGS, *command])
-        _spread(temporary, found)
+        for command in _commands(temporary, toolchain.machine, extra or {}, flags):
+            _run([*toolchain.command, *_FLAGS, *command])
+        _spread(temporary, toolchain)
         with suppress(OSError):  # another process was faster
             os.rename(temporary, folder)
     except OSError as error:
@@ -86,9 +102,9 @@ def build(
 
 
 def _commands(
-    folder: str, extra: Mapping[int, Iterable[str]], flags: Sequence[str]
+    folder: str, machine: str, extra: Mapping[int, Iterable[str]], flags: Sequence[str]
 ) -> Iterable[list[str]]:
-    _make_folder(os.path.join(folder, os.uname().machine))
+    _make_folder(os.path.join(folder, machine))
     for major in MAJORS:
         for kind, parts in _PARTS.items():
             own = kind == "nvrtc"
@@ -98,7 +114,7 @@ def _commands(
                 f"-DKCACHE_MAJOR={major}",
                 *_extra(extra.get(major, ())),
                 "-o",
-                os.path.join(folder, *([] if own else [os.uname().machine]), name(major, kind)),
+                os.path.join(folder, *([] if own else [machine]), name(major, kind)),
                 *parts,
                 *_LINK,
                 f"-Wl,-soname,libnvrtc.so.{major}",
@@ -112,18 +128,18 @@ def _make_folder(path: str) -> None:
     os.chmod(path, 0o700)  # not what the umask leaves
 
 
-def _spread(folder: str, compiler: str) -> None:
+def _spread(folder: str, toolchain: Toolchain) -> None:
     """Put the preloaded libraries, or empty ones, wherever `$PLATFORM` may lead."""
-    machine = os.uname().machine
+    machine = toolchain.machine
     for platform in _PLATFORMS.get(machine, ())[1:]:
         shutil.copytree(os.path.join(folder, machine), os.path.join(folder, platform))
     for platform in _PLATFORMS_32.get(machine, ()):
         _make_folder(os.path.join(folder, platform))
         for major in MAJORS:
             output = os.path.join(folder, platform, name(major, "preload"))
-            empty = ("-m32", "-nostdlib", "-shared", "-x", "c", os.devnull)
+            empty = ("-nostdlib", "-shared", "-x", "c", os.devnull)
             with suppress(BuildError):  # then nothing for 32 bits can be built, nor is there any
-                _run([compiler, *empty, "-o", output])
+                _run([*toolchain.command_32, *empty, "-o", output])
     _make_folder(os.path.join(folder, _ASAN))
     with open(os.path.join(folder, _ASAN, "README"), "w", encoding="ascii") as file:
         file.write(_WHY_ASAN)

@@ -66,6 +66,21 @@ def _runs_when(where: str) -> pytest.MarkDecorator:
     return pytest.mark.slow if where.startswith("README.md") else pytest.mark.long
 
 
+@pytest.mark.slow
+def test_an_old_python_is_refused_at_once(tmp_path: Path) -> None:
+    """pip would try every version of every dependency first, for minutes."""
+    if shutil.which("python3.10") is None or run("python3.10", "--version").returncode:
+        pytest.skip("there is no Python 3.10")
+    if reason := _unreachable():
+        pytest.skip(reason)
+    clone = _checkout(tmp_path / "clone")
+    assert run("python3.10", "-m", "venv", clone / ".venv").returncode == 0
+    pip = clone / ".venv" / "bin" / "pip"
+    done = run(pip, "install", ".[cu13,cli,demo]", cwd=clone, environ=_environ())
+    assert done.returncode == 1
+    assert "kcache needs Python 3.11 or newer, and this is Python 3.10" in done.stderr
+
+
 @pytest.mark.parametrize("where", [pytest.param(w, marks=_runs_when(w)) for w in _BLOCKS])
 def test_it_installs(where: str, tmp_path: Path) -> None:
     block: Block = _BLOCKS[where]
