@@ -11,15 +11,23 @@ from collections.abc import Collection, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
-from kcache.admin.passes import Filters, is_wanted, parse_filters, put_or_fail
+from kcache.admin.passes import Filters, is_wanted, parse_filters
+from kcache.admin.transfer import cost_of, missing_part, put_or_fail, sound_entries
 from kcache.backend import Backend, EntryInfo, NoBackend
 from kcache.config import Config
 from kcache.engine.eviction import LOW_WATER
 from kcache.entry import Entry, encode
 from kcache.errors import BackendError, BundleError, ConfigError
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import DAMAGED, MANIFEST, Item, Opened, look_at, look_into
-from kcache.nvrtc.manifest import MAX_SETS, Manifest, StoredHeaderSet
+from kcache.nvrtc.inventory import (
+    DAMAGED,
+    MANIFEST,
+    Item,
+    Opened,
+    look_at,
+    look_into,
+)
+from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 from kcache.readonly.bundle_file import (
     HEAD_SIZE,
     MAX_VALUE,
@@ -179,17 +187,11 @@ def _chosen(
         looked = (look_into(backend, info, PRODUCER) for info in infos)
         items = (opened.item for opened in looked if opened is not None)
         wanted = {item.key for item in items if is_wanted(item, filters, now)}
-    for info in infos:
-        opened = look_into(backend, info, PRODUCER)
-        if opened is None:
-            continue
-        item, entry = opened
-        if entry is None:
-            left_out.append(item)
-        elif item.kind == MANIFEST:
-            entry = portable(item.key, entry, wanted)
-            if entry is not None:
-                yield item, entry
+    for item, entry in sound_entries(backend, infos, left_out):
+        if item.kind == MANIFEST:
+            manifest = portable(item.key, entry, wanted)
+            if manifest is not None:
+                yield item, manifest
         elif item.key in wanted:
             yield item, entry
 
@@ -325,35 +327,14 @@ def import_bundle(cache: HasEngine, source: Source) -> Imported:
             for item, entry in _contents(bundle):
                 if entry is None or (item.kind == MANIFEST) is not manifests:
                     continue
-                what, wanted = _wanted(engine, item, entry)
+                what, wanted = missing_part(engine, item, entry)
                 if wanted is not None:
-                    size = len(encode(item.key, wanted, producer=PRODUCER.encode()))
-                    cost = size + engine.backend.overhead
+                    cost = cost_of(engine, item, wanted)
                     stored = cost <= room and put_or_fail(engine, item.key, wanted)
-                    # A use by another process does not count as one by this.
-                    engine.memory.delete(item.key)
                     room -= cost if stored else 0
                     what = what if stored else "no_room"
                 counts[what] += 1
     return Imported(**counts, other_version=other)
-
-
-def _wanted(engine: CacheEngine, item: Item, entry: Entry) -> tuple[str, Entry | None]:
-    """Return what becomes of a bundle's entry, and the entry to put, if any."""
-    there = look_into(engine.backend, EntryInfo(item.key, 0, 0), PRODUCER)
-    if there is None or there.entry is None:
-        return "added", entry
-    merged = _merged(there.entry, entry) if item.kind == MANIFEST else None
-    return ("present" if merged is None else "merged"), merged
-
-
-def _merged(ours: Entry, theirs: Entry) -> Entry | None:
-    """Return our manifest with the header sets of theirs; None if there is none to add."""
-    sets = Manifest.from_entry(ours).header_sets
-    known = {each.raw for each in sets}
-    missing = [each for each in Manifest.from_entry(theirs).header_sets if each.raw not in known]
-    missing = missing[: max(0, MAX_SETS - len(sets))]
-    return Manifest([*sets, *missing]).to_entry() if missing else None
 
 
 def _contents(bundle: Bundle) -> Iterator[Opened]:

@@ -286,6 +286,8 @@ class _Look:
             if opened is None or opened.entry is None or opened.item.kind != KERNEL:
                 continue
             other = RequestSummary.read(opened.entry.metadata, info.key)
+            if not other.source_hash:  # of a framework, which does not pass its sources
+                continue
             if _alike(other, self._about, opened.item.names, self._request.kernels()):
                 rank = len(contrast(other, self._about)), -(other.created or 0.0)
                 if best is None or rank < best:

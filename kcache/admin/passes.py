@@ -1,26 +1,21 @@
-"""Passes: over all entries of a cache, to select them, check and repair them, or move them."""
+"""Passes: over all entries of a cache, to select them, or to check and repair them."""
 
 from __future__ import annotations
 
 import fnmatch
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.entry import encode
-from kcache.errors import BackendError, ConfigError
+from kcache.errors import BackendError
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import DAMAGED, OTHER, UNREADABLE, Item, look_into
+from kcache.nvrtc.inventory import DAMAGED, UNREADABLE, Item, look_into
 from kcache.util import log
-from kcache.util.open_file import MARKER
 from kcache.util.units import parse_age
 
 if TYPE_CHECKING:
     from kcache.backend import Backend, EntryInfo
-    from kcache.engine.engine import CacheEngine
-    from kcache.entry import Entry
 
 #: How many further looks must find the same problem. A busy writer is in the same one of 256
 #: shards at two looks once in 256 times.
@@ -182,113 +177,3 @@ def _fits(pattern: str, name: str) -> bool:
     if not set(pattern) & set("*?"):
         return pattern in name
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))  # arrays, not sets of characters
-
-
-# -- moving entries --------------------------------------------------------------------------------
-
-#: Why an entry stays in the origin, beside `DAMAGED`, `OTHER` and `UNREADABLE`.
-TOO_LARGE = "too_large"
-#: Files and directories that a backend leaves in a folder after every entry is gone.
-_FILES = ("counters", "lock", "db/data.mdb", "db/lock.mdb", "data.mdb", "lock.mdb", MARKER)
-_FOLDERS = ("db", *(f"{shard:02x}" for shard in range(256)), "")
-
-
-class Migration:
-    """Moves entries from one engine's backend to another's, and counts them.
-
-    Both together never hold more than the target's cap and one entry: if an entry takes more space
-    in the target than in the origin, the target evicts its coldest entries.
-
-    Threads: for one thread. Processes: others may use both backends meanwhile, and another
-    migration may run beside this one. Crash: an entry is in the target before it leaves the origin,
-    so none is lost, and the next migration goes on.
-
-    Args:
-        origin: where the entries are.
-        target: their destination; its `max_size` changes during the moves.
-        producer: of the entries that are moved; others stay.
-        keep: copy the entries. Then each backend may be as large as the cap.
-    """
-
-    def __init__(
-        self, origin: CacheEngine, target: CacheEngine, *, producer: str, keep: bool = False
-    ) -> None:
-        self._producer = producer
-        self._from = origin
-        self._to = target
-        self._keep = keep
-        self._cap = target.max_size
-        self.moved = self.bytes = 0
-        #: How many entries are left out, by kind. Damaged ones are deleted, unless it copies.
-        self.left_out: dict[str, int] = dict.fromkeys((DAMAGED, UNREADABLE, OTHER, TOO_LARGE), 0)
-
-    def make_room(self) -> int:
-        """Evict from the origin what both hold above the cap; return the bytes freed."""
-        there = self._to.size_bytes
-        if self._keep or self._from.size_bytes + there <= self._cap:
-            return 0
-        return self._from.trim(max(0, self._cap - there))
-
-    def move(self, info: EntryInfo) -> None:
-        """Move one entry, if it is sound and still there.
-
-        Raises:
-            BackendError: the target can't be written to.
-        """
-        opened = look_into(self._from.backend, info, self._producer)
-        if opened is None:
-            return
-        kind = opened.item.kind if opened.entry is None else self._put(info, opened.entry)
-        if kind:
-            self.left_out[kind] += 1
-        else:
-            self.moved += 1
-            self.bytes += info.size
-        if kind in ("", DAMAGED) and not self._keep:
-            self._from.delete(info.key, noted=False)
-
-    def _put(self, info: EntryInfo, entry: Entry) -> str:
-        """Put an entry into the target, unless it has it; return why not, or nothing.
-
-        Raises:
-            BackendError: the target can't be written to.
-        """
-        there = look_into(self._to.backend, info, self._producer)
-        if there is not None and there.entry is not None:  # from a killed migration, or newer
-            return ""
-        try:
-            if not self._keep:
-                cost = len(encode(info.key, entry, producer=self._producer.encode()))
-                room = self._cap - self._from.backend.usage().bytes + info.size
-                self._to.max_size = min(self._cap, max(room, cost + self._to.backend.overhead))
-            return "" if put_or_fail(self._to, info.key, entry) else TOO_LARGE
-        except ConfigError:  # it holds a value that can't be stored, so kcache did not store it
-            return DAMAGED
-
-
-def put_or_fail(engine: CacheEngine, key: str, entry: Entry) -> bool:
-    """Put an entry; tell whether it is stored.
-
-    Raises:
-        BackendError: the backend can't be written to.
-    """
-    errors = engine.stats().errors
-    stored = engine.put(key, entry)
-    if engine.stats().errors > errors:
-        raise BackendError("the backend can't be written to: see the warning above")
-    return stored
-
-
-def remove_emptied(folder: str) -> None:
-    """Remove the remains of a backend in its folder, and the folder if nothing else is in it.
-
-    It deletes only names that backends write, no folder with content, and nothing through a link.
-    """
-    if os.path.islink(folder) or os.path.islink(os.path.join(folder, "db")):
-        return
-    for name in _FILES:
-        with suppress(OSError):
-            os.unlink(os.path.join(folder, name))
-    for name in _FOLDERS:
-        with suppress(OSError):
-            os.rmdir(os.path.join(folder, name))

@@ -19,7 +19,6 @@ except ImportError as error:
         "later. Until then its own caches work as before, and `kcache run` caches its compiles"
     ) from error
 
-_CODE = "code"
 _TARGETS = ("cubin", "ptx", "ltoir")
 
 
@@ -57,10 +56,13 @@ class ProgramCache(ProgramCacheResource):  # type: ignore[misc]
     def get(self, key: bytes | str, default: Any = None) -> Any:  # noqa: ANN401  as the base
         """Return the code under a key, or `default`."""
         entry = self._entries.get(self._key(key))
-        return default if entry is None else entry.payload.get(_CODE, default)
+        return default if entry is None else next(iter(entry.payload.values()), default)
 
     def __setitem__(self, key: bytes | str, value: object) -> None:
-        self._entries.put(self._key(key), {_CODE: _code(value)})
+        kind, name = "code", ""
+        if isinstance(value, ObjectCode):
+            kind, name = value.code_type, value.name
+        self._entries.put(self._key(key), {kind: _code(value)}, name)
 
     def __delitem__(self, key: bytes | str) -> None:
         if not self._entries.delete(self._key(key)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -15,14 +15,18 @@ from kcache.errors import BackendError
 from kcache.kernels.find import RequestCounts
 from kcache.kernels.sources import sound_entries
 from kcache.kernels.tiers import open_layers, open_remotes
+from kcache.nvrtc import PRODUCER
+from kcache.nvrtc.inventory import KERNEL
 from kcache.readonly.directory_tier import ReadOnlyTiers
 from kcache.remote.daemon_protocol import Upload
 from kcache.remote.storage import RemoteError
 from kcache.util import log
+from kcache.util.gpu_code import arch_of, kernels_of
 
 if TYPE_CHECKING:
     import os
 
+    from kcache.entry import JSON
     from kcache.readonly.directory_tier import Tier
 
 T = TypeVar("T")
@@ -68,10 +72,9 @@ class EngineEntries:
         config = opened.config
         self._framework = framework.encode()
         self._mark = hashlib.sha256(self._framework).hexdigest()[:_MARK_DIGITS]
-        self._producer = f"kcache-{framework}"
         self.disabled = config.disable.value
         self.reads = not (self.disabled or config.recache.value)
-        self.engine = engine_of(opened, config.memory_size.value, producer=self._producer)
+        self.engine = engine_of(opened, config.memory_size.value, producer=PRODUCER)
         self._counts = RequestCounts(self.engine.counters, misses=not config.disable.value)
         layers = [] if self.disabled else open_layers(config)
         below = ReadOnlyTiers(layers, partial(self.engine.report, "layer"))
@@ -114,20 +117,19 @@ class EngineEntries:
         """Return the first sound entry of a layer or remote, kept here, or None."""
         for source, count in self._sources:
             with suppress(RemoteError, OSError):  # it has said so
-                for _, entry, keep in sound_entries(
-                    source, (key,), self._producer, self.engine.refuse
-                ):
+                for _, entry, keep in sound_entries(source, (key,), PRODUCER, self.engine.refuse):
                     if keep:
                         self.engine.put(key, entry)
                     self.engine.counters.add(count)
                     return entry
         return None
 
-    def put(self, key: str, payload: dict[str, bytes]) -> Entry:
+    def put(self, key: str, payload: dict[str, bytes], source_name: str) -> Entry:
         """Store an entry here and in the writable remotes, if possible; raises nothing."""
         missed = self._missed.pop(key, None)
         seconds = 0.0 if missed is None else time.perf_counter() - missed
-        entry = Entry(payload, {"compile_seconds": seconds})
+        about = _described(payload)
+        entry = Entry(payload, {**about, "source_name": source_name, "compile_seconds": seconds})
         if missed is not None:
             self.engine.counters.add("compiles")
             self.engine.counters.add("compile_seconds", seconds)
@@ -138,11 +140,13 @@ class EngineEntries:
     def _store(self, key: str, entry: Entry) -> None:
         self.engine.put(key, entry)
         if self._remotes is not None and self._remotes.writable and not self.engine.read_only:
-            envelope = encode(key, entry, producer=self._producer.encode())
+            envelope = encode(key, entry, producer=PRODUCER.encode())
             if self._remotes.put(Upload((key, envelope), None)):
                 self.engine.counters.add("remote_puts")
 
-    def settle(self, key: str, payload: dict[str, bytes], *, replaces: bool = False) -> Entry:
+    def settle(
+        self, key: str, payload: dict[str, bytes], source_name: str, *, replaces: bool = False
+    ) -> Entry:
         """Store an entry unless there is one; return the one that is there now; raises nothing.
 
         So processes that have made the same go on with the same bytes. With `replaces`, the entry
@@ -151,7 +155,7 @@ class EngineEntries:
         there = self._surviving(lambda: self.engine.fetch(key)[0], None) if self.reads else None
         if there is not None and not replaces:
             return there
-        return self.put(key, payload)
+        return self.put(key, payload, source_name)
 
     def count_hit(self, key: str, seconds: float) -> None:
         """Count a hit that saved some seconds, and needed no look at the entry."""
@@ -188,3 +192,15 @@ class EngineEntries:
                 f"({type(error).__name__}: {error})"
             )
             return otherwise
+
+
+def _described(payload: Mapping[str, bytes]) -> dict[str, JSON]:
+    """Return the metadata by which the commands know an entry as a kernel, and name it."""
+    cubin = next((code for code in payload.values() if code.startswith(b"\x7fELF")), None)
+    ptx = next((code for code in payload.values() if arch_of(code)), None)
+    return {
+        "kind": KERNEL,
+        "functions": [*kernels_of(ptx, cubin)],
+        "arch": arch_of(ptx, cubin),
+        "created": time.time(),
+    }

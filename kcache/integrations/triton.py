@@ -141,7 +141,7 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
         try:
             payload = {name: self._content(name, path) for name, path in group.items()}
             key = self._entry_key(filename)
-            entry = self._entries.settle(key, payload, replaces=self._replaces())
+            entry = self._entries.settle(key, payload, "triton", replaces=self._replaces())
             return self._materialise(filename, entry)[filename]
         except Exception as error:
             _warn("put_group", error)

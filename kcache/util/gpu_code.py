@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
+#: PTX has a directive, a CUBIN of CUDA 13 the options of the assembler in a note; those of 12.4
+#: have none.
 _TARGET = re.compile(rb"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
+_ASSEMBLED = re.compile(rb"-arch (sm_\d+[af]?)\b")
 #: The name of a kernel where its source defines it, whatever qualifiers it has.
 _DEFINED = re.compile(r"__global__[\w\s]*?(?:__\w+__\s*\([^()]*\)[\w\s]*?)?\b(\w+)\s*\(")
 #: A kernel in PTX ("Kernel Entry Points", PTX ISA). Longer patterns take ten times as long.
@@ -32,7 +35,7 @@ def _is_comment(ptx: bytes, at: int) -> bool:
     return b"//" in ptx[ptx.rfind(b"\n", 0, at) + 1 : at]
 
 
-def arch_of(ptx: bytes | None) -> str | None:
-    """Return the architecture that PTX is for, such as `"sm_90a"`, or None if it does not say."""
-    found = _TARGET.search(ptx or b"")
+def arch_of(ptx: bytes | None, cubin: bytes | None = None) -> str | None:
+    """Return the architecture of PTX or else of a CUBIN, such as `"sm_90a"`; None if unknown."""
+    found = _TARGET.search(ptx or b"") or _ASSEMBLED.search(cubin or b"")
     return None if found is None else found[1].decode()

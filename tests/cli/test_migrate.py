@@ -14,17 +14,10 @@ from core.helpers import started
 
 import kcache
 from kcache import Entry
-from kcache.admin.passes import TOO_LARGE, Migration
-from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import coldest_first
+from kcache.admin.transfer import TOO_LARGE, move_entries
 
 #: Each backend is left once, and entered once.
 PAIRS = list(zip(BACKENDS, (*BACKENDS[1:], BACKENDS[0]), strict=True))
-
-
-def move_all(source: kcache.KernelCache, migration: Migration) -> None:
-    for info in coldest_first(source.engine.backend):
-        migration.move(info)
 
 
 def mixed(count: int = 12) -> dict[str, Entry]:
@@ -131,8 +124,6 @@ def test_both_together_never_exceed_the_cap_and_one_entry(
         kcache.KernelCache(tmp_path, backend=origin, max_size=cap, memory_size=0) as source,
         kcache.KernelCache(tmp_path, backend=target, max_size=cap, memory_size=0) as destination,
     ):
-        migration = Migration(source.engine, destination.engine, producer=PRODUCER)
-        migration.make_room()
         put = destination.engine.backend.put
         used: list[int] = []
 
@@ -142,10 +133,10 @@ def test_both_together_never_exceed_the_cap_and_one_entry(
             return size
 
         destination.engine.backend.put = watched  # type: ignore[method-assign]
-        move_all(source, migration)
+        moved = move_entries(source.engine, destination.engine)
         assert used
         assert max(used) <= cap + largest
-        assert migration.left_out[TOO_LARGE] == 0
+        assert moved.left_out == ()
         assert source.entry_count == 0
         assert destination.size_bytes <= cap
     arrived = held(tmp_path, target)
@@ -164,10 +155,7 @@ def test_two_full_backends_keep_the_cap(tmp_path: Path) -> None:
         kcache.KernelCache(tmp_path, backend="file", max_size=cap) as source,
         kcache.KernelCache(tmp_path, backend="zstd", max_size=cap) as destination,
     ):
-        migration = Migration(source.engine, destination.engine, producer=PRODUCER)
-        assert migration.make_room() > 0
-        assert source.size_bytes + destination.size_bytes <= cap
-        move_all(source, migration)
+        assert move_entries(source.engine, destination.engine).evicted > 0
         assert destination.size_bytes <= cap
     assert set(held(tmp_path, "zstd")) >= {key(n) for n in range(12, 19)}
 
@@ -175,13 +163,12 @@ def test_two_full_backends_keep_the_cap(tmp_path: Path) -> None:
 def test_an_entry_larger_than_the_cap_stays(
     cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill(cache_directory, {key(1): kernel(50_000), key(2): kernel(100)})
+    fill(cache_directory, {key(1): kernel(cubin=bytes(50_000)), key(2): kernel(100)}, "zstd")
     monkeypatch.setenv("KCACHE_MAX_SIZE", "20000")
-    with kcache.KernelCache(cache_directory, backend="file", max_size="1MB") as source:
+    with kcache.KernelCache(cache_directory, backend="zstd", max_size="1MB") as source:
         with kcache.KernelCache(cache_directory, backend="lmdb") as destination:
-            migration = Migration(source.engine, destination.engine, producer=PRODUCER)
-            move_all(source, migration)
-        assert (migration.left_out[TOO_LARGE], migration.moved) == (1, 1)
+            moved = move_entries(source.engine, destination.engine)
+        assert ([item.kind for item in moved.left_out], moved.entries) == ([TOO_LARGE], 1)
         assert source.entry_count == 1
 
 
@@ -202,15 +189,13 @@ def test_a_target_that_cannot_be_written_ends_it_and_loses_nothing(
 
 #: Moves, and says so after each entry; waits for a byte before the next.
 STEPS = """
-import sys
+import contextlib, sys
 from kcache.cli.app import app
-from kcache.admin.passes import Migration
-move = Migration.move
-def slow(self, info):
-    move(self, info)
+from kcache.cli.commands import migrate
+def moved():
     sys.stderr.write("moved\\n"); sys.stderr.flush()
     sys.stdin.read(1)
-Migration.move = slow
+migrate.progress = lambda *_: contextlib.nullcontext(moved)
 sys.exit(app.run(["migrate", "--to", sys.argv[1]]))
 """
 

@@ -172,9 +172,17 @@ def test_forged_entries_stop_no_migration(tmp_path: Path) -> None:
             envelope(key(number), [(b"set0", b"\x01" * 40)], text, producer=OURS, cost=1.0),
         )
     report = f"report -o {tmp_path / 'r.html'}"
-    for line in ("ls", "verify", report, "migrate --to zstd", "info"):
+    for line in (
+        "ls",
+        "verify",
+        report,
+        f"bundle export -o {tmp_path / 'b.kcb'}",
+        "migrate --to zstd",
+        "stats",
+    ):
         done = command(*line.split(), "--directory", place)
         assert "Traceback" not in done.stderr, (line, done.stderr)
+        assert done.returncode == 0 or line == "verify", (line, done.stderr)
     with KernelCache(place, backend="zstd") as cache:
         for number in range(3):
             assert cache.engine.get(key(number)) is not None

@@ -1,5 +1,6 @@
 """`ProgramCache` and `compile` for cuda.core; `test_nvidia_cache` has NVIDIA's tests of its contract."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ import kcache
 core = pytest.importorskip("cuda.core")
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
+from kcache.cli.app import app  # noqa: E402
 from kcache.integrations.cuda_core import ProgramCache, compile  # noqa: E402
 
 SOURCE = 'extern "C" __global__ void k(float* x) { x[0] = 1; }'
@@ -57,6 +59,36 @@ def test_it_shares_the_directory_with_kernels(
         programs.clear()
         assert (len(programs), kernels.entry_count) == (0, 1)
         assert programs.get(b"a") is None
+
+
+def test_every_command_knows_its_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run(*arguments: str | Path) -> str:
+        assert app.run([*map(str, arguments)]) == 0
+        return capfd.readouterr().out
+
+    def compile_one(place: str) -> int:
+        monkeypatch.setenv("KCACHE_DIR", str(tmp_path / place))
+        with ProgramCache() as programs:
+            core.Program(SOURCE, "c++", options).compile("cubin", cache=programs)
+            return programs._entries.engine.stats().hits
+
+    options = core.ProgramOptions(arch="sm_90a", name="scale.cu")
+    assert compile_one("cache") == 0
+    (item,) = json.loads(run("ls", "--json"))
+    assert (item["kind"], item["source_name"], item["names"]) == ("kernel", "scale.cu", ["k"])
+    assert (item["arch"], item["problem"]) == ("sm_90a", None)
+    assert item["created"] > 0
+    assert "1 sound" in run("verify")
+    for backend in ("zstd", "lmdb", "file"):
+        assert run("migrate", "--to", backend).startswith("moved 1 entry")
+    run("bundle", "export", "-o", tmp_path / "all.kcb")
+    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "other"))
+    run("bundle", "import", tmp_path / "all.kcb")
+    assert compile_one("other") == 1
+    run("extract", item["key"], "-o", tmp_path / "k.cubin")
+    assert (tmp_path / "k.cubin").read_bytes().startswith(b"\x7fELF")
 
 
 @pytest.mark.parametrize("harm", ["truncated", "removed", "closed", "replaced by a file"])

@@ -234,7 +234,7 @@ def test_the_settings_count(variable: str, knobs: Path, monkeypatch: pytest.Monk
 
 def test_a_name_from_elsewhere_stays_in_its_folder(knobs: Path) -> None:
     entries = adapter._open().entries
-    entries.put(entries.key_of(b"KEY/k.json"), {"../../outside": b"x", "k.json": b"{}"})
+    entries.put(entries.key_of(b"KEY/k.json"), {"../../outside": b"x", "k.json": b"{}"}, "")
     assert adapter.CacheManager("KEY").get_group("k.json") is None
     assert not (knobs.parent / "outside").exists()
 

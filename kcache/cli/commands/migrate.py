@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import click
 
-from kcache.admin.passes import TOO_LARGE, Migration, remove_emptied
-from kcache.backend import Usage, require_backend
+from kcache.admin.transfer import TOO_LARGE, Moved, move_entries, remove_emptied
+from kcache.backend import require_backend
 from kcache.cli.open_cache import (
     load_settings,
     may_write,
@@ -22,12 +22,8 @@ from kcache.cli.terminal import progress, say, show
 from kcache.directory import CacheDirectory
 from kcache.engine.opening import backends_in
 from kcache.errors import KcacheError
-from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import DAMAGED, OTHER, UNREADABLE, coldest_first
+from kcache.nvrtc.inventory import DAMAGED, OTHER, UNREADABLE
 from kcache.util.units import counted, format_size
-
-if TYPE_CHECKING:
-    from kcache.engine.engine import CacheEngine
 
 #: What is said of entries that stay, by kind.
 _LEFT_OUT = {
@@ -78,30 +74,35 @@ def migrate(
     if not dry_run:
         may_write("migrate", directory)
     about = {"from": origin, "to": target, "keep": keep, "dry_run": dry_run}
-    left_out, moved, emptied = dict.fromkeys(_LEFT_OUT, 0), Usage(0, 0), False
+    moved, emptied = Moved(0, 0, 0, ()), False
     with open_existing(directory, backend=origin, read_only=dry_run, changes=True) as source:
         files, engine = source.opened.directory, source.engine
         if files is None or origin == target:
             done = f"already in {target}; nothing to migrate" if files else "nothing to move"
         elif dry_run:
-            moved = engine.backend.usage()
+            usage = engine.backend.usage()
+            moved = Moved(usage.entries, usage.bytes, 0, ())
             what = f"would {'copy' if keep else 'move'} {_amount(moved)}"
             done = f"{what} from {origin} to {target}"
         else:
-            with open_cache(files.path, backend=target) as destination:
-                migration = Migration(engine, destination.engine, producer=PRODUCER, keep=keep)
-                _move_all(migration, engine, f"{origin} to {target}")
+            with (
+                open_cache(files.path, backend=target) as destination,
+                progress(f"{origin} to {target}", engine.entry_count) as advance,
+            ):
+                moved = move_entries(engine, destination.engine, keep=keep, advance=advance)
             if not keep:
                 engine.note("moved", detail=f"to {target}")
             emptied = not keep and engine.backend.usage().entries == 0
-            left_out, moved = migration.left_out, Usage(migration.bytes, migration.moved)
             done = f"{'copied' if keep else 'moved'} {_amount(moved)}, from {origin} to {target}"
     if files is not None and emptied:
         remove_emptied(files.backend(origin))  # LMDB's file does not shrink
-    for kind, number in left_out.items():
-        if number:
-            say(f"{counted(number)} {_LEFT_OUT[kind].format(origin)}")
-    amount = {"entries": moved.entries, "size_bytes": moved.bytes}
+    if moved.evicted:
+        say(f"{format_size(moved.evicted)} evicted first: both backends exceeded the cap")
+    kinds = Counter(item.kind for item in moved.left_out)
+    left_out = {kind: kinds[kind] for kind in _LEFT_OUT}
+    for kind in kinds:
+        say(f"{counted(kinds[kind])} {_LEFT_OUT[kind].format(origin)}")
+    amount = {"entries": moved.entries, "size_bytes": moved.size}
     show({**about, **amount, "left_out": left_out} if as_json else done)
     if files is None or dry_run or origin == target:
         return
@@ -109,17 +110,6 @@ def migrate(
         _save(files, target, quiet=as_json)
     elif not as_json:
         show(f"To use them: kcache config --set backend={target}")
-
-
-def _move_all(migration: Migration, engine: CacheEngine, title: str) -> None:
-    """Move every entry, the least recently used one first."""
-    freed = migration.make_room()
-    if freed:
-        say(f"{format_size(freed)} evicted first: both backends together exceed the cap")
-    with progress(title, engine.entry_count) as advance:
-        for info in coldest_first(engine.backend):
-            migration.move(info)
-            advance()
 
 
 def _origin(directory: str | None, target: str) -> str:
@@ -135,8 +125,8 @@ def _origin(directory: str | None, target: str) -> str:
     return others[0] if others else settings.backend.value
 
 
-def _amount(usage: Usage) -> str:
-    return f"{counted(usage.entries)}, {format_size(usage.bytes)}"
+def _amount(moved: Moved) -> str:
+    return f"{counted(moved.entries)}, {format_size(moved.size)}"
 
 
 def _save(files: CacheDirectory, target: str, *, quiet: bool) -> None:
