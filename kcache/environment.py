@@ -32,6 +32,9 @@ _OF_REMOTES = frozenset(
     )
 )
 _OF_OBJECT_STORES = ("AWS_", "AZURE_")
+#: Variables that obstore reads and that would weaken what protects credentials: plain HTTP, any
+#: certificate, another proxy, a key that is sent with each request and with each redirect.
+_UNSAFE = ("_ALLOW_HTTP", "_ALLOW_INVALID_CERTIFICATES", "_PROXY_URL", "_ENCRYPTION_KEY")
 
 
 def unknown_variables() -> list[str]:
@@ -77,7 +80,8 @@ def remote_variables() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name in _OF_REMOTES or name.startswith(_OF_OBJECT_STORES)
+        if name in _OF_REMOTES
+        or (name.startswith(_OF_OBJECT_STORES) and not name.endswith(_UNSAFE))
     }
 
 

@@ -1,13 +1,12 @@
 """RemoteDiagnosis: checks each layer and each remote that the setting `remote` names.
 
-Every remote is asked once for a key that nobody has, all at the same time. Nothing is stored there
-or here.
+All remotes are asked at the same time. A small entry is stored in each writable one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING
 
 from kcache.admin.doctor import OK, PROBLEM, WARNING, Finding
+from kcache.entry import Entry, encode
 from kcache.errors import ConfigError, KcacheError
 from kcache.kernels.tiers import open_layer, remotes_socket
 from kcache.remote.daemon_protocol import Counts
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from kcache.config import Config
     from kcache.remote.address import Address
 
+#: The key of a small entry that is stored in each writable remote. It is always the same one,
+#: because a remote has no way to delete an entry.
+_PROBE = hashlib.sha256(b"kcache doctor").hexdigest()
 #: Seconds to wait for a layer, which may be on a network file system.
 _LIMIT = 10.0
 _KINDS = {"http": "HTTP", "redis": "Redis", "objects": "object store"}
@@ -98,7 +101,11 @@ def _remote(address: Address, key_file: str | None) -> Finding:
     remote = GuardedStorage(address, sealer, Counts())
     started = time.monotonic()
     try:
-        remote.get(secrets.token_hex(32))
+        remote.get(_PROBE)
+        seconds = format_time(time.monotonic() - started)
+        writes = address.writable and sealers[0].can_seal
+        if writes and not remote.writing.reason:
+            remote.put(_PROBE, encode(_PROBE, Entry({}, {"kind": "probe"})))
     except RemoteError as error:
         do = "Programs work without it."
         if not isinstance(error.__cause__, ConfigError):  # this machine lacks nothing for it
@@ -110,7 +117,6 @@ def _remote(address: Address, key_file: str | None) -> Finding:
         what = f"{named}: answers, but stores nothing: {remote.writing.reason}"
         do = "Programs only read from it. Correct the server or the user's rights, or write ?ro in"
         return Finding(PROBLEM, "remote", what, f"{do} the address.")
-    does = "read and written" if address.writable and sealers[0].can_seal else "only read"
+    does = "read and written" if writes else "only read"
     signed = "not signed" if key_file is None else "signed"
-    seconds = format_time(time.monotonic() - started)
     return Finding(OK, "remote", f"{named}: answers in {seconds}, {does}, {signed}")

@@ -1,9 +1,10 @@
-"""Credentials: finds the user and password, or the token, for a remote.
+"""Credentials: the user and password, or the token, for a remote; and where they may be sent.
 
-It looks in this order: the address (`https://user:password@host`), the file that the address names
-(`token_file`, `password_file`), `KCACHE_REMOTE_TOKEN`, the user's `~/.netrc`. It never looks into
-the working directory. Credentials that are not in the address go only to this machine or through
-TLS.
+They come from the first of these that has any: the address (`https://user:password@host`), the
+file that it names (`token_file`, `password_file`), `KCACHE_REMOTE_TOKEN`, `~/.netrc`; for object
+stores, from the environment, the user's profile, or the machine's identity. They never come from
+the working directory. Credentials that are not written in the address are sent only to its host,
+and only through TLS or within this machine.
 """
 
 from __future__ import annotations
@@ -24,22 +25,36 @@ _MOST_BYTES = 1 << 16
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine."""
+    return host in _LOOPBACK
+
+
+def is_private(scheme: str, host: str) -> bool:
+    """Return whether nobody else can read what is sent to a host: it is this machine, or TLS."""
+    return scheme == "https" or (is_loopback(host) and proxy_for(scheme, host) is None)
+
+
+def not_private(address: Address, what: str) -> ConfigError:
+    """Return the error for credentials that can't be sent to an address."""
+    reason = "credentials are sent only through TLS or within this machine"
+    return ConfigError(f"{address.redacted()} can't be used with {what}: {reason}")
+
+
 def authorization(address: Address, host: str) -> str | None:
     """Return the header `Authorization` for an address, or None.
 
     Raises:
-        ConfigError: a file can't be read, or is not safe.
+        ConfigError: a file can't be read or is not safe, or its token would not be private.
     """
     if address.user is not None or address.password is not None:
         return _basic(address.user or "", address.password or "")
     token_file = address.option("token_file")
-    if token_file:
-        return _bearer(read_secret(token_file))
-    if address.scheme != "https" and (
-        host not in _LOOPBACK or proxy_for(address.scheme, host) is not None
-    ):
+    if not is_private(address.scheme, host):
+        if token_file:
+            raise not_private(address, "token_file")
         return None
-    token = remote_token()
+    token = read_secret(token_file) if token_file else remote_token()
     if token:
         return _bearer(token)
     known = _from_netrc(host)

@@ -1,4 +1,4 @@
-"""HttpStorage: a remote behind HTTP: nginx with WebDAV, bazel-remote, a gateway to an object store.
+"""HttpStorage: a remote with HTTP: nginx with WebDAV, bazel-remote, a gateway to an object store.
 
 It uses GET and PUT, like ccache's and Bazel's HTTP caches. The address `https://host/path` and a
 key make `https://host/path/ab/cdef...` (`layout=subdirs`, the default),
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 _ABSENT = (404, 410)
 _REDIRECTS = {"GET": (301, 302, 303, 307, 308), "PUT": (307, 308)}
-_MOST_REDIRECTS = 3
 _PORTS = {"http": 80, "https": 443}
 #: Idle connections that are kept; the service has a few threads.
 _MOST_IDLE = 8
@@ -45,7 +44,7 @@ _PIECE = 1 << 18
 _LAYOUTS = {"subdirs": "{0}/{1}", "flat": "{0}{1}", "bazel": "ac/{0}{1}"}
 
 
-class _Origin(NamedTuple):
+class Origin(NamedTuple):
     """The server that a URL leads to."""
 
     scheme: str
@@ -53,50 +52,60 @@ class _Origin(NamedTuple):
     port: int
 
 
-class HttpStorage:
-    """Values by HTTP.
+class HttpValues:
+    """Values by HTTP under the URLs that a subclass makes.
 
-    Threads: safe to share. Fork: only for the service, which does not fork. A server that does not
-    know `If-Match` (nginx) replaces values without a condition.
+    Threads: safe to share. Fork: only for the daemon, which does not fork.
 
     Args:
         address: address of the remote.
-
-    Raises:
-        ConfigError: a certificate, a token or an option can't be used.
+        origin: the server that gets the header `Authorization` and our certificate.
+        authorization: the header.
     """
 
-    def __init__(self, address: Address) -> None:
+    #: Redirects that are followed.
+    _most_redirects = 3
+    #: Statuses which say that the condition of a PUT does not hold.
+    _lost: tuple[int, ...] = (412,)
+    #: Headers of every PUT.
+    _put_headers: Mapping[str, str] = {"Content-Type": "application/octet-stream"}
+
+    def __init__(
+        self, address: Address, origin: Origin | None = None, authorization: str | None = None
+    ) -> None:
         self._address = address
-        layout = address.option("layout", "subdirs")
-        if layout not in _LAYOUTS:
-            raise ConfigError(f"layout={layout!r} is not allowed; allowed: {', '.join(_LAYOUTS)}")
-        self._layout = _LAYOUTS[layout]
-        self._url = f"{address.scheme}://{address.location.rstrip('/')}"
-        try:
-            self._origin = _origin(self._url)
-        except (ValueError, urllib3.exceptions.HTTPError) as error:
-            raise ConfigError(f"{address.redacted()} names no host: {error}") from error
-        self._authorization = authorization(address, self._origin.host)
-        self._pools: dict[tuple[_Origin, bool], Any] = {}
-        if address.scheme == "https":
-            self._context(own=True)
+        self._origin = origin
+        self._authorization = authorization
+        self._pools: dict[tuple[Origin, bool], Any] = {}
+
+    def _url_of(self, method: str, key: str) -> str:
+        """Return the URL of a key."""
+        raise NotImplementedError
+
+    def _failure(self, response: Any, _body: bytes) -> RemoteError:  # noqa: ANN401
+        """Return the error for an answer that is neither a value nor the lack of one."""
+        name = http.client.responses.get(response.status, "")
+        return RemoteError(f"the server answers {response.status} {name}".rstrip())
 
     def get(self, key: str, limit: int) -> Stored | None:
         """Return the value, or None if there is none."""
         response, body = self._request("GET", key, None, {}, limit)
         if response.status in _ABSENT:
+            self._require_absent(response, body)
             return None
         if response.status != 200:
-            raise _failure(response)
+            raise self._failure(response, body)
         return Stored(body, response.headers.get("etag", ""))
+
+    def _require_absent(self, response: Any, body: bytes) -> None:  # noqa: ANN401
+        """Raise RemoteError if an answer reports the lack of something else than a value."""
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value, replacing the one that is there."""
         self._put(key, value, {})
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
-        """Store a value in place of `old`; tell whether it is stored."""
+        """Store a value in place of `old`; return whether it is stored."""
         if old is None:
             return self._put(key, value, {"If-None-Match": "*"})
         tag = str(old.version)
@@ -109,15 +118,18 @@ class HttpStorage:
             pool.clear()
 
     def _put(self, key: str, value: bytes, condition: Mapping[str, str]) -> bool:
-        """Store a value; tell whether the condition held."""
-        headers = {"Content-Type": "application/octet-stream", **condition}
-        response, _ = self._request("PUT", key, value, headers, _MOST_PAGE)
-        if response.status == 412 and condition:
+        """Store a value; return whether the condition held."""
+        headers = {**self._put_headers, **condition}
+        response, body = self._request("PUT", key, value, headers, _MOST_PAGE)
+        if response.status in self._lost and condition:
+            self._require_absent(response, body)
             return False
+        if response.status == 501 and condition:  # the server knows no conditions
+            return self._put(key, value, {})
         if response.status == 413:
-            raise RemoteTooLong(str(_failure(response)))
+            raise RemoteTooLong(str(self._failure(response, body)))
         if not 200 <= response.status < 300:
-            raise _failure(response)
+            raise self._failure(response, body)
         return True
 
     def _request(
@@ -128,20 +140,21 @@ class HttpStorage:
         Raises:
             RemoteError: there is none, or it can't be used.
         """
-        url = f"{self._url}/{self._layout.format(key[:2], key[2:])}"
-        for _ in range(_MOST_REDIRECTS + 1):
+        url = self._url_of(method, key)
+        for _ in range(self._most_redirects + 1):
             with _answering():
                 response, found = self._exchange(method, url, body, headers, limit)
             if response.status not in _REDIRECTS[method]:
                 return response, found
-            url = _redirected(url, response)
-        raise RemoteError("the server redirects again and again")
+            if self._most_redirects:
+                url = _redirected(url, response)
+        raise RemoteError(f"the server redirects more than {self._most_redirects} times")
 
     def _exchange(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], limit: int
     ) -> tuple[Any, bytes]:
         """Ask one server, which gets our credentials if the address names it; as `_request`."""
-        origin = _origin(url)
+        origin = origin_of(url)
         own = origin == self._origin
         sent = {"User-Agent": f"kcache/{__version__}", "Accept-Encoding": "identity", **headers}
         if own and self._authorization is not None:
@@ -169,7 +182,7 @@ class HttpStorage:
                 raise
         return response, found
 
-    def _pool(self, origin: _Origin, own: bool) -> Any:  # noqa: ANN401  of two kinds
+    def _pool(self, origin: Origin, own: bool) -> Any:  # noqa: ANN401  of two kinds
         """Return the connections to a server, directly or by the proxy of the environment."""
         known = self._pools.get((origin, own))
         if known is None:
@@ -197,6 +210,42 @@ class HttpStorage:
         except (OSError, ValueError) as error:
             raise ConfigError(f"a certificate or its key can't be read: {error}") from error
         return context
+
+
+class HttpStorage(HttpValues):
+    """Values of a server of HTTP.
+
+    A server that does not know `If-Match` (nginx) replaces values without a condition.
+
+    Args:
+        address: address of the remote.
+
+    Raises:
+        ConfigError: a certificate, a token or an option can't be used.
+    """
+
+    def __init__(self, address: Address) -> None:
+        layout = address.option("layout", "subdirs")
+        if layout not in _LAYOUTS:
+            raise ConfigError(f"layout={layout!r} is not allowed; allowed: {', '.join(_LAYOUTS)}")
+        self._layout = _LAYOUTS[layout]
+        self._url = f"{address.scheme}://{address.location.rstrip('/')}"
+        try:
+            origin = origin_of(self._url)
+        except (ValueError, urllib3.exceptions.HTTPError) as error:
+            raise ConfigError(f"{address.redacted()} names no host: {error}") from error
+        super().__init__(address, origin, authorization(address, origin.host))
+        if address.scheme == "https":
+            self._context(own=True)
+
+    def _url_of(self, method: str, key: str) -> str:
+        """Return the URL of a key in the layout of the address."""
+        return f"{self._url}/{self._layout.format(key[:2], key[2:])}"
+
+    def _failure(self, response: Any, body: bytes) -> RemoteError:  # noqa: ANN401
+        """Return the error for an answer, with a hint for nginx."""
+        hint = " (nginx: create_full_put_path on; or use layout=flat)"
+        return RemoteError(f"{super()._failure(response, body)}{hint * (response.status == 409)}")
 
 
 @contextmanager
@@ -261,13 +310,7 @@ def _body(response: Any, limit: int, end: float) -> bytes:  # noqa: ANN401
     return bytes(body)
 
 
-def _failure(response: Any) -> RemoteError:  # noqa: ANN401
-    name = http.client.responses.get(response.status, "")
-    hint = " (nginx: create_full_put_path on; or use layout=flat)" if response.status == 409 else ""
-    return RemoteError(f"the server answers {response.status} {name}".rstrip() + hint)
-
-
-def _origin(url: str) -> _Origin:
+def origin_of(url: str) -> Origin:
     """Return the origin of a URL.
 
     Raises:
@@ -275,7 +318,7 @@ def _origin(url: str) -> _Origin:
     """
     parts = parse_url(url)
     scheme, host = parts.scheme or "", (parts.host or "").strip("[]")
-    return _Origin(scheme, host, parts.port or _PORTS.get(scheme, 0))
+    return Origin(scheme, host, parts.port or _PORTS.get(scheme, 0))
 
 
 def _redirected(url: str, response: Any) -> str:  # noqa: ANN401
@@ -286,7 +329,7 @@ def _redirected(url: str, response: Any) -> str:  # noqa: ANN401
     """
     try:
         found: str = urljoin(url, response.headers.get("location", ""))
-        origin = _origin(found)
+        origin = origin_of(found)
     except (ValueError, urllib3.exceptions.HTTPError) as error:
         raise RemoteError("the server redirects to nowhere") from error
     if origin.scheme not in _PORTS or not origin.host:

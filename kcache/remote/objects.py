@@ -1,21 +1,27 @@
-"""ObjectStorage: a remote in S3 or a compatible store, Google Cloud Storage or Azure, by obstore.
+"""Objects: remotes in S3 or a compatible store, Google Cloud Storage or Azure.
 
 The address `s3://bucket/prefix` and a key make the object `prefix/ab/cdef...`. Credentials come
 from the environment (`AWS_...`, `GOOGLE_...`, `AZURE_...`), for S3 also from `~/.aws/credentials`,
 otherwise from the machine's own identity. Lifecycle rules of the bucket delete old objects.
 
+obstore finds the credentials. It follows redirects, and sends the session token of S3 and (in the
+header `Referer`) the shared access signature of Azure to the host of a redirect (seen with 0.12.1).
+So for these it only signs the URL, and `HttpValues`, which follows no redirect here, does the rest.
+
 obstore hangs in a child that was forked after its first use (seen with 0.12.1). So only this module
-imports it, in the service's process, which was started by exec and never forks.
+imports it, in the process of the daemon, which was started by exec and never forks.
 """
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
+from urllib.parse import quote, urlsplit
 
 import obstore
 from obstore import exceptions
@@ -23,18 +29,26 @@ from obstore.store import AzureStore, GCSStore, S3Store
 
 from kcache.config import variable
 from kcache.errors import ConfigError
-from kcache.remote.credentials import content_of
+from kcache.remote.credentials import content_of, is_private, not_private
+from kcache.remote.http import HttpValues, origin_of
 from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Stored
 
 if TYPE_CHECKING:
     from kcache.remote.address import Address
+    from kcache.remote.storage import Storage
 
-#: Scheme -> obstore's class, and its name for the address of a server.
-_MAKERS: dict[str, tuple[Any, str]] = {
-    "s3": (S3Store, "endpoint"),
-    "gs": (GCSStore, "base_url"),
-    "az": (AzureStore, "endpoint"),
+#: Scheme -> obstore's class, its option for the server, and the variables that name one, too.
+_MAKERS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
+    "s3": (S3Store, "endpoint", ()),
+    "gs": (GCSStore, "base_url", ("GOOGLE_BASE_URL",)),
+    "az": (AzureStore, "endpoint", ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")),
 }
+#: How long a signature is good. A request uses it at once; clocks may differ.
+_SIGNED_FOR = timedelta(minutes=15)
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+#: The code in the XML of an error.
+_CODE = re.compile(rb"<Code>(\w+)</Code>")
+_HINT = "without the right to list a bucket, S3 says this of what is not there, too"
 #: Where cloud machines ask for their identity. If an error names one of these, there are no
 #: credentials.
 _IDENTITY = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata/identity")
@@ -43,8 +57,74 @@ _LATE = re.compile("timed out|TimedOut|kind: Timeout")
 _MOST_TEXT = 300
 
 
+def open_bucket(address: Address) -> Storage:
+    """Return the storage in the bucket of an address.
+
+    Raises:
+        ConfigError: a file or an option can't be used.
+    """
+    signature = _shared_access_signature() if address.scheme == "az" else ""
+    if address.flag("anonymous") or (address.scheme != "s3" and not signature):
+        return ObjectStorage(address)
+    return SignedStorage(address, signature)
+
+
+class SignedStorage(HttpValues):
+    """Values as objects under URLs that hold a signature: in S3, and in Azure with a signature.
+
+    Args:
+        address: address of the remote.
+        signature: the shared access signature of Azure.
+
+    Raises:
+        ConfigError: a file or an option can't be used.
+    """
+
+    _most_redirects = 0
+    _lost = (404, 409, 412)
+
+    def __init__(self, address: Address, signature: str = "") -> None:
+        super().__init__(address)
+        self._signature = signature
+        self._store: Any = None if signature else _made(address, address.timeout)
+        if signature:
+            self._put_headers = {**self._put_headers, "x-ms-blob-type": "BlockBlob"}
+        if address.option("ca_file"):
+            self._context(own=False)
+
+    def _url_of(self, method: str, key: str) -> str:
+        """Return the signed URL of a key.
+
+        Raises:
+            ConfigError: others could read the signature.
+        """
+        if self._signature:
+            names = filter(None, (self._address.hosts, self._address.path, _path(key)))
+            url = f"{_server(self._address)}/{quote('/'.join(names))}?{self._signature}"
+        else:
+            with _answering():
+                url = obstore.sign(
+                    self._store, cast('Literal["GET", "PUT"]', method), _path(key), _SIGNED_FOR
+                )
+        origin = origin_of(url)
+        if not is_private(origin.scheme, origin.host):
+            raise not_private(self._address, f"the server {origin.scheme}://{origin.host}")
+        return url
+
+    def _require_absent(self, _response: Any, body: bytes) -> None:  # noqa: ANN401
+        if any(code.encode() in body for code in _NO_BUCKET):
+            raise RemoteError("there is no such bucket")
+
+    def _failure(self, response: Any, body: bytes) -> RemoteError:  # noqa: ANN401
+        """Return the error for an answer, with the code that the store gives."""
+        self._require_absent(response, body)
+        code = _CODE.search(body)
+        text = f"{super()._failure(response, body)}{f' ({code[1].decode()})' if code else ''}"
+        return RemoteError(f"{text}; {_HINT}" if response.status == 403 else text)
+
+
 class ObjectStorage:
-    """Values as objects in a bucket.
+    """Values as objects in a bucket of Google or Azure, or of S3 without credentials.
 
     Threads: safe to share. Fork: only for the service, which does not fork. A service that knows no
     conditional writes (AWS, GCS, Azure, MinIO and Ceph know them) replaces values without one.
@@ -57,6 +137,11 @@ class ObjectStorage:
     """
 
     def __init__(self, address: Address) -> None:
+        server = urlsplit(_server(address))
+        # obstore 0.12.1 sends the token of Google with a put even if it is to be anonymous.
+        is_secret = address.scheme == "gs" or not address.flag("anonymous")
+        if is_secret and not is_private(server.scheme, server.hostname or ""):
+            raise not_private(address, f"the server {server.scheme}://{server.hostname}")
         try:
             self._reader: Any = _made(address, address.timeout)
             self._writer: Any = _made(address, address.seconds(address.max_entry))
@@ -70,7 +155,7 @@ class ObjectStorage:
             try:
                 answer: Any = obstore.get(self._reader, _path(key))
             except FileNotFoundError as error:
-                if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
+                if any(code in str(error) for code in _NO_BUCKET):
                     raise
                 return None
             size = answer.meta["size"]
@@ -102,7 +187,7 @@ class ObjectStorage:
                 exceptions.AlreadyExistsError,
                 FileNotFoundError,
             ) as error:
-                if "NoSuchBucket" in str(error):
+                if any(code in str(error) for code in _NO_BUCKET):
                     raise
                 return False
             except (exceptions.NotSupportedError, NotImplementedError):
@@ -128,17 +213,19 @@ def _made(address: Address, timeout: float) -> object:
     Raises:
         ConfigError: a file can't be used.
     """
-    make, endpoint = _MAKERS[address.scheme]
-    server = address.option("endpoint")
+    make, endpoint, _ = _MAKERS[address.scheme]
     options: dict[str, Any] = {
-        "allow_http": server.startswith("http://"),
+        "allow_http": _server(address).startswith("http://"),
         "connect_timeout": timedelta(seconds=address.connect_timeout),
         "timeout": timedelta(seconds=timeout),
     }
     path = address.option("ca_file")
     if path:
         options["root_certificate"] = content_of(path)
-    known: dict[str, Any] = {endpoint: server, "skip_signature": address.flag("anonymous")}
+    known: dict[str, Any] = {
+        endpoint: address.option("endpoint"),
+        "skip_signature": address.flag("anonymous"),
+    }
     if address.scheme == "s3":
         known["region"] = address.option("region")
         known["virtual_hosted_style_request"] = address.flag("virtual_hosted")
@@ -154,6 +241,23 @@ def _made(address: Address, timeout: float) -> object:
     )
 
 
+def _server(address: Address) -> str:
+    """Return the URL of the server, as the address or the environment names it, or the usual one.
+
+    The usual one of S3 and Google has TLS, and only obstore knows which it is.
+    """
+    named = next(filter(None, map(variable, _MAKERS[address.scheme][2])), "")
+    account = variable("AZURE_STORAGE_ACCOUNT_NAME") or ""
+    usual = f"https://{account}.blob.core.windows.net"
+    return (address.option("endpoint") or named or usual).rstrip("/")
+
+
+def _shared_access_signature() -> str:
+    """Return the query that Azure's signature is, or nothing."""
+    found = variable("AZURE_STORAGE_SAS_TOKEN") or variable("AZURE_STORAGE_SAS_KEY") or ""
+    return found.lstrip("?")
+
+
 def _profile() -> dict[str, str]:
     """Return the keys of the user's profile in `~/.aws/credentials`, which obstore does not read.
 
@@ -164,8 +268,6 @@ def _profile() -> dict[str, str]:
     """
     if any(map(variable, ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"))):
         return {}
-    import configparser
-
     path = variable("AWS_SHARED_CREDENTIALS_FILE") or os.path.expanduser("~/.aws/credentials")
     if not os.path.isabs(path):
         return {}
@@ -206,8 +308,7 @@ def _explained(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such bucket"
     if isinstance(error, exceptions.PermissionDeniedError):
-        hint = "without the right to list a bucket, S3 says this of what is not there, too"
-        return f"{_short(error)}; {hint}"
+        return f"{_short(error)}; {_HINT}"
     return _short(error) or type(error).__name__
 
 

@@ -19,7 +19,7 @@ from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
-from kcache.remote.credentials import content_of, read_secret
+from kcache.remote.credentials import content_of, is_loopback, not_private, read_secret
 from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Stored
 from kcache.util.units import parse_age
 
@@ -153,6 +153,10 @@ def _how(address: Address) -> dict[str, Any]:
         ConfigError: a password or a certificate can't be read.
     """
     password = address.option("password_file")
+    is_tls = address.scheme.split("+")[0] in ("rediss", "valkeys")
+    hosts = (urlsplit(f"//{host}").hostname or "" for host in address.hosts.split(","))
+    if password and not is_tls and not all(map(is_loopback, hosts)):
+        raise not_private(address, "password_file")
     how: dict[str, Any] = {
         "username": address.user,
         "password": read_secret(password) if password else address.password,
@@ -160,7 +164,7 @@ def _how(address: Address) -> dict[str, Any]:
         "socket_timeout": address.timeout,
         "protocol": 2,
     }
-    if address.scheme.split("+")[0] in ("rediss", "valkeys"):
+    if is_tls:
         how["ssl"] = True
         names = {"ca_file": "ssl_ca_certs", "cert_file": "ssl_certfile", "key_file": "ssl_keyfile"}
         for ours, theirs in names.items():

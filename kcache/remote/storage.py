@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _STORAGES = {
     "http": ("HttpStorage", "urllib3", "http"),
     "redis": ("RedisStorage", "redis", "redis"),
-    "objects": ("ObjectStorage", "obstore", "s3"),
+    "objects": ("open_bucket", "obstore", "s3"),
 }
 
 

@@ -1,13 +1,14 @@
 """Fixtures: the servers, each started once for the tests of a process."""
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from remote import servers
-from remote.fakes import NO_HURRY, Open, opened
+from remote.fakes import NO_HURRY, Open, RawServer, answering, opened
 from remote.machines import Machines
 
 from kcache.remote.storage import Storage
@@ -67,3 +68,20 @@ def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ser
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3]:
     with servers.s3(tmp_path_factory.mktemp("s3")) as server:
         yield server
+
+
+@pytest.fixture
+def server() -> Iterator[RawServer]:
+    """A server; yields its port, what it sends, and what it was asked."""
+    answers: list[bytes] = []
+    asked: list[bytes] = []
+
+    def answer(client: socket.socket) -> None:
+        asked.append(client.recv(1 << 16))
+        client.sendall(answers[0])
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(1 << 16):  # or the answer may be lost with a reset
+            pass
+
+    with answering(answer) as port:
+        yield port, answers, asked

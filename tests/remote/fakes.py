@@ -32,6 +32,10 @@ VALUE = os.urandom(100 << 10)
 #: Long enough for a loaded machine, where a test is not about time.
 NO_HURRY = "connect_timeout=60&timeout=60"
 Open = Callable[..., Storage]
+#: A server of the fixture `server`: its port, what it sends, and what it was asked.
+RawServer = tuple[int, list[bytes], list[bytes]]
+HEAD = b"HTTP/1.1 200 OK\r\n"
+SOUND = HEAD + b"Content-Length: 3\r\n\r\nabc"
 
 
 class MemoryClient:

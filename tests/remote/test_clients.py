@@ -124,13 +124,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        found = self.values.get(self.path)
+        found = self.values.get(self.path.partition("?")[0])
         self.answer(404 if found is None else 200, *(found or (0, b"")))
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        place = self.path.partition("?")[0]
         with self.lock:
-            version, _ = self.values.get(self.path, (0, b""))
+            version, _ = self.values.get(place, (0, b""))
             match, absent = self.headers["If-Match"], self.headers["If-None-Match"]
             generation = self.headers["x-goog-if-generation-match"]
             if (
@@ -140,7 +141,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             ):
                 self.answer(412, version, b"")
                 return
-            self.values[self.path] = version + 1, body
+            self.values[place] = version + 1, body
         self.answer(201, version + 1, b"")
 
     def answer(self, status: int, version: int, body: bytes) -> None:
@@ -172,15 +173,19 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         thread.join()
 
 
-@pytest.mark.parametrize("scheme", ["http", "redis", "s3", "gs", "az"])
-def test_merges_lose_nothing(scheme: str, strict: int, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("scheme", ["http", "redis", "s3", "gs", "az", "az with a signature"])
+def test_merges_lose_nothing(
+    scheme: str, strict: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip(PACKAGES.get(scheme, "obstore"))
     if scheme == "redis":
         address = ADDRESSES["redis"](request.getfixturevalue("redis_server").port)
     elif scheme == "http":
         address = ADDRESSES["http"](strict)
     else:
-        address = f"{scheme}://kernels/x?region=x&endpoint=http://127.0.0.1:{strict}&"
+        if " " in scheme:
+            monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "sv=1&sig=secret")
+        address = f"{scheme[:2]}://kernels/x?region=x&endpoint=http://127.0.0.1:{strict}&"
     remote, place = remote_at(address), key(f"merged {scheme}")
 
     def add(number: int) -> None:

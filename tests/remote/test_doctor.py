@@ -22,12 +22,12 @@ pytest.importorskip("click", reason="the extra cli is not installed")
 
 
 @contextmanager
-def server(status: int) -> Iterator[str]:
-    """A server that answers everything alike; yields host and port."""
-    head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nConnection: close\r\n"
+def server(get: int, put: int = 201) -> Iterator[str]:
+    """A server that answers every GET alike, and every PUT; yields host and port."""
 
     def answer(connection: socket.socket) -> None:
-        connection.recv(1 << 16)
+        status = put if connection.recv(1 << 16).startswith(b"PUT") else get
+        head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nConnection: close\r\n"
         connection.sendall(f"{head}Content-Length: 0\r\n\r\n".encode())
 
     with answering(answer) as port:
@@ -69,6 +69,15 @@ def test_remotes(
     assert what in second["what"]
     assert "***@" in second["what"]
     assert "hunter2" not in said
+
+
+def test_a_remote_that_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with server(404, 401) as host:
+        _, found = findings(monkeypatch, REMOTE=f"http://{host}/")
+        _, only_read = findings(monkeypatch, REMOTE=f"http://{host}/?ro")
+    assert found.level == "problem"
+    assert "answers, but stores nothing: the server answers 401 Unauthorized" in found.what
+    assert (only_read.level, "only read" in only_read.what) == ("ok", True)
 
 
 def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,16 @@
 """Object stores: against Moto's S3, and against servers that answer as GCS and Azure do."""
 
 import os
+import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from remote.fakes import MOST, VALUE, Open, key, value_in
+from remote.fakes import MOST, SOUND, VALUE, Open, RawServer, answering, key, value_in
 from remote.servers import S3, Nginx
 
 from kcache.errors import ConfigError
-from kcache.remote.storage import RemoteError
+from kcache.remote.storage import RemoteError, Storage
 
 pytest.importorskip("obstore", reason="the package obstore is missing")
 
@@ -49,6 +51,79 @@ def test_the_users_profile(store: Open, s3: S3, monkeypatch: pytest.MonkeyPatch)
     file.write_text("what is this")
     with pytest.raises(ConfigError, match="can't be understood"):
         store(f"s3://kernels?endpoint={s3.endpoint}")
+
+
+#: Variables with credentials, which have `hidden` in them, and an address that uses them.
+SECRETS = [
+    ("s3://bucket/x", {"AWS_SESSION_TOKEN": "hidden"}),
+    ("az://bucket/x", {"AZURE_STORAGE_SAS_TOKEN": "sv=1&sig=hidden"}),
+    ("az://bucket/x", {"AZURE_STORAGE_TOKEN": "hidden"}),
+    (
+        "gs://bucket/x",
+        {
+            "GOOGLE_SERVICE_ACCOUNT_KEY": '{"private_key": "hidden", "private_key_id": '
+            '"", "client_email": "", "disable_oauth": true}'
+        },
+    ),
+]
+
+
+@pytest.fixture(params=SECRETS)
+def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An address of a bucket, for which there are credentials."""
+    url, variables = request.param
+    for name, value in {"AZURE_STORAGE_ACCOUNT_NAME": "me", **variables}.items():
+        monkeypatch.setenv(name, value)
+    return str(url)
+
+
+def everything(storage: Storage) -> None:
+    """Ask a storage that may answer anything."""
+    for ask in (
+        lambda: storage.get(key(5), MOST),
+        lambda: storage.put(key(5), b"x"),
+        lambda: storage.replace(key(5), b"x", None),
+    ):
+        with suppress(RemoteError):
+            ask()
+
+
+def test_the_host_of_a_redirect_gets_no_credentials(
+    address: str, server: RawServer, store: Open
+) -> None:
+    port, answers, asked = server
+    answers.append(SOUND)
+
+    def redirect(client: socket.socket) -> None:
+        client.recv(1 << 16)
+        head = f"HTTP/1.1 307 x\r\nLocation: http://localhost:{port}/x\r\nContent-Length: 0\r\n"
+        client.sendall(f"{head}Connection: close\r\n\r\n".encode())
+
+    with answering(redirect) as redirecting:
+        everything(store(f"{address}?endpoint=http://127.0.0.1:{redirecting}"))
+    sent = b"".join(asked)
+    assert b"hidden" not in sent
+    assert b"authorization" not in sent.lower()
+
+
+@pytest.mark.parametrize("host", ["store.example", "localhost"])
+def test_credentials_are_not_sent_in_the_clear(
+    host: str, address: str, server: RawServer, store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent to another machine, and to this one by a proxy, ends at the test's proxy."""
+    port, answers, asked = server
+    answers.append(SOUND)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+    with pytest.raises(ConfigError, match="only through TLS"):
+        store(f"{address}?endpoint=http://{host}").get(key(5), MOST)
+    assert asked == []
+    if address.startswith("gs:"):
+        return  # obstore sends the token with a put, although it should be anonymous
+    everything(store(f"{address}?endpoint=http://{host}&anonymous"))
+    sent = b"".join(asked)
+    assert sent
+    assert b"hidden" not in sent
+    assert b"authorization" not in sent.lower()
 
 
 def test_tls(store: Open, nginx: Nginx) -> None:
