@@ -144,8 +144,7 @@ class KernelCache:
                 templates, and the kernel has the lowered name of each.
             options: see `CompileOptions`.
             headers: in-memory headers, include name -> text.
-            extra_key: bytes that become part of the key, for anything that kcache can't see. With
-                them, a kernel is cached even if its headers can't be followed.
+            extra_key: bytes that become part of the key, for anything that kcache can't see.
             source_name: the name of the source in the compiler's messages. Headers in quotes are
                 searched in its directory, which is the working directory by default.
 

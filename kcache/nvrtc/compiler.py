@@ -184,6 +184,9 @@ def _answered(request: Request, hello: Hello, reply: Reply) -> Compiled:
     if reply.status != Status.COMPILED:
         raise CompileError(f"{name}: the worker failed: {reply.text}", source_name=name)
     trace, log = reply.trace, _text(reply.log)
+    problem = "this platform's compiles can't be recorded" if trace is None else trace.unfollowed
+    if not any(reply.outputs):  # such as with --optix-ir alone
+        problem = "it has neither PTX, CUBIN nor LTOIR"
     return Compiled(
         *reply.outputs,
         dict(zip(request.names, reply.lowered_names, strict=True)),
@@ -193,7 +196,7 @@ def _answered(request: Request, hello: Hello, reply: Reply) -> Compiled:
         hello.identity,
         hello.version,
         trace,
-        "this platform's compiles can't be recorded" if trace is None else trace.unfollowed,
+        problem,
     )
 
 

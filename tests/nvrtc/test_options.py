@@ -162,6 +162,14 @@ class TestNotCached:
                 written[0].unlink()
 
 
+    def test_optix_ir_alone(self, cache):
+        options = ARCH.replace(extra_options=["--optix-ir"])
+        for _ in range(2):
+            assert not cache.get_or_compile(SEVEN, (), options).cached
+        stats = cache.stats()
+        assert (stats.uncacheable, stats.corrupt, cache.entry_count) == (2, 0, 0)
+
+
 class TestNoDriver:
     def test_no_arch_and_no_driver(self, tmp_path):
         """In a process of its own: asking for the driver is remembered."""
