@@ -23,6 +23,7 @@ from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.kernels.proofs import ProofQueue, prove, store_verdict
 from kcache.nvrtc import is_called
 from kcache.util import log
+from kcache.util.gpu_code import templates_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -212,6 +213,8 @@ class Resolver:
         engine = self.finder.engine
         engine.counters.add("compiles")
         engine.counters.add("compile_seconds", compiled.seconds)
+        if not request.names and request.caller is None:
+            warn_if_empty(CompiledKernel.of(compiled, "", ()), request.source, request.source_name)
         if compiled.problem and self._writes:
             engine.counters.add("uncacheable")
             log.debug("%s is not cached: %s", request.source_name, compiled.problem)
@@ -354,6 +357,16 @@ def _reason(finder: Finder, config: Config, request: Request) -> str:
         return explain(finder.engine, request, config, digests=finder.headers.digests).clauses
     except Exception as error:  # a reason that can't be found must not cost a kernel
         return f"the reason is unknown ({error!r})"
+
+
+def warn_if_empty(kernel: CompiledKernel, source: str, name: str) -> None:
+    """Warn once about a source with templates of which no instance was compiled."""
+    templates = templates_in(source)
+    if templates and kernel.ptx is not None and not kernel.functions():
+        log.warning_once(
+            f"there is no kernel in {name}: no instance of its template {templates[0]} is named; "
+            f"expected a name expression, such as {templates[0]}<float>"
+        )
 
 
 def _title(request: Request, names: Sequence[str] = ()) -> str:

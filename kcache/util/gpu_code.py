@@ -10,6 +10,8 @@ _TARGET = re.compile(rb"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
 _ASSEMBLED = re.compile(rb"-arch (sm_\d+[af]?)\b")
 #: The name of a kernel where its source defines it, whatever qualifiers it has.
 _DEFINED = re.compile(r"__global__[\w\s]*?(?:__\w+__\s*\([^()]*\)[\w\s]*?)?\b(\w+)\s*\(")
+#: The same for a template.
+_TEMPLATE = re.compile(rf"\btemplate\s*<[^;{{}}]*?{_DEFINED.pattern}")
 #: A kernel in PTX ("Kernel Entry Points", PTX ISA). Longer patterns take ten times as long.
 _ENTRY = re.compile(rb"\.entry\s+([\w$%]+)")
 #: A kernel's bank of constants, named in a CUBIN's table of section names. Device functions have
@@ -20,6 +22,11 @@ _CONSTANTS = re.compile(rb"\0\.nv\.constant0\.([\w$%]+)(?=\0)")
 def kernels_in(source: str) -> list[str]:
     """Return the names of the kernels that a source itself seems to define."""
     return _DEFINED.findall(source)
+
+
+def templates_in(source: str) -> list[str]:
+    """Return the names of the kernels that a source itself seems to define as templates."""
+    return _TEMPLATE.findall(source)
 
 
 def kernels_of(ptx: bytes | None, cubin: bytes | None) -> list[str]:

@@ -69,8 +69,8 @@ def test_templates_without_a_name_are_warned_about(work: Path, here: Callable) -
     for _ in range(2):  # a hit warns, too
         said = here(*line, "--quiet")
         assert said.code == 0
-        assert said.err.startswith("kcache: warning: no kernel in it: ")
-        assert said.err.endswith(" as in --name 'scale<float>'\n")
+        assert said.err.startswith("kcache: warning: there is no kernel in t.cu: ")
+        assert said.err.endswith(" such as scale<float>\n")
     assert "warning" not in here(*line, "--name", "scale<float>").err
     assert "warning" not in here(*line, "--emit", "ltoir").err
 

@@ -63,6 +63,24 @@ def test_a_wrong_name_expression_is_told_as_it_was_written(
     assert f"kernel.cu: the name expression {name!r} is wrong: {what}" in str(caught.value)
 
 
+def test_a_template_without_an_instance_is_warned_about_once(
+    cache: kcache.KernelCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty = AXPY.replace("axpy", "scale").replace("T>", "T, int N = sizeof(T)>")
+    with cache:
+        for _ in range(2):
+            cache.get_or_compile(empty, options=ARCH)
+            cache.clear()
+        cache.get_or_compile(empty, "scale<int>", ARCH)
+        cache.get_or_compile(f"{AXPY}; template __global__ void axpy(int);", options=ARCH)
+        cache.get_or_compile(AXPY, options=ARCH.replace(lto=True))  # can't be looked into
+    (warned,) = (each.getMessage() for each in caplog.records)
+    assert warned == (
+        "there is no kernel in kernel.cu: no instance of its template scale is named; "
+        "expected a name expression, such as scale<float>"
+    )
+
+
 def test_a_lowered_name_that_is_not_there_says_which_are(cache: kcache.KernelCache) -> None:
     with cache:
         for _ in range(2):  # compiled, and cached

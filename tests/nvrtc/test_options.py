@@ -161,7 +161,6 @@ class TestNotCached:
                 assert written
                 written[0].unlink()
 
-
     def test_optix_ir_alone(self, cache):
         options = ARCH.replace(extra_options=["--optix-ir"])
         for _ in range(2):

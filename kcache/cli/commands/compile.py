@@ -38,9 +38,9 @@ from kcache.cli.terminal import (
     write_output,
 )
 from kcache.errors import CompileError, ConfigError
+from kcache.kernels.resolver import warn_if_empty
 from kcache.nvrtc.options import parse_arch
 from kcache.nvrtc.request import as_text
-from kcache.util.gpu_code import kernels_in
 from kcache.util.units import counted, format_size, format_time
 from kcache.warm.kernel_list import seen_from
 
@@ -305,10 +305,7 @@ def _compile(
     seconds = time.perf_counter() - started
     if kernel.log:
         show_log(_as_typed(kernel.log, source))
-    templates = kernels_in(source.text)
-    if templates and asked.emit != "ltoir" and not kernel.functions():
-        instance = f"{templates[0]}<float>"
-        say(f"warning: no kernel in it: name an instance of a template, as in --name '{instance}'")
+    warn_if_empty(kernel, source.text, source.name)
     size = _write(kernel, asked.emit, output)
     stored = cache.stats().uncacheable == uncacheable
     if not quiet:
