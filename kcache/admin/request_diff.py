@@ -135,9 +135,6 @@ def _bound(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     if before["variable"] != after["variable"]:
         was, now = (", ".join(kinds["variable"]) for kinds in (before, after))
         yield Cause("variable", "environment variables that the compiler reads differ", was, now)
-    if before["nested"] != after["nested"]:
-        found = list(include_paths(old, new))
-        yield from found or [Cause("include_path", "the include directories lie elsewhere")]
 
 
 def include_paths(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
@@ -150,8 +147,8 @@ def include_paths(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
 
 
 def _kinds(bound: Iterable[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {"paths": [], "nested": [], "variable": [], "name": []}
+    found: dict[str, list[str]] = {"paths": [], "variable": [], "name": []}
     for each in bound:
         kind, _, value = each.partition("=")
-        found[kind if kind in ("nested", "variable", "name") else "paths"].append(value)
+        found[kind if kind in ("variable", "name") else "paths"].append(value)
     return found

@@ -1,6 +1,6 @@
 """Resolver: handles a request that missed, from beginning to end.
 
-1. `Resolver.answer`: one thread of one process goes on, and the others wait for it
+1. `Resolver.get`: one thread of one process goes on, and the others wait for it
    (`engine.single_flight`). It looks again (`find`), and asks remotes (`remotes`).
 2. If the cache has the kernel for another location, a compile may prove that it is good here, too
    (`proofs`).
