@@ -175,14 +175,14 @@ class Patience:
     def lock(
         self, file: OwnFile, start: int, length: int = 1, *, seconds: float | None = None
     ) -> bool:
-        """Do what the function `lock` does, for as many seconds as is worth while."""
+        """Do what the function `lock` does, for `seconds` at most, or the usual ones."""
         most = self.seconds if seconds is None else seconds
         if time.monotonic() < self._given_up.get(start, 0.0):
             most = 0.0
         try:
             return lock(file, start, length, timeout=most)
         except TimeoutError:
-            if most:
+            if most >= self.seconds:  # a shorter wait shows nothing
                 self._given_up[start] = time.monotonic() + _GIVEN_UP
             raise
 

@@ -92,6 +92,16 @@ def test_a_hit_waits_for_no_stopped_writer_and_a_put_waits_once(
         assert engine.get(key(50))
 
 
+def test_after_a_short_wait_a_put_still_waits(tmp_path: Path, vain: list[float]) -> None:
+    fill(tmp_path)
+    with opened(tmp_path) as engine, stopped(partial(write_and_stop, tmp_path)):
+        engine.backend.touch(key(1))
+        assert len(list(engine.backend.scan())) == 20
+        assert vain == [_lmdb_environment.HARDLY]
+        assert engine.put(key(50), sealed(50, 1, 100)) is False
+        assert vain.count(PATIENCE) == 1
+
+
 def test_who_is_stopped_while_it_opens_is_waited_for_once(
     tmp_path: Path, vain: list[float]
 ) -> None:
