@@ -29,6 +29,10 @@ _PATIENCE = 2.0
 #: The part of the cap that is left once room is made. To look at 5,000 folders takes 0.2 s, and to
 #: delete 150 of them takes as long or twice.
 _LOW_WATER = 0.97
+#: A use that is more seconds in the future than this is an error of a clock.
+_FUTURE = 86_400.0
+#: Bytes of a record or a note that are read. A record takes some 100 bytes for each file.
+MAX_NOTE = 1 << 16
 #: Behind the sum, from who could not wait: what it wrote is in no sum. Only who counts removes it.
 _UNKNOWN = b"?"
 #: What a killed process has left of a file.
@@ -71,7 +75,7 @@ class LocalFiles:
         """
         paths = {name: self.path(folder, name) for name in files}
         self.use(folder)  # so that nobody deletes what is there
-        changed = {name: data for name, data in files.items() if _read(paths[name]) != data}
+        changed = {n: data for n, data in files.items() if read(paths[n], len(data) + 1) != data}
         if changed:
             try:
                 self._charge(folder, {name: len(data) for name, data in changed.items()})
@@ -137,10 +141,12 @@ class LocalFiles:
         return left
 
     def _last_use(self, folder: str) -> float:
+        """Return the time of the last use; 0.0 if it is unknown, or is a clock's error."""
         try:
-            return os.stat(self.path(folder)).st_mtime
+            used = os.stat(self.path(folder)).st_mtime
         except OSError:
             return 0.0
+        return used if used < self._clock() + _FUTURE else 0.0
 
     def _delete(self, folder: str) -> None:
         """Delete our files in a folder, drafts of killed processes too, and the record at last."""
@@ -158,7 +164,7 @@ class LocalFiles:
         The record of another user is none, and names nothing outside the folder.
         """
         with suppress(*_ODD), open_own(self.path(folder, _RECORD), os.O_RDONLY) as record:
-            named = json.loads(record.readall()).items()
+            named = json.loads(record.read(MAX_NOTE)).items()
             return {name: max(0, int(size)) for name, size in named if is_name(name)}
         return {}
 
@@ -177,9 +183,10 @@ def is_name(name: str) -> bool:
     return name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
 
 
-def _read(path: str) -> bytes | None:
+def read(path: str, most: int) -> bytes | None:
+    """Return the first `most` bytes of a file; None if it can't be read."""
     try:
         with open(path, "rb") as file:
-            return file.read()
+            return file.read(most)
     except OSError:
         return None

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, cast
 from triton.runtime.cache import FileCacheManager
 
 from kcache.integrations.engine_entries import EngineEntries
-from kcache.integrations.local_files import LocalFiles, is_name
+from kcache.integrations.local_files import MAX_NOTE, LocalFiles, is_name, read
 from kcache.util import log
 
 try:
@@ -191,10 +191,9 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
     def _stamp(self, filename: str) -> tuple[float, dict[str, object]]:
         """Return the seconds that a group saves, and name -> identity of its files."""
         try:
-            with open(self._make_path(_STAMP + filename), "rb") as file:
-                noted = json.loads(file.read())
+            noted = json.loads(read(str(self._make_path(_STAMP + filename)), MAX_NOTE) or b"")
             return float(noted["seconds"]), dict(noted["files"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError):
             return 0.0, {}
 
     def _entry_key(self, filename: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,31 @@ def test_a_record_of_somebody_else_leads_nowhere(tmp_path: Path) -> None:
     for folder in ("L", "N"):
         LocalFiles(str(cache), 1_000).write(folder, {"a": bytes(900)})
     assert precious.read_text() == "data"
+
+
+def test_a_large_record_and_a_large_file_are_not_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "K").mkdir()
+    for name in ("kcache.files", "a"):
+        (tmp_path / "K" / name).touch()
+        os.truncate(tmp_path / "K" / name, 256 << 20)
+    files = LocalFiles(str(tmp_path), 1_000)
+    tracemalloc.start()
+    try:
+        for folder in ("K", "L"):
+            files.write(folder, {"a": bytes(900)})
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_use_in_the_future_does_not_count(tmp_path: Path) -> None:
+    now = 2e9
+    files = LocalFiles(str(tmp_path), 10_000, clock=lambda: now)
+    files.write("FUTURE", {"a": bytes(6_000)})
+    now = 1e9
+    for folder in ("A", "B"):
+        files.write(folder, {"a": bytes(3_000)})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["A", "B", "kcache.bytes"]
 
 
 def test_what_is_written_while_another_counts_is_counted_later(
