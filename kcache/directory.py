@@ -19,11 +19,11 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, cast
 
 from kcache.errors import BackendError, ConfigError
-from kcache.util.locks import lock, release
+from kcache.util.locks import lock, locked_directory, release
 from kcache.util.open_file import (
     MARKER,
     NO_USER,
@@ -50,6 +50,8 @@ _LOST_AND_FOUND = "lost+found"
 #: The byte of `CacheDirectory.slots` that a process locks while it changes the settings, and how
 #: many seconds another one waits for that. A change takes 10 ms.
 _LOCKED, _PATIENCE = 1 << 20, 10.0
+#: How many seconds a process waits for another one that makes the same directory a cache.
+_MAKING = 1.0
 #: How often kcache looks at a directory that seems to be somebody else's, and the seconds between.
 _LOOKS, _PAUSE = 3, 0.01
 
@@ -311,9 +313,19 @@ def _examine(directory: str) -> dict[str, Any] | None:
 
 
 def _make(directory: str) -> dict[str, Any]:
-    """Make an empty directory a cache; raise OSError if it can't be written to."""
-    about: dict[str, Any] = {"format": _FORMAT, "id": os.urandom(16).hex(), "settings": {}}
-    _write(directory, about)
+    """Make an empty directory a cache, unless another process does; return what the marker holds.
+
+    Raises:
+        OSError: it can't be written to.
+    """
+    with ExitStack() as stack:
+        # A process that was stopped here has nothing in the cache that this one could lose.
+        with suppress(OSError):
+            stack.enter_context(locked_directory(directory, _MAKING))
+        about = _read(directory)
+        if about is None:
+            about = {"format": _FORMAT, "id": os.urandom(16).hex(), "settings": {}}
+            _write(directory, about)
     return about
 
 

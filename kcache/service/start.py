@@ -14,11 +14,11 @@ import errno
 import os
 import stat
 import sys
-import time
 from contextlib import suppress
 
 from kcache._version import __version__
 from kcache.util.child_process import ISOLATED, children_are_elsewhere
+from kcache.util.locks import locked_directory
 from kcache.util.open_file import make_directory, present_user, unsafe_part
 from kcache.util.wire import WireError, heading
 
@@ -49,8 +49,6 @@ ASK_TIMEOUT = 5.0
 START_TIMEOUT = 20.0
 #: Seconds to wait for another program that starts a service. It may be a stopped one.
 TURN_TIMEOUT = 5.0
-#: Seconds between two attempts to take the lock of programs that start a service.
-_PAUSE = 0.01
 #: What a pipe takes before anybody reads from it.
 _MOST_TOLD = 1 << 16
 
@@ -266,39 +264,15 @@ def joined(path: str, service: Service, environment: Mapping[str, str]) -> _sock
     if connection is not None:
         return connection
     _require_private(os.path.dirname(path))  # a service that ended may have removed it
-    folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _take_turn(folder)
+    # The holder starts one, or was stopped.
+    with locked_directory(os.path.dirname(path), TURN_TIMEOUT):
         connection = connected(path)  # another program may have been faster
         if connection is None:
             begin(path, service, environment)
             connection = connected(path)
-    finally:
-        os.close(folder)
     if connection is None:
         raise OSError("no service can be started")
     return connection
-
-
-def _take_turn(folder: int) -> None:
-    """Lock a folder, so that only one of the programs that find no service starts it.
-
-    Raises:
-        OSError: another program has held the lock for longer than a start may take.
-    """
-    import fcntl
-
-    end = time.monotonic() + TURN_TIMEOUT
-    while True:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                reason = "another program has begun to start it, and was stopped"
-                raise OSError(errno.EBUSY, reason) from None
-        else:
-            return
-        time.sleep(_PAUSE)
 
 
 def begin_own(

@@ -13,8 +13,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Hashable
-from contextlib import suppress
+from collections.abc import Generator, Hashable
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from weakref import ref
 
@@ -155,6 +155,35 @@ def release(file: OwnFile) -> None:
     """
     unlock(file, 0, 0)
     file.close()
+
+
+@contextmanager
+def locked_directory(path: str, timeout: float) -> Generator[None]:
+    """Hold the lock of a directory in the block; it excludes other processes of this machine.
+
+    Crash: the kernel releases the lock of a killed process. The directory gets no file for it.
+
+    Raises:
+        TimeoutError: another process held it for `timeout` seconds. OSError: it can't be locked.
+    """
+    if sys.platform == "win32":
+        raise OSError("directories have no locks on Windows")
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(errno.ETIMEDOUT, "another process holds the lock") from None
+            time.sleep(_LONGEST_PAUSE)
+        yield
+    finally:
+        with suppress(OSError):  # a child that was forked in the block has a copy
+            fcntl.flock(directory, fcntl.LOCK_UN)
+        os.close(directory)
 
 
 class Patience:

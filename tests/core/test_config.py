@@ -2,11 +2,12 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from core.helpers import fork, python, wait
+from core.helpers import fork, in_child, python, wait
 
 from kcache import ConfigError, Entry, KernelCache, UnknownBackendError, open_engine
 from kcache.cli.open_cache import save
@@ -321,6 +322,27 @@ def test_processes_that_save_at_the_same_time_lose_nothing(files: CacheDirectory
     assert [wait(child) for child in children] == [0] * len(names)
     assert saved(files) == dict.fromkeys(names, "77")
     assert [name for name in os.listdir(files.path) if name.startswith(".")] == []
+
+
+def test_a_setting_stays_that_is_saved_while_another_process_opens_the_new_directory(
+    tmp_path: Path,
+) -> None:
+    """The other one has found the directory empty, and is about to write its marker."""
+    place, draft = str(tmp_path), str(tmp_path / ".kcache.json.")
+
+    def work() -> None:
+        saves = [lambda: save(place, {"wait": "3"})]
+
+        def watch(event: str, arguments: tuple[object, ...]) -> None:
+            path = str(arguments[0]) if event == "open" and saves else ""
+            if path == place or path.startswith(draft):
+                saves.pop()()
+
+        sys.addaudithook(watch)
+        open_directory(place)
+
+    in_child(work)
+    assert saved(CacheDirectory(place)) == {"wait": "3"}
 
 
 # -- entries in another backend --------------------------------------------------------------------

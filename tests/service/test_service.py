@@ -386,7 +386,7 @@ def test_a_program_that_is_stopped_while_it_starts_one_is_not_waited_for_without
     place.chmod(0o700)
     other = os.open(place, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
-    with pytest.raises(OSError, match="stopped"):
+    with pytest.raises(OSError, match="another process holds"):
         start.joined(str(place / "socket"), SERVICE, {})
     os.close(other)
 
