@@ -26,9 +26,9 @@ from kcache.util.child_process import detach
 from kcache.util.open_file import present_user
 from kcache.util.wire import WireError, heading, receive
 
-#: Seconds from the disconnect of the last program to the end of the service. So the next command of
-#: a shell script need not start another one.
-IDLE = 5.0
+#: Seconds from the disconnect of the last program to the end of the service, and `LOOK_EVERY` more
+#: at most. So the next command of a shell script need not start another one.
+IDLE = 3.0
 #: Seconds that what is pending may take after that, or after the service was told to end.
 LINGER = 60.0
 #: Seconds between two checks whether the service is still needed, and can still be found.

@@ -209,8 +209,8 @@ def sweep(folder: str) -> None:
 
 
 def _is_dead(path: str) -> bool:
-    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    connection.setblocking(False)
+    # A socket of another type is refused, and so is no program that the service would stay for.
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
     found = connection.connect_ex(path)
     connection.close()
     return found == errno.ECONNREFUSED and stat.S_ISSOCK(os.lstat(path).st_mode)

@@ -150,6 +150,18 @@ def test_it_ends_soon_after_its_last_program_and_leaves_no_file(place: Path) -> 
     assert os.listdir(place) == []
 
 
+def test_one_that_ends_removes_sockets_of_killed_ones_and_visits_no_other(place: Path) -> None:
+    """Each that ended kept all others for some seconds more."""
+    visited = Echo()
+    os.close(bound(str(place / "killed")))
+    with serving(place / "socket", visited):
+        start.sweep(str(place))
+        assert channel(place / "socket").ask([b"one"], 60) == [DONE, b"one"]
+        assert os.listdir(place) == ["socket"]
+        until(lambda: visited.ended)
+    assert visited.ended == 1
+
+
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("replaced", [False, True])
 def test_a_lasting_one_that_nobody_can_reach_ends(place: Path, replaced: bool) -> None:
