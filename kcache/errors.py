@@ -36,6 +36,13 @@ class FullError(BackendError):
     """
 
 
+class DiskFullError(FullError):
+    """A backend has no room for a value because the disk, or the user's quota, is full.
+
+    The engine also warns, once per process.
+    """
+
+
 class CorruptEntryError(BackendError):
     """Stored bytes are not a valid entry: damaged, truncated, extended or of another key."""
 

@@ -19,7 +19,7 @@ import lmdb
 
 from kcache.backend import NO_ROOM, failure
 from kcache.directory import claim
-from kcache.errors import BackendError, FullError
+from kcache.errors import BackendError, DiskFullError, FullError
 from kcache.util.locks import pread
 from kcache.util.open_file import (
     MARKER,
@@ -77,10 +77,12 @@ def data_of(root: str) -> str:
 def failed(operation: str, path: str, error: lmdb.Error | OSError) -> BackendError:
     """Return what a backend raises for an error of LMDB or of the operating system."""
     code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
-    full = isinstance(error, lmdb.MapFullError) or code in NO_ROOM
+    full = code in NO_ROOM
     if code == errno.EIO:  # LMDB says so of a write that was cut short, as on a full disk
         full = is_nearly_full(path, 0)
-    kind = FullError if full else BackendError
+    kind = DiskFullError if full else BackendError
+    if isinstance(error, lmdb.MapFullError):
+        kind = FullError
     if isinstance(error, OSError):
         return kind(str(failure(operation, error)))
     hint = _SAME_PID if code == errno.EAGAIN else ""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from kcache.backend import NO_ROOM, Backend, EntryInfo, Usage, failure, is_key
 from kcache.directory import claim, make_folder
-from kcache.errors import BackendError, ConfigError, CorruptEntryError, FullError
+from kcache.errors import BackendError, ConfigError, CorruptEntryError, DiskFullError
 from kcache.util.locks import Patience, Turns
 from kcache.util.open_file import is_plain, open_own, opened
 from kcache_backends._shards import (
@@ -180,7 +180,7 @@ class FileBackend(Backend):
                     self._put(key, value)
             except OSError as error:
                 if error.errno in NO_ROOM and self._could_make_room(len(value)):
-                    raise FullError(f"write {key}: {error.strerror}") from error
+                    raise DiskFullError(f"write {key}: {error.strerror}") from error
                 raise
         return len(value)
 
@@ -219,18 +219,25 @@ class FileBackend(Backend):
                 os.utime(self._path(key), ns=(now, now))
 
     def usage(self) -> Usage:
-        """Return the sums of the counters: one read of 8 KiB."""
+        """Return the sums of the counters: one read of 8 KiB; the files if they are read-only."""
         with self._translated("usage"):
-            if self._read_only:
-                sizes = [info.size for info in self.scan()]
-                return Usage(sum(sizes), len(sizes))
-            with self._open_counters() as counters:
-                for _ in range(3):
-                    totals = counters.totals()
-                    if totals is not None:
-                        return Usage(*totals)
-                counts = [counters.read(n) or self._recounted(n) for n in range(SHARDS)]
-            return Usage(sum(n.bytes for n in counts), sum(n.entries for n in counts))
+            try:
+                if not self._read_only:
+                    return self._counted()
+            except OSError as error:
+                if error.errno not in {errno.EROFS, errno.EACCES}:
+                    raise
+            sizes = [info.size for info in self.scan()]
+            return Usage(sum(sizes), len(sizes))
+
+    def _counted(self) -> Usage:
+        with self._open_counters() as counters:
+            for _ in range(3):
+                totals = counters.totals()
+                if totals is not None:
+                    return Usage(*totals)
+            counts = [counters.read(n) or self._recounted(n) for n in range(SHARDS)]
+        return Usage(sum(n.bytes for n in counts), sum(n.entries for n in counts))
 
     def coldest(self) -> Iterator[EntryInfo]:
         """Yield entries, coldest first, from a sample of the fullest shards; see `ColdSample`.

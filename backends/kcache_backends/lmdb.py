@@ -12,7 +12,7 @@ from itertools import chain
 import lmdb
 
 from kcache.backend import Backend, EntryInfo, Usage
-from kcache.errors import BackendError, ConfigError, FullError
+from kcache.errors import BackendError, ConfigError, DiskFullError
 from kcache.util.mounts import FileSystem, file_system
 from kcache_backends import _lmdb_records as records
 from kcache_backends._lmdb_environment import HARDLY, Environment
@@ -147,7 +147,9 @@ class LmdbBackend(Backend):
             environment.uses.pop(key, None)
             old = records.put_info(txn, raw, self._now(), size)
             if not has_room(environment.env, self._root, size):
-                raise FullError(f"write {self._root}: the rest of the disk is left to evictions")
+                raise DiskFullError(
+                    f"write {self._root}: the rest of the disk is left to evictions"
+                )
             txn.put(b"v" + raw, value)
             records.add_to_sums(txn, size - (old[1] if old else 0), old is None)
         return size

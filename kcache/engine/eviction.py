@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from kcache.backend import Backend
-from kcache.errors import FullError
+from kcache.errors import DiskFullError, FullError
 from kcache.util import log
+from kcache.util.units import format_size
 
 #: A trim goes down to this share of the cap, so that the next puts have room without a trim.
 LOW_WATER = 0.9
@@ -48,6 +49,12 @@ class Eviction:
             return self._put_once(key, blob, cost)
         except FullError as error:
             log.debug("no room for %s below the cap (%s): evicting", key, error)
+            if isinstance(error, DiskFullError):
+                cap = format_size(self._max_size)
+                log.warning_once(
+                    f"the disk is full, and the cache has not reached its cap of {cap}: the least "
+                    "recently used entries are evicted to store others"
+                )
             tenth_less = int(self._backend.usage().bytes * LOW_WATER)
             self.trim_to(tenth_less, most=FREE_BATCH)
             return self._put_once(key, blob, cost)

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, key, look, path_of, umask, wait
+from core.helpers import (
+    become_nobody,
+    fork,
+    in_child,
+    key,
+    look,
+    nobodys_directory,
+    path_of,
+    umask,
+    wait,
+)
 
 from kcache.directory import open_directory
 from kcache.errors import ConfigError
@@ -39,6 +49,19 @@ def test_one_private_file_per_entry_below_its_first_two_digits(
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert look(place) == ({key(1): 5}, [])
+
+
+def test_what_is_stored_is_counted_where_nothing_can_be_written() -> None:
+    """As on a read-only file system: entries are served, so they are not nothing."""
+    with nobodys_directory() as place:
+
+        def child() -> None:
+            become_nobody()
+            FileBackend(place).put(key(1), b"value")
+            (place / "counters").chmod(0o400)
+            assert FileBackend(place).usage() == (5, 1)
+
+        in_child(child)
 
 
 # -- recency -----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from faults.places import (
 )
 
 from kcache import BackendError, CompiledKernel, KernelCache, open_engine
+from kcache.util import log
 
 pytestmark = pytest.mark.parametrize("name", NAMES)
 
@@ -110,7 +111,10 @@ def test_a_disk_full_at_any_moment_of_opening_kills_nobody(
         in_child(use)
 
 
-def test_a_disk_that_its_own_entries_fill_can_be_cleared(name: str, disk: Path) -> None:
+def test_a_disk_that_its_own_entries_fill_can_be_cleared(
+    name: str, disk: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "_said", set())
     spare = disk / "spare"
     spare.write_bytes(bytes(128 << 10))
     with open_engine(disk / "cache", backend=name, max_size=CAP) as engine:
@@ -118,6 +122,8 @@ def test_a_disk_that_its_own_entries_fill_can_be_cleared(name: str, disk: Path) 
             engine.put(key(number), sealed(number, 1, 400_000))
         assert engine.stats().errors + engine.stats().evictions > 0, "the disk was not full"
         assert sum(engine.get(key(number)) is not None for number in range(100)) > 10
+        warnings = [each.getMessage() for each in caplog.records]
+        assert sum("the disk is full" in each for each in warnings) == 1
         engine.clear()
         if is_lmdb(name) and engine.entry_count:
             # LMDB copies what it changes. It can't do that on a disk without a single free page.
