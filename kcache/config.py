@@ -244,6 +244,13 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 
+#: The credential of HTTP remotes, which is in no `Config`.
+REMOTE_TOKEN = "KCACHE_REMOTE_TOKEN"
+#: How the names of the variables begin that `kcache run` sets for the program that it starts.
+_OF_DROPIN = "KCACHE_DROPIN_"
+_PREFIX = "KCACHE_"
+
+
 class Config(NamedTuple):
     """Every setting with its source. See `VARIABLES` for what each means.
 
@@ -280,7 +287,8 @@ class Config(NamedTuple):
 
         Arguments that are None count as not given. With `complain`, a variable with a value that is
         not allowed counts as not set, and `complain` is called with a sentence about it. If that
-        variable is `KCACHE_DIR`, the settings name no directory, and its name is the source.
+        variable is `KCACHE_DIR`, the settings name no directory, and its name is the source. A name
+        that is like that of a variable is complained about, too.
 
         Raises:
             ConfigError: an argument is not allowed, or there is no such setting. Without
@@ -293,6 +301,10 @@ class Config(NamedTuple):
             if name not in known:
                 raise ConfigError(f"no setting {name!r}; allowed: {', '.join(sorted(known))}")
         environment = os.environ if environ is None else environ
+        if complain is not None:
+            for name, meant in unknown_variables(environment).items():
+                if meant:
+                    complain(f"kcache reads no variable {name} (did you mean {meant!r}?)")
         settings: dict[str, Setting[Any]] = {}
         for variable in VARIABLES:
             text = environment.get(variable.name)
@@ -320,6 +332,23 @@ def _from_variable(
         effect = "This process caches in memory alone" if nowhere else "It is ignored"
         complain(f"{error}. {effect}")
     return Setting(variable.default, variable.name if nowhere else "default")
+
+
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Return variables that only look like kcache's, with the names that were probably meant."""
+    known = {variable.name for variable in VARIABLES} | {REMOTE_TOKEN}
+    unknown = [
+        name
+        for name in environ
+        if name.startswith(_PREFIX) and not name.startswith(_OF_DROPIN) and name not in known
+    ]
+    if not unknown:
+        return {}
+    from kcache.util.hints import nearest
+
+    plain = [name.removeprefix(_PREFIX) for name in known]
+    meant = {name: nearest(name.removeprefix(_PREFIX), plain) for name in sorted(unknown)}
+    return {name: found and f"{_PREFIX}{found}" for name, found in meant.items()}
 
 
 def default_cache_directory() -> Path:

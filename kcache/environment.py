@@ -11,20 +11,16 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from kcache.config import VARIABLES
+from kcache.config import REMOTE_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_PREFIX = "KCACHE_"
-#: The variables that `kcache run` sets for the program that it starts.
-_OF_DROPIN = "KCACHE_DROPIN_"
-_REMOTE_TOKEN = "KCACHE_REMOTE_TOKEN"
 #: The variables that clients of remotes read: credentials, certificates, proxies. They decide which
 #: server a client talks to, and as which user. Programs with other values have another service.
 _OF_REMOTES = frozenset(
     (
-        _REMOTE_TOKEN,
+        REMOTE_TOKEN,
         *("ALL_PROXY", "HTTPS_PROXY", "NO_PROXY", "all_proxy", "https_proxy", "no_proxy"),
         "http_proxy",  # not in upper case: a web server sets that from a header of the request
         *("HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "GOOGLE_APPLICATION_CREDENTIALS"),
@@ -35,16 +31,6 @@ _OF_OBJECT_STORES = ("AWS_", "AZURE_")
 #: Variables that obstore reads and that would weaken what protects credentials: plain HTTP, any
 #: certificate, another proxy, a key that is sent with each request and with each redirect.
 _UNSAFE = ("_ALLOW_HTTP", "_ALLOW_INVALID_CERTIFICATES", "_PROXY_URL", "_ENCRYPTION_KEY")
-
-
-def unknown_variables() -> list[str]:
-    """Return the names of variables that look like kcache's, and that kcache does not read."""
-    known = {variable.name for variable in VARIABLES} | {_REMOTE_TOKEN}
-    return sorted(
-        name
-        for name in os.environ
-        if name.startswith(_PREFIX) and not name.startswith(_OF_DROPIN) and name not in known
-    )
 
 
 def variables() -> dict[str, str]:
@@ -87,7 +73,7 @@ def remote_variables() -> dict[str, str]:
 
 def remote_token() -> str | None:
     """Return the token for HTTP remotes, which is not in `Config`, so that nothing shows it."""
-    return os.environ.get(_REMOTE_TOKEN) or None
+    return os.environ.get(REMOTE_TOKEN) or None
 
 
 def proxy_for(scheme: str, host: str) -> str | None:

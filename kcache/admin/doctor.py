@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.config import VARIABLES, Config, default_cache_directory
-from kcache.environment import unknown_variables
+from kcache.config import Config, default_cache_directory, unknown_variables
+from kcache.environment import variables
 from kcache.errors import KcacheError
 from kcache.util.cuda_driver import Version, driver_version
-from kcache.util.hints import how_to_install, nearest
+from kcache.util.hints import how_to_install
 from kcache.util.mounts import FileSystem, file_system
 from kcache.util.units import format_size
 
@@ -101,11 +101,10 @@ def _libraries() -> Iterator[Finding]:
 
 
 def _settings(config: Config) -> Iterator[Finding]:
-    known = [variable.name.removeprefix("KCACHE_") for variable in VARIABLES]
-    for name in unknown_variables():
-        meant = nearest(name.removeprefix("KCACHE_"), known)
-        do = f"Rename it to KCACHE_{meant}" if meant else "Unset it. kcache config lists them"
-        yield Finding(PROBLEM, "settings", f"kcache reads no variable {name}", f"{do}.")
+    for name, meant in unknown_variables(variables()).items():
+        if meant is None:  # programs warn of the others
+            do = "Unset it. kcache config lists them."
+            yield Finding(PROBLEM, "settings", f"kcache reads no variable {name}", do)
     for name, effect in _EFFECTS.items():
         value, source = getattr(config, name)
         if value:

@@ -324,6 +324,14 @@ def test_processes_that_save_at_the_same_time_lose_nothing(files: CacheDirectory
     assert [name for name in os.listdir(files.path) if name.startswith(".")] == []
 
 
+def test_a_misspelt_variable_is_one_warning_with_the_name_that_was_meant(tmp_path: Path) -> None:
+    code = "import sys, kcache\nfor _ in range(2): kcache.KernelCache(sys.argv[1]).close()"
+    wrong = {"KCACHE_MAXSIZE": "5GiB", "KCACHE_COLOUR": "red", "KCACHE_REMOTE_TOKEN": "secret"}
+    done = python(code, tmp_path, environ=wrong)
+    said = "kcache reads no variable KCACHE_MAXSIZE (did you mean 'KCACHE_MAX_SIZE'?)"
+    assert done.stderr == f"kcache: warning: {said}\n"
+
+
 def test_a_setting_stays_that_is_saved_while_another_process_opens_the_new_directory(
     tmp_path: Path,
 ) -> None:
