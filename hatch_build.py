@@ -44,7 +44,7 @@ class PythonVersion(MetadataHookInterface):
             sys.exit(f"kcache needs Python {needed} or newer, and this is Python {found}")
 
 
-class NativeParts(BuildHookInterface[Any]):
+class NativeParts(BuildHookInterface):  # its parameters differ from version to version
     """Adds the native parts to a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

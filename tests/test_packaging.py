@@ -210,6 +210,19 @@ def test_readme_shows_the_command_that_ci_runs() -> None:
     assert command in (ROOT / ".ci" / "run").read_text("utf-8").splitlines()
 
 
+def test_workflows_call_what_runs_here() -> None:
+    """Their schema is checked by hand: `check-jsonschema --builtin-schema vendor.github-workflows`."""
+    texts = [path.read_text("utf-8") for path in (ROOT / ".github" / "workflows").iterdir()]
+    readme = (ROOT / "README.md").read_text("utf-8")
+    (command,) = re.findall(r"```sh\n(.*tox)\n```", readme)
+    assert any(f"run: {command}\n" in text for text in texts)
+    tox = (ROOT / "tox.ini").read_text("utf-8")
+    listed = re.findall(r"environment: \[(.*)\]|tox -e (\w+)", "".join(texts))
+    environments = {name for pair in listed for words in pair for name in re.findall(r"\w+", words)}
+    assert environments >= {"wheels"}
+    assert [name for name in environments if f"[testenv:{name}]" not in tox] == []
+
+
 def test_nobody_is_told_to_install_somebody_elses_package() -> None:
     wrong = re.compile(r"(pip3?|uv|uvx|pipx|poetry)\s+(\w+\s+)*(-\S+\s+)*['\"]?kcache(?!-cuda)\b")
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("kcache/**/*.py")]
