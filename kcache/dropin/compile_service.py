@@ -33,6 +33,7 @@ def make(told: bytes, group: int, said: int) -> CompileService:
         group: the process group that is told of trouble; 0 for none.
         said: a descriptor of its standard error, which is closed soon.
     """
+    os.chdir("/")  # the program's directory may be removed, or its disk unmounted
     if env.current().get(env.LOG):
         os.dup2(said, 2)
         log.speak_to(group)

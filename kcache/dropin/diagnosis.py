@@ -59,7 +59,8 @@ def _probe(folder: str, path: str) -> str:
     Raises:
         MissingError, OSError, TimeoutExpired: no program could be started.
     """
-    variables = env.with_dropin(env.current(), libraries.preloaded(folder), "/nonexistent")
+    variables = {**env.current()}
+    variables |= env.of_dropin(variables, libraries.preloaded(folder), "/nonexistent")
     command = [sys.executable, "-I", "-c", _PROBE, path]
     done = subprocess.run(
         command, env=variables, capture_output=True, text=True, timeout=_TIMEOUT, check=False

@@ -27,7 +27,10 @@ REMOTE = "KCACHE_REMOTE"
 LOG = "KCACHE_LOG"
 _TOKEN = "KCACHE_REMOTE_TOKEN"
 #: A relative path in one of these means another file in another directory.
-_PATHS = ("KCACHE_DIR", "KCACHE_RECORD", "KCACHE_SIGNING_KEY_FILE")
+_PATHS = (
+    *("KCACHE_DIR", "KCACHE_RECORD", "KCACHE_SIGNING_KEY_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
+)
 
 
 def current() -> MutableMapping[str, str]:
@@ -35,16 +38,37 @@ def current() -> MutableMapping[str, str]:
     return os.environ  # noqa: TID251  see above
 
 
-def with_dropin(
-    environment: Mapping[str, str], preloaded: list[str], socket: str
-) -> dict[str, str]:
-    """Return the environment of a program that is to use the drop-in.
+def of_dropin(environment: Mapping[str, str], preloaded: list[str], socket: str) -> dict[str, str]:
+    """Return the variables that a program with this environment needs to use the drop-in.
 
     Libraries that the program preloads already come first.
     """
     others = without_dropin(environment).get(_PRELOAD)
     first = [others] if others else []
-    return {**environment, _PRELOAD: ":".join((*first, *preloaded)), SOCKET: socket}
+    return {_PRELOAD: ":".join((*first, *preloaded)), SOCKET: socket}
+
+
+def of_service(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a compile service, which has another working directory."""
+    variables = without_dropin(environment)
+    paths = ((name, variables.get(name)) for name in _PATHS)
+    return variables | {name: _absolute(path) for name, path in paths if path}
+
+
+def undo_locale() -> None:
+    """Give LC_CTYPE the value that this process has inherited.
+
+    Python sets it where there is no locale (PEP 538).
+    """
+    try:
+        with open("/proc/self/environ", "rb") as file:
+            inherited = [e for e in file.read().split(b"\0") if e.startswith(b"LC_CTYPE=")]
+    except OSError:  # there is no /proc
+        return
+    if inherited:
+        os.environb[b"LC_CTYPE"] = inherited[0].partition(b"=")[2]  # noqa: TID251  see above
+    else:
+        os.environ.pop("LC_CTYPE", None)  # noqa: TID251  see above
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -76,8 +100,12 @@ def service(environment: Mapping[str, str]) -> Service:
 
 def _told(name: str, value: str) -> str:
     if name in _PATHS:
-        return os.path.abspath(os.path.expanduser(value))
+        return _absolute(value)
     return f"*** ({_digest(value)})" if name in (REMOTE, _TOKEN) else value
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def _digest(secret: str) -> str:

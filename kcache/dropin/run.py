@@ -18,11 +18,10 @@ from contextlib import suppress
 from kcache.dropin import environment as env
 from kcache.dropin import libraries
 from kcache.service import start
-from kcache.util.child_process import without_dropin
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, NoReturn
 
     from kcache.nvrtc.library import Library
@@ -30,10 +29,10 @@ if TYPE_CHECKING:
 #: Exit codes, as shells report them.
 _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
-#: Signals that are meant for the program if somebody sends them to the launcher alone.
-_FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGALRM")
-#: Signals that the terminal sends to the program, too.
-_IGNORED = ("SIGINT", "SIGQUIT", "SIGTSTP", "SIGTTIN", "SIGTTOU")
+#: Signals that Python ignores from its start.
+_PYTHON_IGNORES = ("SIGPIPE", "SIGXFSZ")
+#: Higher than any descriptor.
+_MOST_DESCRIPTORS = 1 << 20
 _KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 #: The first process of a container.
 _FIRST = 1
@@ -71,14 +70,14 @@ def run(
     elif environment.get("KCACHE_RECORD"):
         _check_recording(environment["KCACHE_RECORD"])
     try:
-        program, socket, before = _prepare(environment, why=why)
+        added, socket, before = _prepare(environment, why=why)
     except (libraries.MissingError, OSError) as error:
         _say(f"warning: {command[0]} runs without the drop-in: {error}")
-        program, socket, before = dict(environment), None, None
+        added, socket, before = {}, None, None
     ends_server = socket is not None and before is None and os.getpid() == _FIRST
     if not stats and not ends_server:
-        return _become(command, program)
-    status = _watch(command, program)
+        return _become(command, added)
+    status = _watch(command, added)
     if stats:
         _say(_summary(socket, before))
     if ends_server and socket is not None:
@@ -122,12 +121,12 @@ def run_fast(arguments: Sequence[str]) -> int | None:
 def _prepare(
     environment: Mapping[str, str], *, why: bool = False
 ) -> tuple[dict[str, str], str, dict[str, Any] | None]:
-    """Return the program's environment, its server's socket, and the status of that server.
+    """Return the variables to add, the server's socket, and the status of that server.
 
     The status is None if the server was started here.
     """
     preloaded = libraries.preloaded(libraries.find(environment))
-    variables = without_dropin(environment)
+    variables = env.of_service(environment)
     if why:
         variables[env.LOG] = "debug"
     service = env.service(variables)
@@ -141,10 +140,10 @@ def _prepare(
         if about is not None:
             if path != running[0] and variables.get(env.REMOTE):
                 _tell_of_remotes(variables)
-            return env.with_dropin(environment, preloaded, path), path, about
+            return env.of_dropin(environment, preloaded, path), path, about
     speaks = bool(env.settings(variables))
     path = start.begin_own(service, variables, forks=True, speaks=speaks)
-    return env.with_dropin(environment, preloaded, path), path, None
+    return env.of_dropin(environment, preloaded, path), path, None
 
 
 def _tell_of_remotes(variables: Mapping[str, str]) -> None:
@@ -160,90 +159,121 @@ def _say(message: str) -> None:
         sys.stderr.flush()
 
 
-def _become(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    for name in ("SIGPIPE", "SIGXFSZ"):  # Python ignores them, and the program would, too
+def _become(command: Sequence[str], added: Mapping[str, str]) -> int:
+    """Become the program, with the signals and variables that this process has inherited.
+
+    The variables are those of the C library. Python's copy lacks what is not `NAME=value`.
+
+    Args:
+        command: the program and its arguments.
+        added: variables to set.
+    """
+    for name in _PYTHON_IGNORES:
         signal.signal(getattr(signal, name), signal.SIG_DFL)
+    env.undo_locale()
+    env.current().update(added)
     try:
-        _execute(command, environment)
+        _execute(command)
     except OSError as error:
         reason = "command not found" if isinstance(error, FileNotFoundError) else error.strerror
         _say(f"error: {command[0]}: {reason}")
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
 
 
-def _execute(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+def _execute(command: Sequence[str]) -> NoReturn:
     """Become the program; run a script without `#!` by the shell, as `execvp` of POSIX does.
 
     Raises:
         OSError: it can't be run.
     """
     try:
-        os.execvpe(command[0], list(command), environment)
+        os.execvp(command[0], [*command])
     except OSError as error:
         import errno
         import shutil
 
-        path = shutil.which(command[0], path=os.pathsep.join(os.get_exec_path(environment)))
+        path = shutil.which(command[0], path=os.pathsep.join(os.get_exec_path()))
         if error.errno != errno.ENOEXEC or path is None:
             raise
-        os.execve("/bin/sh", ["sh", path, *command[1:]], environment)
+        os.execv("/bin/sh", ["sh", path, *command[1:]])
 
 
 # -- as the program's parent -----------------------------------------------------------------------
 
 
-def _watch(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run a program, and return how it ended, as wait(2) says."""
+def _watch(command: Sequence[str], added: Mapping[str, str]) -> int:
+    """Run a program, and return how it ended, as wait(2) says.
+
+    The program gets each signal that the launcher gets, and stops the launcher when it stops.
+    """
     launcher = os.getpid()
-    ignored = [signal.Signals[name] for name in _IGNORED]
-    forwarded = [signal.Signals[name] for name in _FORWARDED]
-    if launcher == _FIRST and not _has_terminal():
-        forwarded += [signal.SIGINT, signal.SIGQUIT]
-    # The program may be stopped or interrupted before the launcher is ready for that.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ignored)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else its status is lost
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGCHLD, of_children)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _die_with(launcher)
-        os._exit(_become(command, environment))
-    for number in ignored:
-        signal.signal(number, signal.SIG_IGN)
-    for number in forwarded:
-        signal.signal(number, lambda number, _: os.kill(child, number))
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    status = _wait(child)
-    for number in forwarded:  # the child's number may be another process's soon
-        signal.signal(number, signal.SIG_IGN)
-    return status
+        os._exit(_become(command, added))
+    _let_go_of_files()
+    has_reached_group = _witness()
+    while True:
+        number = signal.sigwait(signal.valid_signals())
+        if number == signal.SIGCHLD:
+            status = _end_of(child)
+            if status is not None:
+                return status
+        elif not has_reached_group(number):
+            os.kill(child, number)
 
 
-def _has_terminal() -> bool:
-    """Tell whether there is a terminal, which sends its signals to the program itself."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
+def _let_go_of_files() -> None:
+    """Let go of what only the program uses, which may close a pipe or unmount its directory."""
+    os.chdir("/")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1):
+        os.dup2(nowhere, stream)
+    os.closerange(3, _MOST_DESCRIPTORS)
 
 
-def _wait(child: int) -> int:
-    """Wait for the program; stop when it stops, as a shell expects of a job."""
-    options = os.WUNTRACED
+def _witness() -> Callable[[int], bool]:
+    """Return a function that decides whether a signal has reached the whole process group.
+
+    The program has got such a signal already. A second process of the group, which blocks all
+    signals, has it pending then.
+    """
+    asked, question = os.pipe()
+    answered, answer = os.pipe()
+    if os.fork() == 0:
+        os.close(question)
+        while number := os.read(asked, 1):
+            os.write(answer, b"yes" if signal.sigtimedwait(number, 0) else b"no")
+        os._exit(0)
+    os.close(asked)
+    os.close(answer)
+
+    def has_reached_group(number: int) -> bool:
+        try:
+            os.write(question, bytes([number]))
+        except BrokenPipeError:  # somebody has killed it
+            return False
+        return os.read(answered, 9) == b"yes"
+
+    return has_reached_group
+
+
+def _end_of(child: int) -> int | None:
+    """Return how the program ended, or None; stop if it has stopped, as a shell expects."""
     whose = -1 if os.getpid() == _FIRST else child
     while True:
-        found, status = os.waitpid(whose, options)
-        if found not in (0, child):  # a process that has lost its parent
+        found, status = os.waitpid(whose, os.WUNTRACED | os.WNOHANG)
+        if found == 0:
+            return None
+        if found != child:  # a process that has lost its parent
             continue
-        options = os.WUNTRACED
-        if found == 0:  # a shell continues the job; whoever continues us alone means both
-            os.kill(child, signal.SIGCONT)
-        elif os.WIFSTOPPED(status):
-            os.kill(os.getpid(), signal.SIGSTOP)
-            options = os.WUNTRACED | os.WCONTINUED | os.WNOHANG
-        elif os.WIFEXITED(status) or os.WIFSIGNALED(status):
+        if not os.WIFSTOPPED(status):
             return status
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def _summary(socket: str | None, before: dict[str, Any] | None) -> str:
@@ -367,7 +397,7 @@ def _load(folder: str, library: Library) -> None:
         # First of all: the program's calls go to the interface library from now on, and it must
         # know the real one even if a later step fails.
         interface.kcache_dropin_set_real(os.fsencode(library.path))
-        variables = without_dropin(env.current())
+        variables = env.of_service(env.current())
         speaks = bool(env.settings(variables))
         socket = start.begin_own(env.service(variables), variables, speaks=speaks)
     except (OSError, ValueError) as error:

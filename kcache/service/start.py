@@ -167,6 +167,14 @@ def _above_standard(descriptor: int) -> int:
     return moved
 
 
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
 def socket_identity(path: str) -> tuple[int, int] | None:
     """Return what tells the socket at a path from another there; None if there is none."""
     try:
@@ -321,6 +329,7 @@ def begin(
         if watched is not None:
             passed.append(_above_standard(os.pidfd_open(watched)))
         until = 0 if watched is None else passed[-1]
+        speaks = speaks and _is_open(2)
         group = os.getpgrp() if speaks else 0
         numbers = [b"%d" % number for number in (passed[0], until, lasting, group)]
         fields = [*numbers, os.fsencode(path), service.serves.encode(), service.told]
@@ -374,8 +383,8 @@ def _fork(
             read, write = os.pipe()
             os.write(write, told)
             os.close(write)
-            os.dup2(read, 0)
-            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(_above_standard(read), 0)
+            nowhere = _above_standard(os.open(os.devnull, os.O_WRONLY))
             for stream in (1,) if speaks else (1, 2):
                 os.dup2(nowhere, stream)
             for number in passed:

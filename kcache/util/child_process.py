@@ -38,8 +38,9 @@ def without_dropin(environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables for a process that compiles, which must have the real compiler.
 
     In a program under `kcache run` NVRTC's interface is answered by kcache, workers included.
+    Python refuses to start a process with a variable without a name.
     """
-    found = {n: value for n, value in environment.items() if not n.startswith("KCACHE_DROPIN_")}
+    found = {n: v for n, v in environment.items() if n and not n.startswith("KCACHE_DROPIN_")}
     preloaded = found.pop("LD_PRELOAD", "").replace(" ", ":").split(":")
     others = [p for p in preloaded if p and not os.path.basename(p).startswith("libkcache_")]
     return {**found, "LD_PRELOAD": ":".join(others)} if others else found

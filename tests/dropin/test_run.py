@@ -1,5 +1,6 @@
 """`kcache run` behaves as the command by itself: exit status, streams, signals, job control."""
 
+import ctypes
 import errno
 import json
 import os
@@ -79,15 +80,16 @@ def test_a_script_without_a_first_line(name: str, stats: bool, dropin: Dropin) -
     assert (told.code, told.output) == (bare.code, bare.output) != (0, "")
 
 
-@pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- >&- 2>&-"])
 def test_without_standard_streams(
     typed: str, closed: str, real: Path, dropin: Dropin, tmp_path: Path
 ) -> None:
-    client = f"import ctypes; print(ctypes.CDLL('{real}').nvrtcVersion(None, None))"
-    (tmp_path / "client.py").write_text(f"import sys; sys.stdout = open('told', 'w'); {client}")
-    told = dropin.bare("sh", "-c", f"{typed} {sys.executable} {tmp_path / 'client.py'} {closed}")
-    assert told.code == 0, told.errors
-    assert (dropin.folder / "told").read_text() == "3\n"
+    """The program is served."""
+    client = f"{sys.executable} {CLIENTS / 'odd.py'} {real} compiles 1"
+    told = dropin.bare("sh", "-c", f"{typed} {client} {closed}")
+    assert (told.code, told.errors.replace(f"{told.line}\n", "")) == (0, "")
+    counts = json.loads(dropin.bare(*KCACHE, "stats", "--json").output)
+    assert counts["misses"] == 1
 
 
 def _links(folder: Path) -> list[str]:
@@ -393,3 +395,103 @@ def test_who_continues_the_launcher_alone_continues_the_program(dropin: Dropin) 
         output, errors = launcher.communicate("word\n", timeout=60)
         assert (launcher.returncode, output) == (4, "got word\n")
         assert errors.startswith("kcache: hits 0; ")
+
+
+#: Prints the signals that it gets; the last one ends it.
+COUNTS = """
+import signal
+wanted = signal.valid_signals() - {signal.SIGCHLD}
+signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+print("ready", flush=True)
+number = 0
+while number != signal.SIGRTMAX:
+    number = signal.sigwait(wanted)
+    print(int(number), flush=True)
+"""
+
+
+def test_every_signal_for_the_launcher_reaches_the_program_once(dropin: Dropin) -> None:
+    """Whether it was sent to the launcher alone, or to the group, which has the program, too."""
+    numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+    command = (*KCACHE, "run", "--stats", sys.executable, "-c", COUNTS)
+    with dropin.starts(*command, stderr=subprocess.PIPE, process_group=0) as launcher:
+
+        def line() -> str:
+            assert select.select([launcher.stdout], [], [], 20)[0], "no signal arrives"
+            return str(launcher.stdout.readline())
+
+        try:
+            assert line() == "ready\n"
+            for number in sorted(numbers - {signal.SIGRTMAX}):
+                for send in (os.kill, os.killpg):
+                    send(launcher.pid, number)
+                    assert line() == f"{number:d}\n"
+            os.kill(launcher.pid, signal.SIGRTMAX)  # is forwarded last
+            assert line() == f"{signal.SIGRTMAX:d}\n"
+            assert launcher.wait(60) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(launcher.pid, signal.SIGKILL)
+
+
+def test_the_launcher_holds_no_pipe_of_the_program(dropin: Dropin) -> None:
+    read, write = os.pipe()
+    code = f"import os, signal; [os.close(each) for each in (0, 1, {write})]; signal.pause()"
+    command = (*KCACHE, "run", "--stats", sys.executable, "-c", code)
+    with dropin.starts(*command, pass_fds=[write], process_group=0) as launcher:
+        os.close(write)
+        try:
+            for end in (launcher.stdout, read):
+                assert select.select([end], [], [], 20)[0], "it is open"
+            assert (launcher.stdout.read(), os.read(read, 1)) == ("", b"")
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(launcher.pid, signal.SIGKILL)
+    os.close(read)
+
+
+# -- what the program inherits ---------------------------------------------------------------------
+
+
+def _with_environment(dropin: Dropin, environment: list[bytes], *command: object) -> str:
+    """Return what a command prints that gets exactly these bytes as its environment."""
+    libc = ctypes.CDLL(None)
+    words = [os.fsencode(str(word)) for word in command]
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.dup2(write, 1)
+        argv = (ctypes.c_char_p * (len(words) + 1))(*words)
+        libc.execve(words[0], argv, (ctypes.c_char_p * (len(environment) + 1))(*environment))
+        os._exit(99)
+    os.close(write)
+    with open(read, errors="surrogateescape") as output:
+        told = output.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return told
+
+
+def test_the_environment_is_the_launchers_byte_for_byte(stats: bool, dropin: Dropin) -> None:
+    """Also what Python's copy of it can't hold, and without the locale that Python adds."""
+    needed = ("KCACHE_DROPIN_LIBRARIES", "KCACHE_DIR", "XDG_RUNTIME_DIR", "PATH")
+    own = [os.fsencode(f"{name}={dropin.environment[name]}") for name in needed]
+    odd = [b"=C:=C:\\x", b"=", b"no_value", b"A=1", b"A=2", b"EMPTY=", b"B=\xff"]
+    program = ("/usr/bin/env", "-0")
+    for locale in ([], [b"LC_CTYPE=C"], [b"LC_ALL=C"]):
+        environment = [*own, *odd, *locale]
+        bare = _with_environment(dropin, environment, *program)
+        flags = ["--stats"] if stats else []
+        told = _with_environment(dropin, environment, *KCACHE, "run", *flags, "--", *program)
+        added = set(told.split("\0")) - set(bare.split("\0"))
+        assert sorted(name.partition("=")[0] for name in added) == [
+            "KCACHE_DROPIN_SOCKET",
+            "LD_PRELOAD",
+        ]
+        assert [e for e in told.split("\0") if e not in added] == bare.split("\0")
+
+
+def test_neither_service_nor_launcher_keeps_the_directory_busy(real: Path, dropin: Dropin) -> None:
+    """It still finds a cache whose directory is relative to that of the launcher."""
+    body = f"{sys.executable} {CLIENTS / 'odd.py'} {real} compiles 1; readlink /proc/*/cwd"
+    told = dropin.run("sh", "-c", f"cd /; {body}", KCACHE_DIR="relative")
+    assert str(dropin.folder) not in told.output.splitlines()
+    assert (told.misses, (dropin.folder / "relative").is_dir()) == (1, True), told.errors

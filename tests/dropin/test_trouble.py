@@ -74,7 +74,7 @@ def start(dropin: Dropin, real: Path) -> Iterator[Callable[..., Program]]:
             command = [*KCACHE, "run", *command]
         else:
             preloaded = lib.preloaded(libraries)
-            environment = env.with_dropin(environment, preloaded, path)
+            environment = environment | env.of_dropin(environment, preloaded, path)
         programs.append(Program(command, environment))
         return programs[-1]
 

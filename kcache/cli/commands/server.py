@@ -17,7 +17,6 @@ from kcache.dropin import environment as env
 from kcache.errors import BackendError, DropinError
 from kcache.kernels.tiers import remote_status, remotes_socket
 from kcache.service import start as services
-from kcache.util.child_process import without_dropin
 
 
 def _recording(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
@@ -94,7 +93,7 @@ def start() -> None:
     load_settings(None)  # this warns, which the server can't do
     if services.status(path) is not None:
         raise DropinError("a server is running")
-    variables = without_dropin(env.current())
+    variables = env.of_service(env.current())
     try:
         speaks = bool(variables.get(env.LOG))
         services.begin(path, env.service(variables), variables, lasting=True, speaks=speaks)
