@@ -84,8 +84,8 @@ class Backend(ABC):
     Processes: any number of processes may open the same place. Crash: a process killed at any
     instant leaves no torn value, no lock, and `usage` at or above the truth.
 
-    Eight methods and `close` are abstract. Override `use`, `batch` and `check` if a medium can do
-    better. `kcache.testing.BackendContract` tests all of it.
+    Eight methods are abstract, `close` among them. Override `use`, `batch` and `check` if a medium
+    can do better. `kcache.testing.BackendContract` tests all of it.
     """
 
     #: By how many bytes the stored size of a value may exceed its length.

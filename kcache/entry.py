@@ -301,7 +301,7 @@ def open_envelope(blob: bytes, key: str, producer: bytes) -> Entry:
     """
     end = len(blob) - _CHECKSUM
     if end < _HEADER_SIZE:
-        raise CorruptEntryError(f"{len(blob)} bytes, too short for an entry")
+        raise CorruptEntryError(f"too short: expected at least {_SMALLEST} bytes, got {len(blob)}")
     if _checksum(memoryview(blob)[:end]) != blob[end:]:
         raise CorruptEntryError("checksum mismatch")
     magic, version, total, cost, stored_key, _, maker_length, _ = _unpack_header(blob)

@@ -59,6 +59,10 @@ class CompilerNotFoundError(KcacheError, ImportError):
     """NVRTC is not installed, or can't be used here; the message says what to do."""
 
 
+#: How many lines of the compiler's log the text of an error has.
+_LOG_LINES = 40
+
+
 class CompileError(KcacheError):
     """The compiler refused a kernel, crashed, or took longer than `compile_timeout`.
 
@@ -67,7 +71,9 @@ class CompileError(KcacheError):
         source_name: the name under which the source was compiled.
         result: NVRTC's result code, or None if it is unknown.
         raw_log: the log as NVRTC returned it, its NULs included, or None likewise.
-        hint: what to do about it, a clause that the message ends with; empty if nothing is known.
+        hint: what to do about it, a clause that ends the first line; empty if nothing is known.
+
+    The first line of the text has the first error. The log follows, at most 40 lines of it.
     """
 
     def __init__(
@@ -80,7 +86,11 @@ class CompileError(KcacheError):
         raw_log: bytes | None = None,
         hint: str = "",
     ) -> None:
-        super().__init__(f"{message}; {hint}" if hint else message)
+        lines = log.splitlines() if "\n" in log else []
+        shown = [f"{message}; {hint}" if hint else message, *lines[:_LOG_LINES]]
+        if len(lines) > _LOG_LINES:
+            shown.append(f"... ({len(lines)} lines; the attribute log has all of them)")
+        super().__init__("\n".join(shown))
         self.log = log
         self.source_name = source_name
         self.result = result

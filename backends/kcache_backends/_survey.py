@@ -228,10 +228,14 @@ def problems(directory: str, count: ShardCount | None, *, repair: bool = False) 
         orphans = 0
     elif (count.bytes, count.entries) != (size, entries):
         yield (
-            f"shard {shard}: its counter says {count.bytes} bytes in {count.entries} entries, "
-            f"there are {size} in {entries}"
+            f"shard {shard}: its counter has (bytes, entries) = ({count.bytes}, {count.entries}), "
+            f"and the files ({size}, {entries})"
         )
     if orphans:
-        yield f"shard {shard}: {orphans} temporary files that nobody is writing"
+        yield f"shard {shard}: {_files(orphans, 'temporary ')} that nobody is writing"
     if strays:
-        yield f"shard {shard}: {strays} files that are no entries of it"
+        yield f"shard {shard}: {_files(strays)} of other names than its entries"
+
+
+def _files(count: int, kind: str = "") -> str:
+    return f"{count} {kind}file{'s' if count != 1 else ''}"

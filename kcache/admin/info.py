@@ -106,9 +106,9 @@ def told_kinds(kinds: Kinds) -> str:
     """Return the numbers in words, such as `"2 kernels, 1 manifest"`."""
     told = [counted(kinds.kernels, "kernel"), counted(kinds.manifests, "manifest")]
     if kinds.others:
-        told.append(f"{kinds.others:,} others")
+        told.append(counted(kinds.others, "other"))
     if kinds.read < kinds.all:
-        told.append(f"estimated from {kinds.read:,} entries")
+        told.append(f"estimated from {counted(kinds.read)}")
     return ", ".join(told)
 
 

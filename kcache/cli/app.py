@@ -136,7 +136,9 @@ class App(Group):
 
 def _explain(error: KcacheError | OSError) -> None:
     """Say what went wrong in one line, below the compiler's own log if there is one."""
-    message = " ".join(str(error).split())
+    compiling = isinstance(error, CompileError) and bool(error.log)
+    text = str(error)
+    message = " ".join((text.partition("\n")[0] if compiling else text).split())
     if isinstance(error, CompileError) and error.log:
         show_log(error.log)
         if not isinstance(error, CompileOptionError):

@@ -36,7 +36,8 @@ class Stats(NamedTuple):
             compiles in this process or that can't be recorded).
         puts: entries written.
         evictions: entries evicted to stay under the cap.
-        stale: entries found that no longer apply: a header changed, or another format or producer.
+        stale: entries found that no longer apply: a header changed since it was last checked in the
+            same place, or another format or producer.
         corrupt: entries found damaged.
         rejected: entries not stored because one alone exceeds the cap, or nothing could be evicted.
         errors: backend operations that failed; no request failed because of them.

@@ -110,7 +110,8 @@ class HeaderChecks:
                 manifest.checked[location] = header_set
                 return manifest, header_set
             if not from_memory:
-                if not again:
+                # Another project may have compiled the same source with other headers.
+                if not again and manifest.was_checked_at(location):
                     self._engine.counters.add("stale")
                 break
             # Another process may have compiled the request with the present headers.

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from kcache.errors import ArgumentTypeError, ConfigError
+from kcache.util.units import counted
 
 #: Returns the device address of an array; its second argument is the position, for errors.
 Address = Callable[[object, int], int]
@@ -60,7 +61,9 @@ def _one(value: object, size: int, where: int, address: Address) -> object:
     elif data is None:
         data = address(value, where).to_bytes(_POINTER, "little")
     if len(data) != size:
-        raise _refused(value, where, f"it has {len(data)} bytes, the kernel takes {size} there")
+        raise _refused(
+            value, where, f"it has {counted(len(data), 'byte')}, the kernel takes {size} there"
+        )
     # Of other sizes, cuda.core passes numpy.complex128 and nothing else.
     return _RAW[size].from_buffer_copy(data) if size in _RAW else value
 
@@ -87,8 +90,8 @@ def _number(value: float, size: int, where: int) -> bytes:
         if size in _FLOATS:
             return struct.pack(_FLOATS[size], value)
     except OverflowError:
-        raise _refused(value, where, f"it does not fit into {size} bytes") from None
-    what = f"the kernel takes {size} bytes there; pass a numpy or ctypes scalar of that size"
+        raise _refused(value, where, f"it does not fit into {counted(size, 'byte')}") from None
+    what = f"the kernel takes {counted(size, 'byte')} there; pass a numpy or ctypes scalar of it"
     raise _refused(value, where, what)
 
 

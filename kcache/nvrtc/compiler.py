@@ -228,8 +228,6 @@ def _failure(request: Request, refused: Reply, archs: tuple[int, ...]) -> Compil
         message = f"{name}: could not {refused.doing}: {refused.text}"
         return CompileError(message, source_name=name)
     message = _first_error(name, log) or f"{name}: {refused.text}"
-    if log.count("\n") > 1:
-        message += " (the attribute log has all that the compiler says)"
     unknown_arch = "gpu-architecture" in log or "--nv_arch" in log
     if not unknown_arch and code not in (_INVALID_INPUT, _INVALID_OPTION):
         from kcache.nvrtc import cuda_headers  # imported only if something is wrong

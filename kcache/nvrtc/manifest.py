@@ -396,6 +396,10 @@ class Manifest:
         #: location -> the set that held at the last check there.
         self.checked: dict[str, StoredHeaderSet] = {}
 
+    def was_checked_at(self, location: str) -> bool:
+        """Return whether a header set has held where a request comes from."""
+        return any(location in each.stamps for each in self.header_sets)
+
     def matching(self, request: Request, digests: FileDigests) -> StoredHeaderSet | None:
         """Return the header set that holds now, or None."""
         for header_set in self.header_sets:

@@ -33,6 +33,7 @@ from kcache.backend import is_key
 from kcache.errors import BundleError
 from kcache.remote.signing import SealError
 from kcache.util.forks import after_fork, at_fork
+from kcache.util.units import counted
 
 if TYPE_CHECKING:
     import sqlite3
@@ -174,7 +175,7 @@ class Bundle:
                 last, count = key, count + 1
                 yield key, self._unsealed(key, value)
             if count != self.entries:
-                raise BundleError(f"it has {count} entries, and says {self.entries}")
+                raise BundleError(f"it has {counted(count)}, and says {self.entries}")
 
     def close(self) -> None:
         """Close the file; a later `get` opens it again. Idempotent."""
@@ -241,7 +242,8 @@ def _connect_to_read(path: str) -> sqlite3.Connection:
         sqlite3.Error: it is damaged, or can't be read.
     """
     sqlite = _sqlite()
-    uri = f"file:{quote(os.fsencode(path))}?mode=ro&immutable=1"
+    # A path may begin with two slashes, behind which SQLite would look for a host.
+    uri = f"file:///{quote(os.fsencode(path)).lstrip('/')}?mode=ro&immutable=1"
     connection: sqlite3.Connection = sqlite.connect(
         uri, uri=True, check_same_thread=False, isolation_level=None
     )

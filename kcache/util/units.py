@@ -73,8 +73,9 @@ def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:
     size = None if isinstance(value, float) else _measured(value, _SIZE_UNITS)
     if size is None or size < least:
         raise ConfigError(
-            f"{name}={value!r} is not allowed; allowed: at least {least} bytes, as an integer or "
-            'as text with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), such as "512MB"'
+            f"{name}={value!r} is not allowed; allowed: at least {counted(least, 'byte')}, as an "
+            "integer or as text with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), such as "
+            '"512MB"'
         )
     return int(size)
 

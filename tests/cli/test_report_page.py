@@ -10,13 +10,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cli.helpers import age, damage, fill, kernel, key, manifest, recency
 from core.helpers import QUICK
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kcache import Stats
-from kcache.cli.commands.report import Snapshot, page
+from kcache.cli.commands.report import Snapshot, _lengths, page
 from kcache.engine.stats import FIELDS, StatsFile
 from kcache.nvrtc.inventory import KERNEL, Item
 
@@ -152,6 +153,14 @@ def test_the_file_is_replaced_whole_and_keeps_its_permissions(
 
 
 # -- what the page holds ---------------------------------------------------------------------------
+
+
+def test_the_parts_of_the_bar_keep_their_proportions() -> None:
+    small, large = _lengths([5 << 10, 570 << 10], 1 << 30)
+    assert large == pytest.approx(114 * small)
+    assert small + large == pytest.approx(1.3)
+    assert _lengths([300, 700], 100) == [30.0, 70.0]
+    assert _lengths([0], 100) == [0.0]
 
 
 def test_names_cannot_become_markup() -> None:

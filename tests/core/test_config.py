@@ -10,6 +10,7 @@ import pytest
 from core.helpers import fork, in_child, python, wait
 
 from kcache import ConfigError, Entry, KernelCache, UnknownBackendError, open_engine
+from kcache.admin.info import Kinds, told_kinds
 from kcache.cli.open_cache import save
 from kcache.config import VARIABLES, Config
 from kcache.directory import CacheDirectory, open_directory
@@ -50,6 +51,12 @@ def test_sizes(text: str | int, size: int) -> None:
 def test_what_is_no_size_is_refused_with_what_is_allowed(text: Any) -> None:
     with pytest.raises(ConfigError, match=r"(?s)max_size=.*not allowed; allowed:.*512MB"):
         parse_size(text, name="max_size")
+
+
+def test_a_number_has_its_noun() -> None:
+    with pytest.raises(ConfigError, match="allowed: at least 1 byte, as"):
+        parse_size(0, least=1)
+    assert told_kinds(Kinds(1, 0, 1, 1)) == "1 kernel, 0 manifests, 1 other, estimated from 1 entry"
 
 
 #: The words of ages: "s", "m", "h", "d" and "w".

@@ -41,7 +41,7 @@ def test_a_float_arrives_in_both_sizes(single: float, double: float) -> None:
 @pytest.mark.parametrize(
     ("size", "value", "reason"),
     [
-        (1, 256, "does not fit into 1 bytes"),
+        (1, 256, "does not fit into 1 byte$"),
         (8, 10**30, "does not fit into 8 bytes"),
         (4, 1e300, "does not fit into 4 bytes"),
         (2, 1.5, "takes 2 bytes there; pass a numpy or ctypes scalar"),

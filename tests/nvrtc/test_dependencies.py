@@ -347,6 +347,17 @@ def test_a_changed_header_misses_and_changed_back_hits(cache, tree):
     assert cache.stats().stale == 1
 
 
+def test_other_headers_in_another_folder_are_not_stale(cache, tree):
+    source = '#include "x.h"\n' + KERNEL
+    for folder, value in (("one", 1), ("two", 2)):
+        write(tree / folder / "x.h", f"#define V {value}\n")
+        assert not agreed(cache, source, paths(tree / folder)).cached
+    assert cache.stats().stale == 0
+    write(tree / "two/x.h", "#define V 3\n")
+    assert not agreed(cache, source, paths(tree / "two")).cached
+    assert cache.stats().stale == 1
+
+
 @pytest.mark.parametrize(
     "text", ["#pragma once\n", "#ifndef A\n#define A\n#else\n#define W\n#endif\n"]
 )

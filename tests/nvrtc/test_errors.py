@@ -43,8 +43,19 @@ def test_a_compile_error_has_few_frames_of_ours_and_the_first_error(
     assert "#" not in str(frames[-1].line)  # the last line that a traceback shows before the error
     said = str(caught.value)
     assert said.startswith('kernel.cu(1): error: identifier "foo" is undefined')
-    assert "attribute log" in said
-    assert '"bar"' in caught.value.log
+    assert said.splitlines()[1:] == caught.value.log.splitlines()
+    assert '"bar"' in said
+
+
+def test_a_compile_error_ends_with_at_most_40_lines_of_the_log(cache: kcache.KernelCache) -> None:
+    source = "\n".join(f"__device__ int v{n} = w{n};" for n in range(30))
+    with cache, pytest.raises(kcache.CompileError) as caught:
+        cache.get_or_compile(source, options=ARCH)
+    first, *shown, last = str(caught.value).splitlines()
+    log = caught.value.log.splitlines()
+    assert first == 'kernel.cu(1): error: identifier "w0" is undefined'
+    assert (shown, len(shown)) == (log[:40], 40)
+    assert last == f"... ({len(log)} lines; the attribute log has all of them)"
 
 
 @pytest.mark.parametrize(

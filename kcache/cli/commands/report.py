@@ -255,8 +255,7 @@ def _remarks(snapshot: Snapshot) -> list[tuple[str, str, int, str]]:
 _TARGETS = 4
 #: The most columns of the chart, and up to which age of a cache they are hours, in seconds.
 _COLUMNS, _YOUNG = 90, 2 * 86400
-#: The shortest length of a bar whose value is not 0, in percent: 4 pixels on a phone, of which the
-#: gap to its neighbour takes 1.5.
+#: The shortest length of a bar whose value is not 0, in percent: 4 pixels on a phone.
 _VISIBLE = 1.3
 
 
@@ -345,11 +344,13 @@ def _spans(items: Iterable[Item], now: float, zone: tzinfo | None) -> tuple[str,
 def _lengths(values: Sequence[float], whole: float) -> list[float]:
     """Return the lengths of the parts of a bar in percent, 100 at most together.
 
-    Every part that is not zero is visible.
+    The parts keep their proportions, and all of them together are visible.
     """
-    found = [max(_VISIBLE, 100 * value / whole) if value > 0 else 0.0 for value in values]
-    over = max(1.0, sum(found) / 100)
-    return [length / over for length in found]
+    total = sum(values)
+    if not total:
+        return [0.0 for _ in values]
+    length = min(100.0, max(_VISIBLE, 100 * total / whole))
+    return [length * value / total for value in values]
 
 
 def _share(name: str, names: tuple[str, ...], items: Sequence[Item]) -> Share:

@@ -179,7 +179,7 @@ class WorkerProcess:
         except (WireError, OSError) as error:
             self.end()
             if self._deadline is not None and time.monotonic() >= self._deadline:
-                what = f"the compile took longer than {timeout:g} seconds (compile_timeout)"
+                what = f"the compile took longer than {timeout:g} s (compile_timeout)"
                 raise TooLateError(what) from error
             raise CrashedError(f"the compiler {self._how(error)}") from error
         except BaseException:  # an interrupt: nobody waits for its work any more
@@ -228,7 +228,7 @@ class WorkerProcess:
             if left < self._silence:
                 break
             silent += 1
-        raise TimeoutError(f"was stopped: it said nothing for {2 * self._silence:g} seconds")
+        raise TimeoutError(f"was stopped: it wrote nothing for {2 * self._silence:g} s")
 
     @property
     def ended(self) -> bool:
