@@ -27,6 +27,9 @@ S = TypeVar("S")
 #: far, within these limits. Sixteen waiting processes then take 2 % of a core.
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.025
+#: ... and longer in a process that waits for so many keys that this is more: 800 threads then take
+#: a tenth of a core, and not a whole one.
+_PAUSE_EACH = 0.0005
 #: After this many seconds, a waiting process checks whether the value is there although the lock is
 #: held. The holder may have been stopped, and another process may have stopped waiting and made the
 #: value.
@@ -268,7 +271,8 @@ class Flight:
                 found = find()
                 if found is not None:
                     break
-            time.sleep(min(max(_FIRST_PAUSE, (now - began) / 20), _LONGEST_PAUSE))
+            longest = max(_LONGEST_PAUSE, _PAUSE_EACH * len(self._calls))
+            time.sleep(min(max(_FIRST_PAUSE, (now - began) / 20), longest))
             now = time.monotonic()
         else:
             found = find()

@@ -32,9 +32,6 @@ _FIRST_PAUSE = 50e-6
 _LONGEST_PAUSE = 5e-3
 #: After a wait in vain, a process does not wait for that lock again for this many seconds.
 _GIVEN_UP = 60.0
-#: After this many seconds, a thread looks again whether its turn has come: the one that should have
-#: woken it may have been interrupted.
-_LOOK_AGAIN = 0.1
 #: Errors which say that this file system has no locks (NFS without lockd, some FUSE file systems).
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
@@ -231,16 +228,17 @@ class Turns:
         most: how many threads at a time.
     """
 
-    __slots__ = ("__weakref__", "_queue", "most")
+    __slots__ = ("__weakref__", "_beginning", "_queue", "most")
 
     def __init__(self, most: int = 1) -> None:
         self.most = most
-        self._queue: list[ref[Turn]] = []
+        self.after_fork()
         after_fork(self)
 
     def after_fork(self) -> None:
         """Forget, in a child process, the threads of the parent."""
-        self._queue = []
+        self._beginning = threading.Lock()
+        self._queue: list[ref[Turn]] = []
 
     def turn(self, *, patient: bool = False) -> Turn:
         """Return a turn, for a `with` statement, which waits for it.
@@ -268,25 +266,25 @@ class Turns:
                 woken.acquire()  # noqa: SIM115, RUF100  released by the thread that wakes this one
                 turn.woken = woken
             else:
-                turn.woken.acquire(timeout=_LOOK_AGAIN)
+                turn.woken.acquire()
 
     def _begins(self, turn: Turn) -> bool:
-        turn.begun = turn.patient  # others see it before it looks at them
         before = 0
         ahead = True
-        for each in self.live():
-            if each is turn:
-                ahead = False
-            elif (
-                each.begun
-                or (turn.patient and not each.patient)
-                or (ahead and each.patient <= turn.patient)
-            ):
-                before += 1
-        turn.begun = before < self.most
+        with self._beginning:
+            for each in self.live():
+                if each is turn:
+                    ahead = False
+                elif (
+                    each.begun
+                    or (turn.patient and not each.patient)
+                    or (ahead and each.patient <= turn.patient)
+                ):
+                    before += 1
+            turn.begun = before < self.most
         return turn.begun
 
-    def wake(self) -> None:
+    def wake(self, _: object = None) -> None:
         """Let the threads that come next look whether their turn has come."""
         waiting = [turn for turn in self.live() if not turn.begun]
         waiting.sort(key=lambda turn: turn.patient)
@@ -307,13 +305,14 @@ class Turn:
         self.begun = self.over = False
         #: Released to wake the thread.
         self.woken: threading.Lock | None = None
-        self.ref = ref(self)
+        # What ends a thread in `__exit__` ends the turn, too: the others are woken then.
+        self.ref = ref(self, turns.wake)
 
     def __enter__(self) -> Self:
         try:
             self._turns.enter(self)
         except BaseException:
-            self.over = True
+            self.__exit__()
             raise
         return self
 

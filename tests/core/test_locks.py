@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from faults.places import stopped
+from remote.fakes import until
 
 from kcache.util import locks as locks_module
-from kcache.util.locks import Patience, Turns, is_locked, lock, unlock
+from kcache.util.locks import Patience, Turn, Turns, is_locked, lock, unlock
 from kcache.util.open_file import OwnFile, open_own
 
 LONG = 60.0
@@ -94,6 +95,36 @@ def test_a_turn_that_is_lost_is_over() -> None:
     del lost
     waiting.join(LONG)
     assert not waiting.is_alive()
+
+
+class Counted(Turns):
+    """Turns that count how often a thread looks whether its turn has come."""
+
+    looks = 0
+
+    def _begins(self, turn: Turn) -> bool:
+        self.looks += 1
+        return super()._begins(turn)
+
+
+def test_threads_that_wait_do_not_look_again_and_again() -> None:
+    """Eight hundred took a whole core."""
+    turns, count = Counted(), 8
+
+    def wait() -> None:
+        with turns.turn():
+            pass
+
+    threads = [threading.Thread(target=wait) for _ in range(count)]
+    with turns.turn():
+        for number, thread in enumerate(threads, 1):
+            thread.start()
+            until(lambda number=number: turns.looks == 1 + 2 * number)
+        threads[0].join(0.3)
+        assert turns.looks == 1 + 2 * count
+    for thread in threads:
+        thread.join(LONG)
+        assert not thread.is_alive()
 
 
 def test_a_child_that_lives_on_holds_no_lock_of_its_parent(path: str) -> None:

@@ -44,6 +44,22 @@ def survives(tmp_path: Path, code: str) -> str:
     return python(_SETUP + code, tmp_path)
 
 
+def test_green_threads_of_eventlet(tmp_path: Path) -> None:
+    """It removes what kcache waits with; see `workers.process`."""
+    pytest.importorskip("eventlet")
+    code = """
+from threading import Thread
+threads = [Thread(target=cache.get_or_compile, args=(source, (), options)) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert (cache.stats().compiles, cache.stats().errors) == (1, 0), cache.stats()
+check()
+"""
+    python(f"import eventlet; eventlet.monkey_patch()\n{_SETUP}{code}", tmp_path)
+
+
 def test_nothing_is_left_behind(tmp_path):
     (tmp_path / "tmp").mkdir()
     code = """

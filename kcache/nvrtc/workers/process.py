@@ -213,18 +213,14 @@ class WorkerProcess:
         """
         if sys.platform == "win32":
             return True
-        poll = select.poll()
-        poll.register(self._fds[2], select.POLLIN)
-        if writing:
-            poll.register(fd, select.POLLOUT)
         silent = 0
         while silent < 2:
             left = self._silence
             if self._deadline is not None:
                 left = min(left, max(0.0, self._deadline - time.monotonic()))
-            ready = poll.poll(1000 * left)
+            ready = _ready(self._fds[2], [fd] if writing else [], left)
             if ready:
-                return any(each == fd for each, _ in ready)
+                return fd in ready
             if left < self._silence:
                 break
             silent += 1
@@ -315,6 +311,18 @@ class WorkerProcess:
                 said = self._fds[4]
                 os.lseek(said, max(0, os.fstat(said).st_size - _QUOTED), os.SEEK_SET)
                 self._words = os.read(said, _QUOTED).decode(errors="replace").strip()
+
+
+def _ready(reading: int, writing: list[int], seconds: float) -> list[int]:
+    """Return which of the descriptors are ready, after a wait of at most `seconds`."""
+    if not hasattr(select, "poll"):  # eventlet removed it; its `select` runs other green threads
+        readable, writable, _ = select.select([reading], writing, [], seconds)
+        return [*readable, *writable]
+    poll = select.poll()
+    poll.register(reading, select.POLLIN)
+    for fd in writing:
+        poll.register(fd, select.POLLOUT)
+    return [fd for fd, _ in poll.poll(1000 * seconds)]
 
 
 def _write(fd: int, data: memoryview) -> int:
