@@ -118,8 +118,8 @@ class CompileService:
     def status(self) -> dict[str, object]:
         """Return the settings and the counts."""
         stats = None if self._handler is None else self._handler.cache.stats()
-        remotes = {name: getattr(stats, name, 0) for name in _REMOTE_COUNTS}
-        return {"settings": self._settings, "counts": {**self.counts.as_dict(), **remotes}}
+        of_cache = {name: getattr(stats, name, 0) for name in _CACHE_COUNTS}
+        return {"settings": self._settings, "counts": {**self.counts.as_dict(), **of_cache}}
 
     def close(self) -> None:
         """Close the cache, if one was opened; first say what is wrong, to a short program, too."""
@@ -148,7 +148,9 @@ class CompileService:
             case [protocol.QUERY, path, standing]:
                 return self._query(path, standing)
             case [protocol.NOTE, reason]:
-                self.counts.handed(reason[:80].decode(errors="replace"))
+                with suppress(Exception):  # it sets the log
+                    self.answers()
+                self._left(reason.decode(errors="replace"))
                 return [DONE]
             case _:
                 raise WireError("no such question")
@@ -159,13 +161,16 @@ class CompileService:
         try:
             answer = self.answers().answer(program)
         except DeclinedError as error:
-            self.counts.handed(str(error)[:80])
+            self._left(str(error), f"{program.name.decode(errors='replace')}: ")
             return [NO, str(error).encode()]
         except Exception as error:  # a setting that is not allowed, a directory that is unsafe
             return [NO, f"no cache: {error}".encode()]
-        saved = answer.seconds if answer.hit else 0.0
-        self.counts.answered(hit=answer.hit, failed=answer.result != 0, saved=saved)
+        self.counts.answered(hit=answer.hit, failed=answer.result != 0)
         return [DONE, *protocol.pack_answer(answer)]
+
+    def _left(self, reason: str, which: str = "") -> None:
+        self.counts.handed(reason[:80])
+        log.debug("left to NVRTC: %s%s", which, reason)
 
     def _query(self, path: bytes, standing: bytes) -> Sequence[bytes]:
         try:
@@ -179,6 +184,7 @@ class CompileService:
 
 #: The counts of the cache that the summary tells.
 _REMOTE_COUNTS = ("remote_hits", "remote_misses", "remote_errors")
+_CACHE_COUNTS = ("saved_seconds", *_REMOTE_COUNTS)
 
 #: Most names of programs, and most reasons, that are counted one by one.
 _MOST = 256
@@ -195,16 +201,14 @@ class Counts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._saved = 0.0
         self._reasons: Counter[str] = Counter()
         self._names: Counter[str] = Counter()
         self._processes: dict[int, None] = {}
 
-    def answered(self, *, hit: bool, failed: bool, saved: float = 0.0) -> None:
-        """Count an answer; `saved` is the compile time in seconds that a hit saved."""
+    def answered(self, *, hit: bool, failed: bool) -> None:
+        """Count an answer."""
         with self._lock:
             self._counts["failed" if failed else "hits" if hit else "misses"] += 1
-            self._saved += saved
 
     def handed(self, reason: str) -> None:
         """Count a compile that the program, or this server, left to the real NVRTC."""
@@ -229,7 +233,7 @@ class Counts:
         with self._lock:
             counts: dict[str, Any] = {name: self._counts[name] for name in names}
             lists = {"reasons": dict(self._reasons), "names": dict(self._names)}
-            return {**counts, "saved_seconds": round(self._saved, 3), **lists}
+            return {**counts, **lists}
 
 
 def _bounded(name: str, counted: Counter[str]) -> str:

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator
 
 from kcache.admin.doctor import OK, PROBLEM, WARNING, Finding
-from kcache.dropin import build, libraries
 from kcache.dropin import environment as env
+from kcache.dropin import libraries
 
 _TOPIC = "kcache run"
 #: Tells whether a program that opens the library at `sys.argv[1]` gets the interface library.
@@ -26,6 +26,7 @@ handle = ctypes.CDLL(sys.argv[1])
 print(hasattr(handle, "kcache_dropin_load"))
 """
 _TIMEOUT = 30
+_INSTALL = "Install a C compiler (Debian: apt-get install gcc libc6-dev), or a wheel for Linux."
 #: Linux follows so many first lines of scripts, and reads so many bytes of each (fs/exec.c).
 _MOST_SCRIPTS, _MOST_LINE = 5, 256
 
@@ -36,13 +37,10 @@ def diagnose() -> Iterator[Finding]:
 
     found = library.find()
     try:
-        folder = libraries.find_built(env.current())
-        if folder is None and build.compiler() is None:
-            raise libraries.MissingError("there is no C compiler to build the interface libraries")
+        folder = libraries.find_usable(env.current())
         problem = _probe(folder, found.path) if folder and found else ""
     except (libraries.MissingError, OSError, subprocess.TimeoutExpired) as error:
-        do = "Install a C compiler (Debian: apt-get install gcc libc6-dev), or a wheel for Linux."
-        yield Finding(WARNING, _TOPIC, f"programs can't be served: {error}", do)
+        yield Finding(WARNING, _TOPIC, str(error), _INSTALL)
         return
     if problem:
         do = "Programs that load it run as they do without kcache. A newer kcache may reach them."
@@ -51,6 +49,15 @@ def diagnose() -> Iterator[Finding]:
         yield Finding(OK, _TOPIC, "the first use will build the interface libraries")
     else:
         yield Finding(OK, _TOPIC, "programs that load NVRTC are reached")
+
+
+def missing() -> str:
+    """Return why no program can be served here, or empty."""
+    try:
+        libraries.find_usable(env.current())
+    except (libraries.MissingError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def _probe(folder: str, path: str) -> str:
@@ -88,7 +95,10 @@ def diagnose_program(name: str) -> Iterator[Finding]:
         reached, clause = _reach(runs) if runs else (False, "its first line names no program")
     except OSError as error:
         what, reached, clause = path, False, f"it can't be read: {error.strerror}"
-    if reached:
+    problem = missing()
+    if reached and problem:
+        yield Finding(WARNING, _TOPIC, f"{what} is not reached: {problem}", _INSTALL)
+    elif reached:
         yield Finding(OK, _TOPIC, f"{what} is reached{clause}")
     else:
         do = "It runs under `kcache run` as it does without."

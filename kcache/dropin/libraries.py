@@ -25,6 +25,10 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _AT_PLATFORM = 15
 
 
+_CANT = "kcache can't answer NVRTC here"
+_NO_COMPILER = f"{_CANT}: it needs a C compiler once, or a wheel for this platform"
+
+
 class MissingError(Exception):
     """There are no interface libraries, and none can be built; the message says what is missing."""
 
@@ -35,7 +39,7 @@ def find(environment: Mapping[str, str]) -> str:
     Raises:
         MissingError: there are none, and none can be built.
     """
-    folder = find_built(environment)
+    folder = find_usable(environment)
     if folder is not None:
         return folder
     from kcache.dropin.build import BuildError, build  # builds are rare
@@ -47,8 +51,22 @@ def find(environment: Mapping[str, str]) -> str:
         build(folder, extra=_newer_functions())
         _check(folder)
     except (OSError, BuildError) as error:
-        what = "there are no interface libraries, nor can they be built"
-        raise MissingError(f"{what}: {error}") from error
+        raise MissingError(f"{_CANT}: {error}") from error
+    return folder
+
+
+def find_usable(environment: Mapping[str, str]) -> str | None:
+    """Return the folder of the libraries, or None if the first use will build them.
+
+    Raises:
+        MissingError: there are none, and there is no C compiler.
+    """
+    folder = find_built(environment)
+    if folder is None:
+        from kcache.dropin.build import compiler  # builds are rare
+
+        if compiler() is None:
+            raise MissingError(_NO_COMPILER)
     return folder
 
 
@@ -118,7 +136,7 @@ def _own_folder(environment: Mapping[str, str]) -> str:
     """
     home = env.cache_home(environment)
     if home is None:
-        raise MissingError("there are no interface libraries, and no home directory for them")
+        raise MissingError(f"{_CANT}: there is no home directory for its libraries")
     name = f"{__version__}-{_digest():08x}-{os.uname().machine}"
     return os.path.join(home, "kcache-dropin", name)
 

@@ -274,7 +274,6 @@ def _answer(program: Program, kernel: CompiledKernel) -> Answer:
         _log(program, kernel.raw_log or b"\0"),
         lowered,
         kernel.cached,
-        kernel.compile_seconds,
     )
 
 

@@ -63,7 +63,6 @@ class Answer(NamedTuple):
         cubin, ltoir: empty if there is none.
         lowered: (name expression, lowered name).
         hit: whether nothing was compiled.
-        seconds: compile time of the kernel.
     """
 
     result: int
@@ -73,7 +72,6 @@ class Answer(NamedTuple):
     log: bytes
     lowered: Sequence[tuple[bytes, bytes]]
     hit: bool
-    seconds: float = 0.0
 
 
 def unpack_program(fields: Sequence[bytes]) -> Program:

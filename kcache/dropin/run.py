@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from kcache.nvrtc.library import Library
 
-#: Exit codes, as shells report them.
+#: Exit codes, as shells and env(1) report them.
+_FAILED = 125
 _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
 #: Signals that Python ignores from its start.
@@ -52,7 +53,8 @@ def run(
 
     Otherwise this process becomes the command, and returns only if the command can't run.
 
-    If the drop-in can't be used, the command runs without it, and one line says why.
+    If the drop-in can't be used, the command runs without it, and one line says why. It does not
+    run if the settings allow no compile.
 
     Args:
         command: the program and its arguments.
@@ -69,17 +71,22 @@ def run(
         environment["KCACHE_RECORD"] = os.path.abspath(record)
     elif environment.get("KCACHE_RECORD"):
         _check_recording(environment["KCACHE_RECORD"])
+    problem = ""
     try:
         added, socket, before = _prepare(environment, why=why)
     except (libraries.MissingError, OSError) as error:
-        _say(f"warning: {command[0]} runs without the drop-in: {error}")
+        problem = str(error)
+        if _allows_no_compile():
+            _say(f"error: {problem}; and KCACHE_ON_MISS=error allows no compile")
+            return _FAILED
+        _say(f"warning: {command[0]} runs without the cache: {problem}")
         added, socket, before = {}, None, None
     ends_server = socket is not None and before is None and os.getpid() == _FIRST
     if not stats and not ends_server:
         return _become(command, added)
     status = _watch(command, added)
     if stats:
-        _say(_summary(socket, before))
+        _say(_summary(socket, before) if socket else problem)
     if ends_server and socket is not None:
         _end_server(socket)
     if os.WIFSIGNALED(status):
@@ -96,6 +103,12 @@ def _check_recording(path: str) -> None:
         refuse_other_file(os.path.abspath(path))
     except ConfigError as error:
         _say(f"warning: {error}")
+
+
+def _allows_no_compile() -> bool:
+    from kcache.config import Config
+
+    return Config.load(complain=lambda _: None).on_miss.value == "error"
 
 
 def _die_of_interrupts() -> None:
@@ -276,11 +289,11 @@ def _end_of(child: int) -> int | None:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _summary(socket: str | None, before: dict[str, Any] | None) -> str:
+def _summary(socket: str, before: dict[str, Any] | None) -> str:
     """Return one line about what the server has done since its status `before`."""
     from kcache.dropin.compile_service import since, summary
 
-    about = None if socket is None else start.status(socket)
+    about = start.status(socket)
     if about is None:
         return "the server is gone"
     if before is None or before["process"] != about["process"]:

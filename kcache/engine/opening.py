@@ -156,7 +156,8 @@ def _find_directory(
             missing = NoBackend(str(error), kind=kind)
         except BackendError as error:
             missing = NoBackend(str(error))
-        log.info("not usable: %s", missing.reason)
+        if not read_only or os.path.lexists(path):
+            log.info("not usable: %s", missing.reason)
     if read_only and not os.path.lexists(path):
         return NoBackend("nothing has been cached yet", kind="no_cache")
     where = "" if named is None else f"{source}: "

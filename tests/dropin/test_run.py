@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from dropin.conftest import CLIENTS, KCACHE, Dropin
+from dropin.conftest import CLIENTS, KCACHE, Dropin, is_there
 
 import kcache.dropin
 from kcache.dropin import run
@@ -151,17 +151,58 @@ def test_one_inside_the_other_uses_the_outer_server(dropin: Dropin, real: Path) 
     assert preloaded.count("libkcache_preload13.so") == 1
 
 
-def test_without_libraries_the_program_runs_all_the_same(dropin: Dropin, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    bool(list(Path(kcache.dropin.__file__).parent.rglob("libkcache_*.so"))),
+    reason="this wheel has the libraries",
+)
+def test_without_libraries_every_command_says_the_same(dropin: Dropin, tmp_path: Path) -> None:
+    told = (
+        "kcache can't answer NVRTC here: it needs a C compiler once, or a wheel for this platform"
+    )
     environment = {
         "KCACHE_DROPIN_LIBRARIES": "",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "PATH": str(tmp_path),
     }
-    told = dropin.run("/bin/sh", "-c", "exit 5", stats=False, **environment)
-    assert told.code == 5
-    # A wheel that was built beside a compiler has them in it, and then there is nothing to say.
-    if not list(Path(kcache.dropin.__file__).parent.rglob("libkcache_*.so")):
-        assert "there is no C compiler" in told.errors
+    program = ("run", "--stats", "/bin/sh", "-c", "exit 5")
+    commands = (program, ("doctor",), ("doctor", "--program", "/bin/sh"), ("server", "start"))
+    done = [dropin.bare(*KCACHE, *each, **environment) for each in commands]
+    for each in done:
+        assert told in " ".join(f"{each.output}\n{each.errors}".split())
+    assert done[0].code == 5
+    assert done[0].errors.splitlines()[1] == f"kcache: {told}"
+    assert done[3].code == 1
+    if is_there("cuda.core"):
+        shown = json.loads(dropin.bare(*KCACHE, "integrations", "--json", **environment).output)
+        covered = {each["framework"]: (each["covered_by"], each["line"]) for each in shown}
+        assert covered["cuda.bindings"] == ("not covered", told)
+        assert covered["cuda.core"][0] == "one line"
+    strict = dropin.bare(*KCACHE, *program, **environment, KCACHE_ON_MISS="error")
+    assert strict.code == 125
+    assert strict.errors == f"kcache: error: {told}; and KCACHE_ON_MISS=error allows no compile\n"
+
+
+def test_the_time_saved_is_what_the_cache_counts(dropin: Dropin, real: Path) -> None:
+    lines = "a[0] = 0;\\n" * 9
+    client = f"{sys.executable} {CLIENTS / 'repeated.py'} {real}"
+    script = f"printf '{lines}' | {client}"
+    dropin.run("sh", "-c", script)
+    told = dropin.run("sh", "-c", f"{script}; {script}")
+    assert told.hits == 18
+    stats = json.loads(dropin.bare(*KCACHE, "stats", "--json").output)
+    assert f"saved {stats['saved_seconds']:.1f} s" in told.line
+
+
+def test_why_tells_what_is_left_to_nvrtc_and_nothing_of_a_new_cache(
+    dropin: Dropin, real: Path
+) -> None:
+    command = (*KCACHE, "run", "--why", sys.executable, CLIENTS / "odd.py", real)
+    told = dropin.bare(*command, "compiles", 1)
+    assert told.errors == (
+        "kcache: debug: miss: k.cu: k is compiled: this cache remembers no such kernel\n"
+    )
+    told = dropin.bare(*command, "asks_for_optix")
+    assert "kcache: debug: left to NVRTC: k.cu: option --optix-ir\n" in told.errors
 
 
 @pytest.mark.parametrize("folder", ["a b", "a:b", "a$b"])

@@ -158,6 +158,18 @@ def installed() -> list[Framework]:
     return found
 
 
+def _without_dropin(found: list[Framework], problem: str) -> list[Framework]:
+    """Return what covers the frameworks if a problem keeps the drop-in from doing so."""
+    if not problem:
+        return found
+    without = {_DROPIN: (_NOT, problem), _BOTH: (_ADAPTER, None)}
+    return [
+        each._replace(covered_by=covered, line=line or each.line)
+        for each in found
+        for covered, line in [without.get(each.covered_by, (each.covered_by, None))]
+    ]
+
+
 @click.command(short_help="Show which installed frameworks are covered.")
 @json_option("array")
 def integrations(*, as_json: bool) -> None:
@@ -167,7 +179,9 @@ def integrations(*, as_json: bool) -> None:
     an adapter for the framework's own hook. The last column switches it on, or says why nothing
     does. Another version than the tested one works if its interface is the same.
     """
-    found = installed()
+    from kcache.dropin.diagnosis import missing
+
+    found = _without_dropin(installed(), missing())
     if as_json:
         show([each._asdict() for each in found])
     elif not found:

@@ -14,6 +14,7 @@ from kcache.cli.options import directory_option, flag, json_option
 from kcache.cli.terminal import show
 from kcache.directory import open_directory
 from kcache.dropin import environment as env
+from kcache.dropin.diagnosis import missing
 from kcache.errors import BackendError, DropinError
 from kcache.kernels.tiers import remote_status, remotes_socket
 from kcache.service import start as services
@@ -90,6 +91,9 @@ def server() -> None:
 def start() -> None:
     """Start a server. It runs until `kcache server stop`."""
     path = _path()
+    problem = missing()
+    if problem:
+        raise DropinError(problem)
     load_settings(None)  # this warns, which the server can't do
     if services.status(path) is not None:
         raise DropinError("a server is running")
