@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypedDict
 
 from kcache.admin.passes import Filters, is_wanted, parse_filters
 from kcache.admin.transfer import cost_of, missing_part, put_or_fail, sound_entries
@@ -26,6 +27,7 @@ from kcache.nvrtc.inventory import (
     Opened,
     look_at,
     look_into,
+    text_of,
 )
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 from kcache.readonly.bundle_file import (
@@ -71,6 +73,20 @@ class Exported(NamedTuple):
     left_out: tuple[Item, ...]
 
 
+class Compiled(TypedDict):
+    """What one compiler has compiled.
+
+    Attributes:
+        version: such as `"13.0"`; empty if unknown.
+        driver: the oldest CUDA version whose driver loads every kernel; empty if unknown.
+        archs: the targets, such as `"sm_90"`, sorted.
+    """
+
+    version: str
+    driver: str
+    archs: list[str]
+
+
 class BundleContents(NamedTuple):
     """The contents of a bundle, after a check of every entry.
 
@@ -79,6 +95,8 @@ class BundleContents(NamedTuple):
         other_version: number of entries that another version of kcache made, and reads.
         size: bytes of the file.
         signed: whether a signature was required of every entry, and is there.
+        compilers: identity of each compiler -> what it has compiled.
+        functions: the names of its kernels, sorted.
     """
 
     kernels: int
@@ -86,6 +104,18 @@ class BundleContents(NamedTuple):
     other_version: int
     size: int
     signed: bool
+    compilers: dict[str, Compiled]
+    functions: list[str]
+
+    @property
+    def archs(self) -> list[str]:
+        """The targets of all kernels."""
+        return sorted({arch for each in self.compilers.values() for arch in each["archs"]})
+
+    @property
+    def driver(self) -> str:
+        """The oldest CUDA version whose driver loads every kernel; empty if unknown."""
+        return max((each["driver"] for each in self.compilers.values()), key=numbers, default="")
 
 
 class Imported(NamedTuple):
@@ -155,7 +185,7 @@ def export_bundle(
 
     def rows() -> Iterator[tuple[str, bytes]]:
         nonlocal manifests
-        for item, entry in _chosen(cache.engine.backend, filters, left_out):
+        for item, entry in chosen(cache.engine.backend, filters, left_out):
             kept = _timeless(entry) if reproducible and item.kind != MANIFEST else entry
             envelope = encode(item.key, kept, producer=PRODUCER.encode())
             if len(envelope) > MAX_VALUE - SEAL_ROOM:
@@ -170,7 +200,7 @@ def export_bundle(
     return Exported(count - manifests, manifests, size, tuple(left_out))
 
 
-def _chosen(
+def chosen(
     backend: Backend, filters: Filters, left_out: list[Item]
 ) -> Iterator[tuple[Item, Entry]]:
     """Yield the entries for a bundle, by ascending key; no use of them is recorded.
@@ -281,10 +311,41 @@ def verify_bundle(source: Source) -> BundleContents:
         BundleError, ConfigError, OSError: as `list_bundle`.
     """
     with _opened(source, Config.load(complain=log.warning_once)) as bundle:
-        kinds = Counter("" if each.entry is None else each.item.kind for each in _contents(bundle))
-        kernels = kinds.total() - kinds[MANIFEST] - kinds[""]
-        signed = not bundle.unsigned
-        return BundleContents(kernels, kinds[MANIFEST], kinds[""], bundle.size, signed)
+        kinds: Counter[str] = Counter()
+        functions: set[str] = set()
+        compilers: dict[str, Compiled] = {}
+        for item, entry in _contents(bundle):
+            kinds["" if entry is None else item.kind] += 1
+            if entry is not None and item.kind != MANIFEST:
+                functions.update(item.names)
+                _note(compilers, item, entry)
+        return BundleContents(
+            kinds.total() - kinds[MANIFEST] - kinds[""],
+            kinds[MANIFEST],
+            kinds[""],
+            bundle.size,
+            not bundle.unsigned,
+            dict(sorted(compilers.items())),
+            sorted(functions),
+        )
+
+
+def _note(compilers: dict[str, Compiled], item: Item, entry: Entry) -> None:
+    """Add a kernel to what its compiler has compiled.
+
+    A driver loads machine code of each compiler of its major version, and PTX of compilers that are
+    not newer ("CUDA Compatibility", minor version compatibility).
+    """
+    version = text_of(entry.metadata.get("nvrtc"))
+    driver = version.partition(".")[0] + ".0" if entry.payload.get("cubin") else version
+    by = compilers.setdefault(item.compiler, {"version": version, "driver": "", "archs": []})
+    by["driver"] = max(by["driver"], driver if numbers(version) else "", key=numbers)
+    by["archs"] = sorted({*by["archs"], item.arch} - {""})
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, to compare it; empty if it is none."""
+    return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+\.\d+", version) else ()
 
 
 def import_bundle(cache: HasEngine, source: Source) -> Imported:

@@ -35,7 +35,7 @@ _GROUPS = {
     "Compile": ("demo", "compile", "run", "warm", "why"),
     "Look": ("stats", "ls", "show", "extract", "report", "path"),
     "Free space, and repair": ("trim", "rm", "clear", "verify"),
-    "Share": ("bundle", "key", "server"),
+    "Share": ("bundle", "push", "key", "server"),
     "Set up": ("doctor", "config", "integrations", "migrate"),
 }
 #: Other names for a command, which the help does not list.

@@ -1,12 +1,21 @@
 """`kcache bundle`: what it says, and what it leaves alone. What a bundle is: `tests/bundle/`."""
 
+import hashlib
+import io
 import json
+import re
+import shutil
+import subprocess
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli.conftest import Run, Said
 from cli.helpers import damage, fill, held, kernel, key, manifest
+
+from kcache import Entry
 
 Here = Callable[..., Said]
 
@@ -71,3 +80,96 @@ def test_what_is_left_out_is_said(here: Here, filled: Path, tmp_path: Path) -> N
     said = here("bundle", "export", "-o", tmp_path / "kernels.kcb")
     assert said.out.startswith("1 kernel ")
     assert said.err.startswith(f"kcache: left out: damaged entry {key(2)[:12]}: ")
+
+
+# -- images, and whether a bundle serves here ------------------------------------------------------
+
+
+def test_an_image_layout_holds_the_bundle(here: Here, filled: Path, tmp_path: Path) -> None:
+    bundle, layout = tmp_path / "kernels.kcb", tmp_path / "layout"
+    assert here("bundle", "export", "-o", bundle).code == 0
+    assert here("bundle", "export", "--oci", layout).clean().startswith("2 kernels and 0 manifests")
+    (manifest,) = json.loads((layout / "index.json").read_text())["manifests"]
+    blobs = layout / "blobs" / "sha256"
+    described = json.loads(blob(blobs, manifest))
+    config, (layer,) = json.loads(blob(blobs, described["config"])), described["layers"]
+    assert config["rootfs"]["diff_ids"] == [layer["digest"]]
+    with tarfile.open(fileobj=io.BytesIO(blob(blobs, layer))) as archive:
+        assert archive.getnames() == ["kernels.kcb"]
+        assert archive.extractfile("kernels.kcb").read() == bundle.read_bytes()
+    again = tmp_path / "again"
+    again.mkdir()
+    assert here("bundle", "export", "--oci", again).code == 0
+    assert (again / "index.json").read_bytes() == (layout / "index.json").read_bytes()
+    refused = here("bundle", "export", "--oci", layout)
+    assert refused.err == f"kcache: error: {layout}: expected a new or an empty directory\n"
+    assert here("bundle", "export", "--oci", layout, "-o", bundle).code == 2
+    assert here("bundle", "export").code == 2
+
+
+def blob(blobs: Path, descriptor: dict[str, Any]) -> bytes:
+    """Returns the content of a blob, which is what its descriptor says."""
+    content = (blobs / descriptor["digest"].removeprefix("sha256:")).read_bytes()
+    assert descriptor["digest"] == f"sha256:{hashlib.sha256(content).hexdigest()}"
+    assert descriptor["size"] == len(content)
+    return content
+
+
+@pytest.fixture
+def layout(run: Run, tmp_path: Path, nvrtc: tuple[int, int]) -> Path:
+    """The layout of a cache with one kernel, which the list `kernels.json` has, for sm_90."""
+    kernels = [{"text": "__global__ void k(int* x) { *x = 1; }"}]
+    (tmp_path / "kernels.json").write_text(json.dumps({"kernels": kernels}))
+    assert run("warm", tmp_path / "kernels.json", "--arch", "sm_90").returncode == 0
+    assert run("bundle", "export", "--oci", tmp_path / "layout").returncode == 0
+    return tmp_path / "layout"
+
+
+def test_a_bundle_that_serves_here(here: Here, layout: Path, tmp_path: Path) -> None:
+    told = here("bundle", "check", layout, "--arch", "sm_90", "--list", tmp_path / "kernels.json")
+    assert told.clean() == "serves: 1 kernel and 0 manifests, sm_90\n"
+    told = here("bundle", "check", layout, "--arch", "90", "--json")
+    assert json.loads(told.clean())["problems"] == []
+
+
+def test_each_reason_why_a_bundle_does_not_serve(run: Run, layout: Path, tmp_path: Path) -> None:
+    def reasons(*arguments: str | Path, **settings: str) -> list[str]:
+        told = run("bundle", "check", *arguments, "--json", **settings)
+        assert told.returncode == 1, told.stderr
+        return json.loads(told.stdout)["problems"]
+
+    (arch,) = reasons(layout, "--arch", "sm_100")
+    assert arch == "arch: expected kernels for sm_100, got sm_90"
+    (listed,) = reasons(layout, "--arch", "sm_80", "--arch", "sm_90")
+    assert listed == "arch: expected kernels for sm_80, got sm_90"
+
+    others = [{"text": "__global__ void other(int* x) { *x = 1; }", "source_name": "other.cu"}]
+    (tmp_path / "others.json").write_text(json.dumps({"kernels": others}))
+    wanted = ("--arch", "sm_90", "--list", tmp_path / "others.json")
+    assert reasons(layout, *wanted) == ["list: other.cu (sm_90) is missing"]
+
+    of_another = tmp_path / "of-another.kcb"
+    entry = kernel(names=["k"])
+    entry = Entry(entry.payload, {**entry.metadata, "compiler": "nvrtc 0123 4567"})
+    fill(tmp_path / "another", {key(1): entry})
+    exported = run("bundle", "export", "-o", of_another, "--directory", tmp_path / "another")
+    assert exported.returncode == 0
+    (compiler,) = reasons(of_another, "--arch", "sm_90")
+    assert compiler.startswith("compiler: expected nvrtc 0123 4567 (), got nvrtc ")
+
+    driver = tmp_path / "driver"
+    driver.mkdir()
+    (driver / "old.c").write_text("int cuDriverGetVersion(int *v) { *v = 11080; return 0; }")
+    command = ["cc", "-shared", "-fPIC", driver / "old.c", "-o", driver / "libcuda.so.1"]
+    if shutil.which("cc"):
+        subprocess.run(command, check=True)
+        (old,) = reasons(layout, "--arch", "sm_90", LD_LIBRARY_PATH=str(driver))
+        assert re.fullmatch(r"driver: expected one for CUDA 1[23]\.0 or newer, got .* 11\.8", old)
+
+
+def test_what_is_no_bundle_is_named(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text('{"manifests": [{"digest": "sha256:../x"}]}')
+    told = here("bundle", "check", tmp_path, "--arch", "sm_90")
+    assert told.code == 1
+    expected = "expected kernels.kcb in it, or an OCI image layout with kernels.kcb"
+    assert f"{tmp_path}: {expected} (expected a SHA-256 digest" in told.err

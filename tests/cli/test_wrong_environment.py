@@ -51,7 +51,10 @@ CHANGES: dict[str, tuple[tuple[str, ...], ...]] = {
 #: Tested elsewhere, with why.
 ELSEWHERE = {
     **dict.fromkeys(("integrations", "key new", "key show"), "has nothing to do with a cache"),
-    **dict.fromkeys(("bundle list", "bundle verify"), "has nothing to do with a cache"),
+    **dict.fromkeys(
+        ("bundle list", "bundle verify", "bundle check"), "has nothing to do with a cache"
+    ),
+    "push": "needs a remote: remote/test_push.py",
     "demo": "has a cache of its own, and settings of its own",
     "doctor": "reports wrong variables as findings: test_doctor.py",
     "run": "starts a program: below",

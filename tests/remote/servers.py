@@ -288,3 +288,24 @@ def s3(place: Path) -> Iterator[S3]:
         request = b"PUT /kernels HTTP/1.0\r\nHost: s3.amazonaws.com\r\nContent-Length: 0\r\n\r\n"
         _until(lambda: _answers(port, request, b"200"), process, place / "moto.log")
         yield S3(port, process)
+
+
+# -- a registry of images --------------------------------------------------------------------------
+
+_REGISTRY = """
+version: 0.1
+log: {{level: error}}
+storage: {{filesystem: {{rootdirectory: "{place}/images"}}}}
+http: {{addr: "127.0.0.1:{port}"}}
+"""
+
+
+@contextmanager
+def registry(place: Path) -> Iterator[str]:
+    """Start a registry without TLS; yield its host and port."""
+    path, port = program("docker-registry", "docker-registry"), free_port()
+    settings, log = place / "registry.yml", place / "registry.log"
+    settings.write_text(_REGISTRY.format(place=place, port=port))
+    with _running([path, "serve", str(settings)], log) as process:
+        _until(lambda: _answers(port, b"GET /v2/ HTTP/1.0\r\n\r\n", b" 200 "), process, log)
+        yield f"127.0.0.1:{port}"

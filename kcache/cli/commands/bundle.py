@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import click
 
+from kcache.admin.bundle_check import problems
 from kcache.admin.bundles import (
     Exported,
     Source,
@@ -17,14 +21,17 @@ from kcache.admin.bundles import (
     list_bundle,
     verify_bundle,
 )
+from kcache.admin.oci_layout import bundle_at, export_layout
 from kcache.cli.app import Group
+from kcache.cli.commands.warm import cached_ones
 from kcache.cli.entries import SHORT, item_json, listing
 from kcache.cli.open_cache import may_write, open_cache, open_existing
-from kcache.cli.options import directory_option, filter_options, flag, json_option
+from kcache.cli.options import directory_option, filter_options, flag, json_option, repeatable
 from kcache.cli.terminal import progress, say, show
 from kcache.config import Config
 from kcache.nvrtc.inventory import MANIFEST, unique_length
 from kcache.util.units import counted, format_size, plain
+from kcache.warm.kernel_list import read_list
 
 #: How many problems are named one by one.
 _NAMED = 5
@@ -55,8 +62,13 @@ def bundle() -> None:
     "-o",
     "--output",
     metavar="FILE",
-    required=True,
     help="The bundle to write, - for standard output. Replaces a bundle, but no other file.",
+)
+@click.option(
+    "--oci",
+    type=click.Path(),
+    metavar="DIR",
+    help="Write an OCI image layout with the bundle into DIR instead, which is new or empty.",
 )
 @filter_options
 @flag(
@@ -68,7 +80,8 @@ def bundle() -> None:
 @directory_option
 def export(
     *,
-    output: str,
+    output: str | None,
+    oci: str | None,
     reproducible: bool,
     as_json: bool,
     directory: str | None,
@@ -79,13 +92,22 @@ def export(
     A kernel is exported if it matches each kind of option. Its manifest is exported with it. The
     same kernels make the same bytes, with the same version of SQLite. The command changes nothing
     in the cache, and does not count as a use of an entry.
+
+    With --oci, skopeo, oras or crane push DIR to a registry as an image, whose labels describe the
+    kernels, and Kubernetes mounts it.
     """
+    target = output or oci
+    if target is None or (output and oci):
+        raise click.UsageError("Expected one of --output and --oci.")
     if output == "-" and sys.stdout.isatty():
         raise click.UsageError("A bundle is no text. Send it to a file or to another program.")
-    target = sys.stdout.buffer if output == "-" else output
+    filters["reproducible"] = reproducible
     with open_existing(directory) as cache, progress("writing"):
-        done = export_bundle(cache, target, **filters, reproducible=reproducible)
-    _tell_export(done, output, as_json=as_json)
+        if output is None:
+            done = export_layout(cache, target, **filters)
+        else:
+            done = export_bundle(cache, sys.stdout.buffer if output == "-" else output, **filters)
+    _tell_export(done, target, as_json=as_json)
 
 
 def _tell_export(done: Exported, output: str, *, as_json: bool) -> None:
@@ -166,3 +188,51 @@ def verify(*, file: Source, as_json: bool) -> None:
         line += f", {counted(found.other_version)} of another version of kcache"
     line += f", {format_size(found.size)}{', signed' if found.signed else ', not signed'}"
     show(found._asdict() if as_json else line)
+
+
+@bundle.command("check", short_help="Check whether a bundle would serve on this machine.")
+@click.argument("file", type=click.Path(exists=True), metavar="FILE")
+@repeatable(
+    "--arch", "archs", metavar="ARCH", help="A target that is needed.  [default: the GPU's]"
+)
+@click.option(
+    "--list",
+    "list_file",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="LIST",
+    help="A list of kernels, as for kcache warm, all of which are needed.",
+)
+@json_option("object")
+def check(*, file: str, archs: tuple[str, ...], list_file: str | None, as_json: bool) -> None:
+    """Check whether a bundle would serve on this machine. Exits with 1 and the reasons if not.
+
+    FILE is a bundle, a directory with kernels.kcb, or an OCI image layout. The bundle has to have
+    kernels for the target, from the build of NVRTC that is installed here. If there is a driver, it
+    has to load them.
+    """
+    with bundle_at(file) as path, progress("reading"):
+        contents = verify_bundle(path)
+        found = list(problems(contents, archs))
+        if list_file is not None:
+            found += _missing(path, list_file, archs)
+    if as_json:
+        show({"problems": found, **contents._asdict()})
+    for problem in found:
+        say(f"{file}: {plain(problem)}")
+    if found:
+        raise click.exceptions.Exit(1)
+    if not as_json:
+        show(
+            f"serves: {_amount(contents.kernels, contents.manifests)}, {', '.join(contents.archs)}"
+        )
+
+
+def _missing(path: str, list_file: str, archs: tuple[str, ...]) -> list[str]:
+    """Return the kernels of a list that a bundle does not have, each with its target."""
+    wanted = read_list(list_file, archs)
+    with tempfile.TemporaryDirectory(prefix="kcache-") as empty:
+        remote = Path(path).absolute().as_uri()
+        with open_cache(os.path.join(empty, "cache"), remote=remote, on_miss="compile") as cache:
+            cached = cached_ones(wanted, cache)
+    pairs = zip(wanted, cached, strict=True)
+    return [f"list: {each.title} ({each.arch}) is missing" for each, there in pairs if not there]

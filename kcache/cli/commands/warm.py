@@ -65,7 +65,8 @@ def warm(
         say(f"warning: {file} lists no kernels")
     config, _ = load_settings(directory, changes=True)
     if dry_run or check:
-        cached = _cached(wanted, config.directory.value)
+        with open_cache(config.directory.value, read_only=True) as cache:
+            cached = cached_ones(wanted, cache)
         _show_plan(wanted, cached, as_json=as_json, quiet=quiet)
         raise click.exceptions.Exit(int(check and not all(cached)))
     may_write("warm", directory)
@@ -216,13 +217,12 @@ def _named(wanted: ListedKernel) -> dict[str, object]:
 # -- a dry run -------------------------------------------------------------------------------------
 
 
-def _cached(wanted: list[ListedKernel], directory: str | None) -> list[bool]:
-    """Tell for each kernel whether the cache, a layer or a remote has it; change nothing."""
+def cached_ones(wanted: list[ListedKernel], cache: KernelCache) -> list[bool]:
+    """Return for each kernel whether a read-only cache, a layer or a remote has it."""
     found = [False] * len(wanted)
-    with open_cache(directory, read_only=True) as cache:
-        for numbers in _by_directory(wanted):
-            for number in numbers:
-                found[number] = cache.lookup(**wanted[number].request._asdict()) is not None
+    for numbers in _by_directory(wanted):
+        for number in numbers:
+            found[number] = cache.lookup(**wanted[number].request._asdict()) is not None
     return found
 
 
