@@ -52,7 +52,7 @@ class IncompatibleEntryError(CorruptEntryError):
 
 
 class BundleError(BackendError):
-    """A file is no bundle, or a damaged one; the message names the file. No part of it is used."""
+    """A file is not a sound bundle; the message names the file. No part of it is used."""
 
 
 class CompilerNotFoundError(KcacheError, ImportError):

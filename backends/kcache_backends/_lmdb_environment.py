@@ -38,7 +38,7 @@ LOOK_AGAIN = 0.1
 WRITE_USES = 64
 #: A file that has no entries left is removed if it has more than this many bytes.
 SMALL_FILE = 1 << 20
-#: A reader that is this many transactions behind is stopped; it is not reading.
+#: A reader that is this many transactions behind does not read; its process is stopped.
 _BEHIND = 16
 #: How often an operation is tried if another thread or process opens or replaces its database, and
 #: the pause in between, in seconds.
@@ -54,14 +54,14 @@ class Environment:
 
     LMDB must not open a file twice in one process, so `of` returns the environment that is there.
     The last reference to it closes the database. A database that is damaged is replaced by an empty
-    one, and one that somebody removed is made again.
+    one, and one that was removed is made again.
 
-    Threads: safe to share. The one that holds `_busy` writes, opens or closes. Others read
-    meanwhile; before py-lmdb closes, it ends reads that are under way, and they are tried again.
+    Threads: safe to share. The one that holds `_busy` writes, opens or closes. The
+    others read; before py-lmdb closes, it ends reads that are under way, and they are tried again.
     Processes: one that is stopped in the middle of a change keeps others from changing anything,
-    `PATIENCE` at first and then not at all; reads go on. Fork: the database is closed before it,
-    and each side opens it again. So a fork waits for a transaction of this process, at most
-    `FORK_PATIENCE`. Exit: the same, beside daemon threads.
+    `PATIENCE` at first and then not at all; reads are not affected. Fork: the database is closed
+    before it, and each side opens it again. So a fork waits for a transaction of this process, at
+    most `FORK_PATIENCE`. Exit: the same, while daemon threads run.
 
     Args:
         root: the folder, a real path.
@@ -150,7 +150,7 @@ class Environment:
             raise self._failed("read", error) from error
 
     def _read(self, look: Callable[[lmdb.Transaction[bytes]], T], *, buffers: bool) -> T | None:
-        reason: Exception = lmdb.Error("others replace the database all the time")
+        reason: Exception = lmdb.Error("other processes replace the database at each try")
         for _ in range(_TRIES):
             env = None
             try:
@@ -184,7 +184,7 @@ class Environment:
             except TimeoutError:
                 if self.env is None:
                     raise
-        # If another process has a larger cap, a value may be larger than ours allows.
+        # If another process has a larger cap, a value may be larger than the own cap.
         if (env := self.env) is not None and env.info()["map_size"] <= self.map_size:
             self.look_at = time.monotonic() + LOOK_AGAIN
         return env
@@ -200,7 +200,7 @@ class Environment:
         It also writes the first `uses` of the noted uses. `patience` is `PATIENCE` if None.
 
         Raises:
-            FullError: there is no room.
+            FullError: the disk, or the map, is full.
             BackendError: the database can't be opened or written, or another process, or thread,
                 neither finishes its own transaction nor dies.
         """
@@ -256,7 +256,7 @@ class Environment:
                 self._begin_anew()
 
     def _begin(self) -> lmdb.Transaction[bytes]:
-        """Begin a transaction; again where another process has enlarged the database meanwhile."""
+        """Begin a transaction; again if another process has enlarged the database."""
         for again in (True, False):
             self._refresh()
             try:
@@ -289,7 +289,7 @@ class Environment:
     # -- the file ------------------------------------------------------------------------------
 
     def is_replaced(self) -> bool:
-        """Tell whether another file, or none, is in place of the open database."""
+        """Return whether another file, or none, is in place of the open database."""
         try:
             found = identity(os.stat(self._data, follow_symlinks=False))
         except OSError:
@@ -297,7 +297,7 @@ class Environment:
         return found != self._file or self._outgrown
 
     def begin_anew(self, env: lmdb.Environment | None) -> None:
-        """Replace the damaged database `env` by an empty one, unless somebody did so already."""
+        """Replace the damaged database `env` by an empty one, unless that is done already."""
         with suppress(TimeoutError), _held(self._busy, HARDLY):
             if env is self.env and not self.read_only:
                 self._begin_anew()
@@ -327,7 +327,7 @@ class Environment:
     def _open(self) -> None:
         """Open the database, or for reading only if the medium or the rights allow no more.
 
-        It is in `self.env` from its first moment: LMDB can't open it again beside a lost object.
+        It is assigned to `self.env` at once: a process can't open the database a second time.
         """
         if not self.read_only:
             try:
@@ -347,18 +347,18 @@ class Environment:
         """Yield the folder's file `lock`, of which a byte is locked in the block.
 
         Raises:
-            NotOursError: the folder has files of somebody else.
+            NotOursError: the folder holds files of another program.
             OSError: it can't be opened; TimeoutError: another process has the lock all the time.
         """
         with files.open_lock(self.root) as file:
             try:
                 self._patience.lock(file, which, seconds=patience)
                 yield file
-            finally:  # a child that was forked meanwhile may have a copy that it does not know
+            finally:  # a forked child may have a copy of the file
                 unlock(file, which)
 
     def _is_whole(self) -> bool:
-        """Tell whether the program has left the descriptors alone, as far as known."""
+        """Return whether the program has not closed the descriptors, as far as known."""
         return all(files.leads_to(each, at) for each, at in self._numbers.items())
 
     def _close(self) -> None:
@@ -379,7 +379,7 @@ class Environment:
     def suspend(self) -> None:
         """Close the database, and keep other threads from opening it until `resume`.
 
-        Within a transaction of its own thread, or beside one that takes longer than
+        Within a transaction of its own thread, or while another one takes longer than
         `FORK_PATIENCE`, it stays open.
         """
         self._suspended = not _is_owned(self._busy)
@@ -387,7 +387,7 @@ class Environment:
             self._close()
 
     def resume(self) -> None:
-        """Let the other threads go on."""
+        """Let the other threads continue."""
         with suppress(RuntimeError):  # it was not suspended
             while self._suspended:
                 self._busy.release()

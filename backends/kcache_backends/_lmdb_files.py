@@ -1,8 +1,8 @@
-"""LMDB files: the folder of a database. Decides whether it is ours, opens and removes the database.
+"""LMDB files: the folder of a database: checks who made it, opens and removes the database.
 
 Files of the folder::
 
-    lock                      the mark that the folder is ours; its first bytes are also locks
+    lock                      shows that kcache made the folder; its first bytes are also locks
     db/data.mdb, db/lock.mdb  the database, and LMDB's table of readers
     old/                      a database that is about to be removed
 """
@@ -78,7 +78,7 @@ def failed(operation: str, path: str, error: lmdb.Error | OSError) -> BackendErr
     """Return what a backend raises for an error of LMDB or of the operating system."""
     code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
     full = code in NO_ROOM
-    if code == errno.EIO:  # LMDB says so of a write that was cut short, as on a full disk
+    if code == errno.EIO:  # LMDB reports this for a short write, as on a full disk
         full = is_nearly_full(path, 0)
     kind = DiskFullError if full else BackendError
     if isinstance(error, lmdb.MapFullError):
@@ -90,22 +90,22 @@ def failed(operation: str, path: str, error: lmdb.Error | OSError) -> BackendErr
 
 
 def is_nearly_full(root: str, size: int) -> bool:
-    """Tell whether a disk has hardly more than `size` free bytes."""
-    with suppress(OSError):  # somebody removes the folder
+    """Return whether a disk has hardly more than `size` free bytes."""
+    with suppress(OSError):  # the folder was removed
         if sys.platform != "win32":
             disk = os.statvfs(root)
             return disk.f_bavail * disk.f_frsize < size + _MARGIN
     return False
 
 
-# -- whose it is -----------------------------------------------------------------------------------
+# -- ownership ------------------------------------------------------------------------------------
 
 
 def open_lock(root: str) -> OwnFile:
-    """Return the file `lock` of a folder that is ours, or that is empty and becomes ours.
+    """Return the file `lock` of a folder that kcache made, or of an empty one, which it takes.
 
     Raises:
-        NotOursError: it has files of somebody else. Nothing was changed.
+        NotOursError: it holds files of another program. Nothing was changed.
         OSError: it can't be opened or made.
     """
     path = os.path.join(root, _LOCK)
@@ -124,7 +124,7 @@ def open_lock(root: str) -> OwnFile:
 
 
 def _foreign(root: str) -> NotOursError:
-    reason = "it was not made by kcache, so it is left as it is; name another directory"
+    reason = "it was not made by kcache and stays as it is; name another directory"
     return NotOursError(reason, root)
 
 
@@ -132,7 +132,7 @@ def _require_sound(root: str) -> int:
     """Return the length of the data file; 0 if there is none.
 
     Raises:
-        BackendError: somebody else can write to the database, or exchange it.
+        BackendError: another user can write to the database, or exchange it.
         lmdb.InvalidError: there is something else in its place: a link, a pipe, a directory.
     """
     status = os.stat(root)
@@ -143,7 +143,7 @@ def _require_sound(root: str) -> int:
         with suppress(FileNotFoundError):
             status = os.stat(path, follow_symlinks=False)
             if not (S_ISDIR(status.st_mode) if path == folder else is_plain(status)):
-                raise lmdb.InvalidError(f"{path} is a link, has a second name, or is no file")
+                raise lmdb.InvalidError(f"{path} is a link, has a second name, or is not a file")
             if problem := foreign(status):
                 raise BackendError(f"{path} can't be trusted: {problem}")
             size = status.st_size if path == data_of(root) else 0
@@ -166,8 +166,8 @@ def open_database(root: str, map_size: int, *, read_only: bool) -> lmdb.Environm
             and one that is damaged is replaced.
 
     Raises:
-        NotOursError: the folder has files of somebody else.
-        BackendError: somebody else can write to it.
+        NotOursError: the folder holds files of another program.
+        BackendError: another user can write to it.
         lmdb.Error, OSError: it can't be opened.
     """
     if read_only:
@@ -225,7 +225,7 @@ def discard(root: str) -> None:
     """Remove a database. A process that has it open keeps the old file until it looks.
 
     Raises:
-        BackendError: there is a file of somebody else in its folder.
+        BackendError: its folder holds a file of another program.
         OSError: it can't be removed.
     """
     folder, old = os.path.join(root, _FOLDER), os.path.join(root, _OLD)
@@ -249,7 +249,7 @@ def _remove(folder: str) -> None:
 
 
 def has_room(env: lmdb.Environment | None, root: str, size: int) -> bool:
-    """Tell whether a value may be written. On a nearly full disk, some pages are for evictions.
+    """Return whether a value may be written. On a nearly full disk, some pages are for evictions.
 
     LMDB copies what it changes, so without a free page it could not even evict.
     """
@@ -266,7 +266,7 @@ def has_room(env: lmdb.Environment | None, root: str, size: int) -> bool:
 def descriptors(root: str, near: int) -> dict[int, tuple[int, int]]:
     """Return the descriptors of a database that was just opened, and the files they lead to.
 
-    LMDB does not tell them. They are right behind `near`, another one that was just opened, unless
+    LMDB does not return them. They follow `near`, another one that was just opened, unless
     other threads open files at the same time.
     """
     with os.scandir(os.path.join(root, _FOLDER)) as items:
@@ -276,7 +276,7 @@ def descriptors(root: str, near: int) -> dict[int, tuple[int, int]]:
 
 
 def leads_to(number: int, file: tuple[int, int]) -> bool:
-    """Tell whether a descriptor leads to a file."""
+    """Return whether a descriptor leads to a file."""
     try:
         return identity(os.fstat(number)) == file
     except OSError:

@@ -1,4 +1,4 @@
-"""LMDB records: reads, writes and checks what the B-tree holds beside the values.
+"""LMDB records: reads, writes and checks the B-tree, except for the values.
 
 The keys of the tree begin with a letter. Numbers are little-endian, except the times in keys, which
 are big-endian so that they sort; KEY is the 32 bytes that the hexadecimal digits say::

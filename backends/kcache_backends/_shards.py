@@ -8,7 +8,7 @@ then changes the tree. For a delete, it changes the tree and then subtracts. So 
 instant, the record is at or above the truth, and its lowest bit is set. The next process that takes
 the lock sees the bit and counts the shard again.
 
-Behind the counters are the backend's calls of `os`, with the cases that are no error.
+Below the counters are the calls of `os` of the backend, with the errors that are expected.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ def open_counters(
 
     Args:
         path: the file.
-        make: called before the file is made; raises OSError if the directory is somebody else's.
-        exists: tells whether a shard has a directory.
+        make: called before the file is made; raises OSError if the directory is not a cache.
+        exists: returns whether a shard has a directory.
 
     Raises:
         NotOursError: something else than a file of kcache is there.
-        TimeoutError: a process was stopped that makes the file, or writes to a shard meanwhile.
+        TimeoutError: the process that makes the file, or writes to a shard, does not finish.
     """
     try:
         return ShardCounters(open_own(path, os.O_RDWR))
@@ -126,18 +126,18 @@ class ShardCounters:
 
     def __exit__(self, *_: object) -> None:
         try:
-            if self._locked:  # a child that was forked meanwhile may have a copy of the file
+            if self._locked:  # a forked child may have a copy of the file
                 unlock(self.file, 0, _ALL.size)
         finally:
             self.file.close()
 
     def is_known(self) -> bool:
-        """Tell whether one record at least is sound, so that the file is one of ours."""
+        """Return whether at least one record is sound, so that kcache wrote the file."""
         raw = pread(self.file.fd, _ALL.size, 0)
         return any(_unpack(raw[at : at + _RECORD.size]) for at in range(0, len(raw), _RECORD.size))
 
     def removed(self) -> bool:
-        """Tell whether somebody removed the file, as far as the file itself tells."""
+        """Return whether the open file has lost its name."""
         return os.fstat(self.file.fd).st_nlink == 0
 
     def lock(self, shard: int, patience: Patience) -> None:
@@ -150,7 +150,7 @@ class ShardCounters:
         self.locks_work = patience.lock(self.file, shard * _RECORD.size, _RECORD.size)
 
     def is_locked(self, shard: int) -> bool:
-        """Tell whether somebody changes a shard; False where there are no locks."""
+        """Return whether a shard is being changed; False where there are no locks."""
         try:
             return is_locked(self.file, shard * _RECORD.size, _RECORD.size)
         except OSError:
@@ -201,7 +201,7 @@ class ShardCounters:
 
 
 def require_ours(status: os.stat_result, name: str) -> None:
-    """Refuse a file that is not ours.
+    """Reject a file that another user could have changed.
 
     Raises:
         CorruptEntryError: it is not.
@@ -211,7 +211,7 @@ def require_ours(status: os.stat_result, name: str) -> None:
 
 
 def size_of(path: str) -> int | None:
-    """Return the length of a regular file; None for anything else, which is no entry."""
+    """Return the length of a regular file; None for anything else."""
     try:
         status = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
@@ -220,7 +220,7 @@ def size_of(path: str) -> int | None:
 
 
 def listing(directory: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (name, status) of the regular files in a directory; some may vanish meanwhile.
+    """Yield (name, status) of the regular files in a directory; some may vanish in between.
 
     A symbolic link is not followed: its target is not in the cache.
     """
@@ -239,7 +239,7 @@ def names_in(directory: str) -> list[str]:
 
 
 def is_directory(path: str) -> bool:
-    """Tell whether a path leads to a directory, and is no link."""
+    """Return whether a path is a directory, and not a link."""
     try:
         return S_ISDIR(os.stat(path, follow_symlinks=False).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -261,7 +261,7 @@ def read_on(key: str, file: OwnFile, value: bytes, size: int) -> bytes:
 
 
 def rename(temporary: str, path: str) -> None:
-    """Rename a file into place, also over an empty directory that somebody put there."""
+    """Rename a file into place, also over an empty directory."""
     try:
         os.replace(temporary, path)
     except IsADirectoryError:  # a directory that is not empty stays
@@ -270,7 +270,7 @@ def rename(temporary: str, path: str) -> None:
 
 
 def require_own_shard(directory: str, *, make: bool = False) -> None:
-    """Refuse a shard that is a link, because a put would write elsewhere; make one if asked.
+    """Reject a shard that is a link, because a put would write elsewhere. With `make`, make it.
 
     Raises:
         NotOursError: it is; FileNotFoundError: it is not there, or its parent is not.
@@ -282,14 +282,14 @@ def require_own_shard(directory: str, *, make: bool = False) -> None:
             raise
         with suppress(FileExistsError):
             make_directory(directory)
-    except OSError:  # it is no link
+    except OSError:  # it is not a link
         return
     else:
-        raise NotOursError("it is a link, and kcache made none", directory)
+        raise NotOursError("it is a link, and kcache makes none", directory)
 
 
 def require_private(directory: str) -> None:
-    """Refuse a directory that is not ours alone, or no directory.
+    """Reject what is not a directory, or one that other users could change.
 
     Raises:
         NotOursError: it is not.

@@ -61,7 +61,7 @@ class ColdSample:
         #: may still offer.
         self._pool: list[Used] = []
         self._left = 0
-        #: Entries that it offered and that nobody deleted. They are still the coldest.
+        #: Entries that it offered and that are still there. They are the coldest.
         self._offered: dict[str, int] = {}
 
     def deleted(self, key: str) -> None:
@@ -73,7 +73,7 @@ class ColdSample:
 
         The mtime is read again before an entry is offered. If any process has used the entry since
         the sample was taken, it is offered after all others. So are the entries of a shard that
-        somebody changes, who may have been stopped.
+        is being changed, perhaps by a stopped process.
         """
         offered: set[str] = set()
         pool, left = self._take()
@@ -131,7 +131,7 @@ class ColdSample:
     def _sample(self, visited: set[int], *, patient: bool) -> tuple[list[Used], int, bool]:
         """Return a sample of the fullest unvisited shards, coldest last, and how many to offer.
 
-        A patient one passes by shards that somebody changes; the last value tells if there are any.
+        A patient one skips shards that are being changed; the last value is whether it did.
         """
         sample: list[Used] = []
         passed_by = False
@@ -184,7 +184,7 @@ def examine(
 
 
 def _is_orphan(name: str, status: os.stat_result, counters: ShardCounters) -> bool:
-    """Tell whether nobody writes a temporary file: the shard is locked, or the file is old."""
+    """Return whether a temporary file has no writer: the shard is locked, or the file is old."""
     if is_temporary(name) is None:
         return False
     return counters.locks_work or time.time() - status.st_mtime > ORPHAN_AGE
@@ -206,8 +206,9 @@ def glance(folder: str, count: int) -> list[Used]:
 def problems(directory: str, count: ShardCount | None, *, repair: bool = False) -> Iterator[str]:
     """Yield what is wrong with a shard that `count` is the record of, None if that is damaged.
 
-    With repair, entries of other shards are removed. The traces of a killed process are no fault: a
-    record that is marked and too high, and a temporary file. The shard's next writer mends both.
+    With repair, entries of other shards are removed. The traces of a killed process are not
+    reported: a record that is marked and too high, and a temporary file. The shard's next writer
+    mends both.
     """
     size = entries = strays = orphans = 0
     for name, status in listing(directory):
@@ -232,7 +233,7 @@ def problems(directory: str, count: ShardCount | None, *, repair: bool = False) 
             f"and the files ({size}, {entries})"
         )
     if orphans:
-        yield f"shard {shard}: {_files(orphans, 'temporary ')} that nobody is writing"
+        yield f"shard {shard}: {_files(orphans, 'temporary ')} without a writer"
     if strays:
         yield f"shard {shard}: {_files(strays)} of other names than its entries"
 

@@ -64,8 +64,8 @@ class FileBackend(Backend):
     byte-range lock, readers never wait. Crash: a process killed at any instant leaves no torn value
     and no lock; a half-written temporary file is counted until its shard's next writer removes
     it. Power cut: without `durability="full"` the last entries may come back empty or torn, which
-    the engine's checksum turns into misses. Fork: it keeps nothing open. A process that was stopped
-    in a put or delete holds up the others that need the same shard, once a minute for `PATIENCE`
+    the engine's checksum turns into misses. Fork: it keeps nothing open. A process that is stopped
+    in a put or delete delays others that change the same shard, once a minute by `PATIENCE`
     seconds.
 
     Sizes are lengths of the files. What a file system adds (blocks, directories) is not counted:
@@ -106,11 +106,11 @@ class FileBackend(Backend):
         self._noted: dict[str, int] = {}
         self._write_notes_at = 0
         self._cold: ColdSample | None = None
-        #: Whoever changes a shard has a turn: a file system may have no locks.
+        #: Threads change shards one after the other: a file system may have no locks.
         self._turns = Turns()
         self._patience = Patience(PATIENCE)
         self._closed = False
-        #: Whether the directory was seen to be ours alone.
+        #: Whether only this user can change the directory, as far as it was checked.
         self._private = False
         if not read_only:
             with suppress(OSError):  # full or read-only now, but that may change
@@ -150,7 +150,7 @@ class FileBackend(Backend):
             raise failure("read", error) from error
 
     def _record_use(self, key: str, fd: int, now: int) -> None:
-        """Set the mtime of an open file, and put off further uses of it for a while."""
+        """Set the mtime of an open file. Further uses are only noted for a while."""
         if self._read_only:
             return
         if now >= self._write_notes_at or len(self._touch_due) >= MAX_NOTED:
@@ -176,7 +176,7 @@ class FileBackend(Backend):
             try:
                 try:
                     self._put(key, value)
-                except FileNotFoundError:  # another process removed the directory meanwhile
+                except FileNotFoundError:  # another process has removed the directory
                     self._put(key, value)
             except OSError as error:
                 if error.errno in NO_ROOM and self._could_make_room(len(value)):
@@ -185,7 +185,7 @@ class FileBackend(Backend):
         return len(value)
 
     def _could_make_room(self, size: int) -> bool:
-        """Tell whether a tenth of the stored bytes, which the engine then evicts, is that much."""
+        """Return whether evicting a tenth of the stored bytes, as the engine does, frees `size`."""
         with suppress(BackendError):
             return self.usage().bytes >= 10 * size
         return False
@@ -362,7 +362,7 @@ class FileBackend(Backend):
             os.utime(fd, ns=(now, now))
 
     def _locked(self, counters: ShardCounters, shard: int) -> ShardCount:
-        """Lock a shard; return its exact or overestimated count. The caller has a turn."""
+        """Lock a shard; return its exact or overestimated count. The caller holds `_turns`."""
         count = self._lock(counters, shard)
         if count is None or (count.under_way and counters.locks_work):  # a writer was killed
             count, _ = self._examine(counters, shard)
@@ -372,7 +372,7 @@ class FileBackend(Backend):
         """Lock a shard; return its record, or None if it is damaged.
 
         Raises:
-            NotOursError: the counters, and the directory, are somebody else's.
+            NotOursError: the counters, and so the directory, belong to another program.
         """
         counters.lock(shard, self._patience)
         count = counters.read(shard)
@@ -393,7 +393,7 @@ class FileBackend(Backend):
         return examine(f"{self._root}/{_names[shard]}", shard, counters, most=self._most)
 
     def _require_credible(self, key: str, size: int) -> None:
-        """Refuse a file that no put can have written, before it is read.
+        """Reject a file that no put can have written, before it is read.
 
         Raises:
             CorruptEntryError: it has more than the most bytes, or more than its shard holds in all.
@@ -402,7 +402,7 @@ class FileBackend(Backend):
         with suppress(OSError, BackendError), self._open_counters() as counters:
             held = counters.read(int(key[:2], 16))
         if size > self._most or (held is not None and size > held.bytes):
-            raise CorruptEntryError(f"{key} has {size} bytes, more than was ever put there")
+            raise CorruptEntryError(f"{key} has {size} bytes, more than any put has stored")
 
     # -- for `coldest` -------------------------------------------------------------------------
 
@@ -428,7 +428,7 @@ class FileBackend(Backend):
     def _open_counters(self) -> ShardCounters:
         """Open the counters for one operation; make them, with the directory, if need be."""
         if self._closed or self._read_only:
-            how = "closed" if self._closed else "open for reading only"
+            how = "closed" if self._closed else "read-only"
             raise BackendError(f"{self._root} is {how}")
         if not self._private:
             self._make_root()

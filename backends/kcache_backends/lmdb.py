@@ -57,7 +57,7 @@ class LmdbBackend(Backend):
         max_size: the cap that the engine will keep, in bytes.
         read_only: create and change nothing.
         clock: nanoseconds since the epoch, for recency.
-        file_system: tells what file system a path is on, for tests.
+        file_system: returns the file system that a path is on, for tests.
 
     Raises:
         ConfigError: the cap is larger than 16 TiB.
@@ -199,7 +199,7 @@ class LmdbBackend(Backend):
         """Verify the file page by page, then the sums and the index by recency.
 
         With repair, a file with any damage is replaced by an empty one. Open for reading only, it
-        keeps nobody from writing: a file that is being written may look damaged.
+        does not block writers, and a file that is being written may look damaged.
         """
         from lmdb import verify  # it reads the bytes of the file; few calls need it
 
@@ -223,7 +223,7 @@ class LmdbBackend(Backend):
         """Write the noted uses and release the database. Idempotent.
 
         The garbage collector may call this in the middle of another operation of this thread. Then
-        others who have the database open in this process write the uses, or nobody does.
+        another object with the same database writes the uses, or they are lost.
         """
         environment = self._environment
         if environment is not None and environment.env and not environment.is_replaced():

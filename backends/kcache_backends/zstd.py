@@ -44,7 +44,7 @@ class ZstdBackend(WrappingBackend):
         max_size: the cap that the engine keeps; a frame that claims to hold more is damaged.
 
     Raises:
-        ConfigError: there is no such level.
+        ConfigError: the level is out of range.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class ZstdBackend(WrappingBackend):
         """Return the value under `key`, or None.
 
         Raises:
-            CorruptEntryError: what is stored is no value that `put` has written.
+            CorruptEntryError: `put` has not written what is stored.
         """
         stored = self.inner.get(key)
         return None if stored is None else self._decompress(stored)
@@ -110,7 +110,7 @@ class ZstdBackend(WrappingBackend):
             size = zstandard.frame_content_size(frame)
             most = min(self._largest, max(SMALL, MAX_RATIO * len(frame)))
             if not 0 < size <= most:
-                raise CorruptEntryError(f"a frame of {size} bytes; allowed: 1 to {most}")
+                raise CorruptEntryError(f"expected a frame of 1 to {most} bytes, got {size}")
             value: bytes = decompressor.decompress(frame, allow_extra_data=False)
         except zstandard.ZstdError as error:
             raise CorruptEntryError(f"damaged frame: {error}") from error

@@ -249,7 +249,7 @@ def _replacing(target: Source) -> Generator[str]:
     If the block raises, the file is removed. Only a killed process leaves it behind.
 
     Raises:
-        BundleError: the file at the target's path is no bundle.
+        BundleError: the file at the target's path is not a bundle.
         OSError: the file can't be made.
     """
     if not isinstance(target, (str, os.PathLike)):
@@ -267,7 +267,7 @@ def _replacing(target: Source) -> Generator[str]:
 
 
 def _refuse_others(path: str) -> None:
-    """Refuse to replace a file that is no bundle, unless it is empty.
+    """Refuse to replace a file that is not a bundle, unless it is empty.
 
     Raises:
         BundleError: there is such a file.
@@ -290,7 +290,7 @@ def list_bundle(source: Source) -> Iterator[Item]:
     version of kcache has the kind `"other"` and a `problem`.
 
     Raises:
-        BundleError: it is no bundle, a damaged one, or not signed with one of the keys.
+        BundleError: it is not a bundle, a damaged one, or not signed with one of the keys.
         ConfigError: the file of keys can't be used.
         OSError: it can't be read.
     """
@@ -369,7 +369,7 @@ def import_bundle(cache: HasEngine, source: Source) -> Imported:
 
     Raises:
         ConfigError: the cache is open for reading only, or the file of keys can't be used.
-        BundleError: it is no bundle, a damaged one, or not signed with one of the keys.
+        BundleError: it is not a bundle, a damaged one, or not signed with one of the keys.
         BackendError: the cache can't be written to.
         OSError: the bundle can't be read.
     """
@@ -426,7 +426,7 @@ def _opened(source: Source, config: Config) -> Generator[Bundle]:
     name = "what was piped in"
     head = source.read(HEAD_SIZE)
     if not is_head(head):  # before gigabytes of something else are copied
-        raise BundleError(f"{name}: it is no bundle")
+        raise BundleError(f"{name}: it is not a bundle")
     with tempfile.NamedTemporaryFile(prefix="kcache-") as file:
         file.write(head)
         shutil.copyfileobj(source, file)

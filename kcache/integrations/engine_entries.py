@@ -1,4 +1,4 @@
-"""EngineEntries: the entries of one framework in the user's cache, its layers and its remotes."""
+"""EngineEntries: the entries of one framework in the user's cache and its other tiers."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ T = TypeVar("T")
 #: So many of the 64 digits of a key are the framework's own, at the end, where they change nothing
 #: about the order of the keys. They tell its entries from others without a look into these.
 _MARK_DIGITS = 8
-#: So many names that were asked for in vain are remembered with the time.
+#: Misses that are remembered with their time.
 _MOST_MISSED = 1024
 
 
 class EngineEntries:
     """Entries of a framework under its own names, in the cache that the settings name.
 
-    They share the directory, the cap and the counts with the kernels of `KernelCache`. Nothing that
-    goes wrong in the cache is raised: it is logged, and costs a miss or an entry.
+    They share the directory, the cap and the counts with the kernels of `KernelCache`. A failure
+    of the cache is logged, not raised, and costs a miss or an entry.
 
     The time between a miss and the put of the same name counts as the time that a hit saves.
 
@@ -116,7 +116,7 @@ class EngineEntries:
     def _from_elsewhere(self, key: str) -> Entry | None:
         """Return the first sound entry of a layer or remote, kept here, or None."""
         for source, count in self._sources:
-            with suppress(RemoteError, OSError):  # it has said so
+            with suppress(RemoteError, OSError):  # a warning was logged
                 for _, entry, keep in sound_entries(source, (key,), PRODUCER, self.engine.refuse):
                     if keep:
                         self.engine.put(key, entry)
@@ -149,7 +149,7 @@ class EngineEntries:
     ) -> Entry:
         """Store an entry unless there is one; return the one that is there now; raises nothing.
 
-        So processes that have made the same go on with the same bytes. With `replaces`, the entry
+        So processes that have made the same use the same bytes. With `replaces`, the entry
         is stored in any case.
         """
         there = self._surviving(lambda: self.engine.fetch(key)[0], None) if self.reads else None
@@ -167,7 +167,7 @@ class EngineEntries:
             self._surviving(lambda: self.engine.backend.touch(key), None)
 
     def delete(self, key: str) -> bool:
-        """Delete the entry under a key of `key_of`; tell whether it was there."""
+        """Delete the entry under a key of `key_of`; return whether it was there."""
         return self._surviving(lambda: self.engine.delete(key), False)
 
     def all_keys(self) -> list[str]:

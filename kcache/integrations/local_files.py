@@ -1,7 +1,7 @@
-"""LocalFiles: what a framework reads from a directory by path, below a cap of its own.
+"""LocalFiles: files that a framework reads from a directory by path, below a cap of their own.
 
-`kcache.files` in a folder has the sizes of our files there by name, as JSON; it is written before
-them. No other file is ever deleted. `kcache.bytes` in the directory has the
+`kcache.files` in a folder has the sizes of the files that were written there, by name, as JSON. It
+is written before them, and no other file is ever deleted. `kcache.bytes` in the directory has the
 sum of all sizes, in 20 digits. It is locked while files are counted and deleted.
 """
 
@@ -23,8 +23,8 @@ _SUM, _RECORD = "kcache.bytes", "kcache.files"
 #: Seconds for which a folder stays after a use: a process is about to read files by their paths.
 #: Triton reads all files of a group within milliseconds.
 GRACE = 30.0
-#: Seconds to wait for another process that counts. One that is stopped there does not hold up
-#: others for longer; they write without room being made.
+#: Seconds to wait for another process that counts. If it does not finish (it is stopped), files are
+#: written without making room.
 _PATIENCE = 2.0
 #: The part of the cap that is left once room is made. To look at 5,000 folders takes 0.2 s, and to
 #: delete 150 of them takes as long or twice.
@@ -33,19 +33,20 @@ _LOW_WATER = 0.97
 _FUTURE = 86_400.0
 #: Bytes of a record or a note that are read. A record takes some 100 bytes for each file.
 MAX_NOTE = 1 << 16
-#: Behind the sum, from who could not wait: what it wrote is in no sum. Only who counts removes it.
+#: Follows the sum if a process wrote files after such a wait, which are not in the sum. The next
+#: process that counts removes it.
 _UNKNOWN = b"?"
-#: What a killed process has left of a file.
+#: A file that a killed process has not finished.
 _DRAFT = re.compile(r"^\.(.+)\.[0-9a-f]{16}\.tmp$")
-#: A record that can't be read, or is none.
+#: The errors of a record that is damaged, or is none.
 _ODD = (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 class LocalFiles:
     """Files in the folders of a directory. The least recently used folders are deleted first.
 
-    The files never exceed the cap, but for those that were used within the last `GRACE` seconds: a
-    process that got their paths may be about to read them. They are counted before they are
+    Only files that were used within the last `GRACE` seconds may exceed the cap: a process that
+    got their paths may be about to read them. They are counted before they are
     written, and until they are deleted.
 
     Threads: safe to share. Processes: any number. Crash: what a killed process has written is
@@ -74,7 +75,7 @@ class LocalFiles:
             OSError: they can't be written.
         """
         paths = {name: self.path(folder, name) for name in files}
-        self.use(folder)  # so that nobody deletes what is there
+        self.use(folder)  # so that no process deletes it now
         changed = {n: data for n, data in files.items() if read(paths[n], len(data) + 1) != data}
         if changed:
             try:
@@ -126,7 +127,7 @@ class LocalFiles:
     def _make_room(self, incoming: str, more: int) -> int:
         """Delete the coldest folders until there is room for `more` bytes in the incoming one.
 
-        Those that were used a moment ago stay. It returns what the rest and these bytes take.
+        Those that were used within `GRACE` stay. It returns the bytes of the rest, with `more`.
         """
         sizes = {each: sum(self._sizes(each).values()) for each in os.listdir(self._directory)}
         left = sum(sizes.values()) + more
@@ -149,19 +150,19 @@ class LocalFiles:
         return used if used < self._clock() + _FUTURE else 0.0
 
     def _delete(self, folder: str) -> None:
-        """Delete our files in a folder, drafts of killed processes too, and the record at last."""
+        """Delete the recorded files in a folder, unfinished ones too, and the record last."""
         ours = {*self._sizes(folder), _RECORD}
         found = [name for name in os.listdir(self.path(folder)) if _DRAFT.sub(r"\1", name) in ours]
         for name in sorted(found, key=_RECORD.__eq__):
             with suppress(FileNotFoundError):
                 os.unlink(self.path(folder, name))
-        with suppress(OSError):  # it has files of others
+        with suppress(OSError):  # it has other files
             os.rmdir(self.path(folder))
 
     def _sizes(self, folder: str) -> dict[str, int]:
-        """Return the sizes of our files in a folder by name, as they were counted.
+        """Return the sizes of the recorded files in a folder, by name.
 
-        The record of another user is none, and names nothing outside the folder.
+        A record of another user does not count, and no record leads out of the folder.
         """
         with suppress(*_ODD), open_own(self.path(folder, _RECORD), os.O_RDONLY) as record:
             named = json.loads(record.read(MAX_NOTE)).items()
@@ -173,13 +174,15 @@ def _sum_in(file: OwnFile) -> int:
     """Return the sum; if it is not known, more than any cap, so that all is counted again."""
     raw = pread(file.fd, 21, 0)
     if raw[20:] == _UNKNOWN:
-        raw = b"?" * 20 + b" "  # in one step: who is killed before it has counted leaves no sum
+        raw = (
+            b"?" * 20 + b" "
+        )  # in one write: a process that is killed before it has counted leaves no sum
         pwrite(file.fd, raw, 0)
     return int(raw[:20]) if raw[:20].isdigit() else sys.maxsize
 
 
 def is_name(name: str) -> bool:
-    """Tell whether the name of a file stays inside its folder."""
+    """Return whether the name of a file stays inside its folder."""
     return name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
 
 

@@ -30,7 +30,7 @@ except ImportError:  # before 3.4
 if TYPE_CHECKING:
     from kcache.entry import Entry
 
-#: Triton's own note of a group, which Inductor reads, too; and ours of the same group.
+#: Names of notes about a group: Triton's own, which Inductor reads, too; and kcache's.
 _GROUP, _STAMP = "__grp__", "__kcache__"
 #: A use is recorded at most once in so many seconds; so many keys are remembered for that.
 NOTE_AGAIN, _MOST_NOTED = 10.0, 4096
@@ -57,7 +57,7 @@ class _Shared:
         return self._files[directory]
 
     def is_due(self, key: str) -> bool:
-        """Tell whether a use of an entry is to be recorded: once in `NOTE_AGAIN` seconds."""
+        """Return whether a use of an entry is to be recorded: once in `NOTE_AGAIN` seconds."""
         now = time.monotonic()
         if now < self._noted.get(key, 0.0):
             return False
@@ -74,7 +74,7 @@ _before: type[FileCacheManager] | None = None
 
 
 def _problem() -> str:
-    """Return what is different about the interface of this Triton, or nothing."""
+    """Return how the interface of this Triton differs from the known one, in words, or nothing."""
     if knobs is None:
         return "it has no triton.knobs"
     for name, wanted in _METHODS.items():
@@ -86,12 +86,12 @@ def _problem() -> str:
 
 
 class _Manager(FileCacheManager):  # type: ignore[misc]
-    """Finds and stores groups of files in kcache, and all else as Triton does.
+    """Finds and stores groups of files in kcache, and other files as Triton does.
 
-    Whatever fails here is left to Triton's own cache.
+    After a failure, Triton's own cache does the same.
 
     Threads: one for each compile, as Triton has it. Processes: any number. Crash: a group is whole
-    or not there.
+    or absent.
 
     Args:
         key: Triton's, of everything that a compile depends on.
@@ -148,7 +148,7 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
             return super().put_group(filename, group)
 
     def _replaces(self) -> bool:
-        """Tell whether a group is made anew though there may be one."""
+        """Return whether a group replaces one that may be there."""
         return bool(knobs.compilation.always_compile) or not self._entries.reads
 
     def _from_cache(self, filename: str) -> dict[str, str] | None:
@@ -158,7 +158,7 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
         return self._materialise(filename, entry)
 
     def _materialise(self, filename: str, entry: Entry) -> dict[str, str]:
-        """Write a group, Triton's note of it, and at last ours; return name -> path."""
+        """Write a group, Triton's note of it, and last kcache's; return name -> path."""
         paths = self._files.write(self.key, entry.payload)
         note = json.dumps({"child_paths": paths}).encode()
         self._files.write(self.key, {_GROUP + filename: note})
@@ -182,7 +182,7 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
         return paths
 
     def _is_stamped(self, filename: str) -> bool:
-        """Tell whether a file belongs to a group that is whole."""
+        """Return whether a file belongs to a group that is whole."""
         found = _identity(str(self._make_path(filename)))
         stamps = (name for name in os.listdir(self.cache_dir) if name.startswith(_STAMP))
         groups = (self._stamp(name.removeprefix(_STAMP))[1] for name in stamps)
@@ -217,11 +217,13 @@ def _identity(path: str) -> list[int] | None:
 
 def _warn(method: str, error: Exception) -> None:
     kind = type(error).__name__
-    log.warning_once(f"{method} of kcache's CacheManager failed ({kind}: {error}); Triton goes on")
+    log.warning_once(
+        f"{method} of kcache's CacheManager failed ({kind}: {error}); Triton's own cache is used"
+    )
 
 
 def _choose() -> type[FileCacheManager]:
-    """Return `_Manager`, or Triton's own class if its interface is another one."""
+    """Return `_Manager`, or Triton's own class if its interface is unknown."""
     problem = _problem()
     if not problem:
         return _Manager

@@ -1,6 +1,6 @@
 """Bundle: one file with many entries, an SQLite database that is read in place.
 
-Everybody can look into one::
+Any SQLite client can read it::
 
     sqlite3 kernels.kcb 'SELECT key, length(value) FROM entries'
 
@@ -13,9 +13,9 @@ part               what
                    (`kcache.entry`), which may have a signature before it (`kcache.remote.signing`)
 =================  ===============================================================================
 
-The rows are written in the order of their keys, and nothing says when, where or by whom. So equal
-entries make equal files, with the same version of SQLite. An envelope has its own key, length and
-checksum; whoever uses one checks it, as every other one.
+The rows are in the order of their keys, and nothing records when, where or by whom a bundle was
+made. So equal entries make equal files, with the same version of SQLite. An envelope has its own
+key, length and checksum, which the caller checks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from kcache.backend import is_key
 from kcache.errors import BundleError
 from kcache.remote.signing import SealError
 from kcache.util.forks import after_fork, at_fork
-from kcache.util.units import counted
 
 if TYPE_CHECKING:
     import sqlite3
@@ -52,7 +51,7 @@ _TABLE = "CREATE TABLE entries (key TEXT PRIMARY KEY, value BLOB NOT NULL)"
 #: The table, and the index of its primary key.
 _SCHEMA = [("entries", _TABLE), ("sqlite_autoindex_entries_1", None)]
 _PAGE = 4096
-#: What could differ from build to build of SQLite, and what a file that has no name yet needs not.
+#: What could differ between builds of SQLite; and no journal, which an unfinished file needs not.
 _WRITING = (
     f"page_size = {_PAGE}",
     "encoding = 'UTF-8'",
@@ -62,23 +61,23 @@ _WRITING = (
     "synchronous = OFF",
     f"application_id = {int.from_bytes(_APPLICATION + _VERSION, 'big')}",
 )
-#: Against files that were made to do harm. See https://www.sqlite.org/security.html.
+#: Against malicious files. See https://www.sqlite.org/security.html.
 _READING = ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0")
 #: Steps of SQLite's machine after which a statement is ended: a scan of a million entries takes
 #: ten times less.
 _MOST_STEPS = 100_000_000
-#: Held by who is in SQLite, so that a fork waits: a child would inherit SQLite's locks.
+#: Held during each call of SQLite, so that a fork waits: a child would inherit SQLite's locks.
 _in_sqlite = threading.RLock()
 at_fork(_in_sqlite.acquire, _in_sqlite.release)
 
 
 def is_head(head: bytes) -> bool:
-    """Tell whether a file that begins with these bytes is a bundle, of any version."""
+    """Return whether a file that begins with these bytes is a bundle, of any version."""
     return head.startswith(_MAGIC) and head[68:71] == _APPLICATION
 
 
 def is_bundle(path: str) -> bool:
-    """Tell whether a file begins as a bundle does, of any version.
+    """Return whether a file begins as a bundle does, of any version.
 
     Raises:
         OSError: it can't be read.
@@ -98,27 +97,28 @@ def _read_head(path: str) -> bytes:
     """Return the head of a bundle.
 
     Raises:
-        BundleError: it is no bundle, one of another version, or truncated.
+        BundleError: it is not a bundle, has another version, or is truncated.
         OSError: it can't be read.
     """
     head, size = _beginning(path)
     if not is_head(head):
-        raise BundleError("it is no bundle")
+        raise BundleError("it is not a bundle")
     if head[71:72] != _VERSION:
         found = head[71:72].decode("ascii", "backslashreplace")
-        raise BundleError(f"it has format version {found}, and this kcache reads 1")
-    if int.from_bytes(head[28:32], "big") * _PAGE != size:
-        raise BundleError("it is truncated: its length is not the one that it says")
+        raise BundleError(f"expected format version 1, got {found}")
+    expected = int.from_bytes(head[28:32], "big") * _PAGE
+    if expected != size:
+        raise BundleError(f"it is truncated: expected {expected} bytes, got {size}")
     return head
 
 
 class Bundle:
-    """A bundle that is read in place, by itself or as a layer: nothing is unpacked.
+    """A bundle that is read in place, by itself or as a read-only tier: nothing is unpacked.
 
-    If another file is renamed over it while it is open, this object goes on reading the old one.
-    It maps nothing, so that a file that is truncated meanwhile is a BundleError and no SIGBUS. A
-    file that was made to do harm is a BundleError, too, after at most `_MOST_STEPS` steps and with
-    the memory of two values.
+    If another file is renamed over it while it is open, this object still reads the old one. The
+    file is not mapped into memory, so truncating it raises BundleError, not SIGBUS. A malicious
+    file is a BundleError, too, after at most `_MOST_STEPS` steps and with the memory of two
+    values.
 
     Threads: safe to share. Fork: it waits for a read; a child opens the file anew. Processes: any
     number.
@@ -130,7 +130,7 @@ class Bundle:
         name: the file's name in messages.
 
     Raises:
-        BundleError: it is no bundle, one of another version, or truncated.
+        BundleError: it is not a bundle, has another version, or is truncated.
         OSError: it can't be read.
     """
 
@@ -175,7 +175,7 @@ class Bundle:
                 last, count = key, count + 1
                 yield key, self._unsealed(key, value)
             if count != self.entries:
-                raise BundleError(f"it has {counted(count)}, and says {self.entries}")
+                raise BundleError(f"expected {self.entries} entries, got {count}")
 
     def close(self) -> None:
         """Close the file; a later `get` opens it again. Idempotent."""
@@ -195,7 +195,7 @@ class Bundle:
 
     def _unsealed(self, key: str, value: object) -> bytes:
         if not isinstance(value, bytes):
-            raise BundleError(f"entry {key}: it has no bytes")
+            raise BundleError(f"entry {key}: expected a BLOB, got {type(value).__name__}")
         try:
             envelope = self._sealer.unseal(value)
         except SealError as error:
@@ -215,7 +215,7 @@ class Bundle:
 
 
 def _sqlite_errors() -> tuple[type[Exception], ...]:
-    """Return what SQLite may have raised; also of names in the file that are no text."""
+    """Return what SQLite may have raised, also for names in the file that are not text."""
     module = sys.modules.get("sqlite3")
     return () if module is None else (module.Error, UnicodeDecodeError)
 
@@ -235,10 +235,10 @@ def _sqlite() -> ModuleType:
 
 
 def _connect_to_read(path: str) -> sqlite3.Connection:
-    """Open a database that may have been made to do harm.
+    """Open a database that may be malicious.
 
     Raises:
-        BundleError: it is another one than a bundle's, or there is no SQLite.
+        BundleError: it is not the database of a bundle, or SQLite is missing.
         sqlite3.Error: it is damaged, or can't be read.
     """
     sqlite = _sqlite()
@@ -255,7 +255,7 @@ def _connect_to_read(path: str) -> sqlite3.Connection:
             connection.execute(f"PRAGMA {setting}")
         found = connection.execute("SELECT name, sql FROM sqlite_master LIMIT 3").fetchall()
         if found != _SCHEMA:
-            raise BundleError("it is a database with other tables than a bundle has")
+            raise BundleError("it is a database without the table of a bundle")
     except BaseException:
         connection.close()
         raise
@@ -265,10 +265,10 @@ def _connect_to_read(path: str) -> sqlite3.Connection:
 def write_bundle(path: str, rows: Iterable[tuple[str, bytes]]) -> int:
     """Write keys and values, in the order of the keys, into an empty file; return their number.
 
-    Crash: a file that was not written to its end is no bundle, and every reader says so.
+    Crash: every reader rejects a file that was not written to its end.
 
     Raises:
-        BundleError: it can't be written (full disk), or there is no SQLite.
+        BundleError: it can't be written (full disk), or SQLite is missing.
     """
     sqlite = _sqlite()
     try:

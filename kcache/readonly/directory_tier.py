@@ -14,14 +14,13 @@ if TYPE_CHECKING:
     from kcache.readonly.bundle_file import Bundle
     from kcache.remote.daemon_client import DaemonClient
 
-#: The exceptions that reading a layer may raise. kcache then treats the layer as empty.
-_SURVIVED = (BackendError, OSError, MemoryError)
-#: Envelopes of entries under keys, read-only. Nothing is checked: the caller checks each envelope,
-#: as for every entry. `keep` tells whether a kernel that is found is also stored in the user's own
-#: cache.
+#: The exceptions that reading a tier may raise. Then kcache treats the tier as empty.
+_BACKEND_ERRORS = (BackendError, OSError, MemoryError)
+#: Envelopes of entries under keys, read-only. The caller checks each envelope. With `keep`, a
+#: kernel that is found is also stored in the user's own cache.
 ReadOnlyTier: TypeAlias = "DirectoryTier | Bundle"
-#: What offers the entries of its members, in their order. Whoever asks goes on until an offer is of
-#: use.
+#: Offers the entries of its members in their order, as candidates. The caller uses the first sound
+#: one.
 Tier: TypeAlias = "ReadOnlyTiers | DaemonClient"
 
 
@@ -53,42 +52,42 @@ class DirectoryTier:
 
 
 class ReadOnlyTiers:
-    """Layers as one source, in the order in which they are asked.
+    """Read-only tiers as one, in the order in which they are asked.
 
-    Threads, fork: as the layers.
+    Threads, fork: as the tiers.
 
     Args:
-        layers: the layers.
-        report: called with the exception of a layer that can't be read.
+        tiers: in this order.
+        report: called with the exception of a tier that can't be read.
     """
 
     def __init__(
-        self, layers: Sequence[ReadOnlyTier], report: Callable[[Exception], object]
+        self, tiers: Sequence[ReadOnlyTier], report: Callable[[Exception], object]
     ) -> None:
-        self._layers = layers
+        self._tiers = tiers
         self._report = report
 
     def offers(self, *keys: str) -> Iterator[Candidate]:
-        """Yield what the layers have in turn, each under the first of the keys that it has."""
-        for layer in self._layers:
+        """Yield what each tier has, under the first of the keys that it has."""
+        for tier in self._tiers:
             for key in keys:
-                offer = self._offer(layer, key)
-                if offer is not None:
-                    yield offer
+                candidate = self._candidate(tier, key)
+                if candidate is not None:
+                    yield candidate
                     break
 
-    def _offer(self, layer: ReadOnlyTier, key: str) -> Candidate | None:
+    def _candidate(self, tier: ReadOnlyTier, key: str) -> Candidate | None:
         try:
-            found = layer.get(key)
+            found = tier.get(key)
         except CorruptEntryError as error:
-            return Candidate(key, b"", layer.keep, error)
-        except _SURVIVED as error:
+            return Candidate(key, b"", tier.keep, error)
+        except _BACKEND_ERRORS as error:
             self._report(error)
             return None
-        return None if found is None else Candidate(key, found, layer.keep)
+        return None if found is None else Candidate(key, found, tier.keep)
 
     def close(self) -> None:
-        """Close the layers. Idempotent."""
-        for layer in self._layers:
-            with suppress(*_SURVIVED):
-                layer.close()
+        """Close the tiers. Idempotent."""
+        for tier in self._tiers:
+            with suppress(*_BACKEND_ERRORS):
+                tier.close()

@@ -1,4 +1,4 @@
-"""Address: where a layer or a remote is, and how it is used, as in `KCACHE_REMOTE` or `remote=`.
+"""Address: where a read-only tier or a remote is, and how it is used (`KCACHE_REMOTE`, `remote=`).
 
 The query of an address holds options. Some belong to all remotes (see `Address`), others to one
 protocol. A user's name and password may stand before the host, and are never shown.
@@ -45,7 +45,7 @@ SLOW = 0.25
 #: Bytes a second: an upload may take its size divided by this, beyond the time-outs. No program
 #: waits for an upload.
 _UPLOAD_SPEED = 1e6
-#: Nobody waits longer for a remote, or for the lease of a machine that is gone.
+#: The longest wait for a remote, or for the lease of a machine that is gone.
 _MOST_SECONDS = 3600.0
 #: A lease ends this many seconds after its last renewal. This happens only if a machine or a
 #: service is gone, because a service releases the leases of a program that ends. A loaded machine
@@ -109,7 +109,7 @@ class Address(NamedTuple):
         return dict(self.options).get(name, default)
 
     def flag(self, name: str) -> bool:
-        """Tell whether an option of the protocol is switched on."""
+        """Return whether an option of the protocol is switched on."""
         return _flag(dict(self.options), name, "0", self.redacted())
 
     def seconds(self, size: int = 0) -> float:
@@ -123,7 +123,7 @@ class Address(NamedTuple):
 
     @property
     def lease_seconds(self) -> float:
-        """The seconds after which a lease that nobody renews ends by itself."""
+        """The seconds after which a lease that is not renewed ends by itself."""
         return float(self.option("lease_seconds") or LEASE_SECONDS)
 
     def redacted(self) -> str:
@@ -157,7 +157,7 @@ def parse_addresses(value: object, *, name: str) -> tuple[Address, ...]:
     elif isinstance(value, Iterable):
         texts = list(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     else:
-        raise ConfigError(f"{name}={value!r} is not allowed; allowed: {_ALLOWED}")
+        raise ConfigError(f"{name}: expected {_ALLOWED}; got {value!r}")
     found = (each if isinstance(each, Address) else _parse(each, name) for each in texts)
     return tuple(dict.fromkeys(found))
 
@@ -169,7 +169,7 @@ def _parse(text: object, name: str) -> Address:
         ConfigError: it is not allowed.
     """
     if not isinstance(text, str):
-        raise ConfigError(f"{name}: {type(text).__name__} is no address; allowed: {_ALLOWED}")
+        raise ConfigError(f"{name}: expected {_ALLOWED}; got {type(text).__name__}")
     scheme, separator, rest = text.strip().partition("://")
     scheme = scheme.lower()
     if not separator or scheme not in KINDS:
@@ -189,12 +189,12 @@ def _parse(text: object, name: str) -> Address:
     kind = KINDS[scheme]
     _check_location(kind, scheme, location, bool(at), refused)
     if _is_password(query):
-        raise ConfigError(f"{refused}: there is an @ behind a ?; write %3F for a ? in a password")
+        raise ConfigError(f"{refused}: an @ follows a ?; write %3F for a ? in a password")
     given = _options(kind, query, refused)
     only_read = _flag(given, "ro", "0", where) or kind == "layer"
     writes = _flag(given, "rw", "1", where)
     if "rw" in given and writes and ("ro" in given or kind == "layer"):
-        raise ConfigError(f"{refused}: it is read-only, and rw says otherwise")
+        raise ConfigError(f"{refused}: it is read-only, and has the option rw")
 
     def seconds(option: str, default: float) -> float:
         value, name = given.get(option, default), f"{where}: {option}"
@@ -235,7 +235,7 @@ def _shown(scheme: str, rest: str) -> str:
 
 
 def _is_password(query: str) -> bool:
-    """Tell whether a query may be the second part of a password that holds a question mark."""
+    """Return whether a query may be the second part of a password that holds a question mark."""
     return any(
         "@" in option or ("@" in value and not option.endswith("_file"))
         for option, value in parse_qsl(query, keep_blank_values=True)

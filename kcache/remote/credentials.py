@@ -31,7 +31,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_private(scheme: str, host: str) -> bool:
-    """Return whether nobody else can read what is sent to a host: it is this machine, or TLS."""
+    """Return whether what is sent to a host goes through TLS, or stays within this machine."""
     return scheme == "https" or (is_loopback(host) and proxy_for(scheme, host) is None)
 
 
@@ -115,11 +115,11 @@ def _private_text(path: str) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is no text in UTF-8") from error
+        raise ConfigError(f"{path} is not text in UTF-8") from error
 
 
 def content_of(path: str) -> bytes:
-    """Return the content of a file, whoever can read it.
+    """Return the content of a file that may be public.
 
     Raises:
         ConfigError: it can't be read.

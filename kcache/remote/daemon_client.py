@@ -1,7 +1,7 @@
-"""DaemonClient: asks the service for remotes on behalf of a program: never with a long wait.
+"""DaemonClient: a program's connection to the daemon that asks the remotes.
 
-It imports no client of HTTP, Redis or an object store. The service is started at the first
-question.
+Each wait has a limit. The program imports no client of HTTP, Redis or an object store. The first
+question starts the daemon.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from kcache.remote.daemon_protocol import Setup, Upload
 
-#: Seconds that the service may take beyond the remotes' own time-outs: it starts within one second,
+#: Seconds that the daemon may take beyond the time-outs of the remotes. It starts within a second,
 #: but a loaded machine is slow.
 PATIENCE = 5.0
-#: Seconds without questions after the service has failed.
+#: Seconds without questions after the daemon has failed.
 PAUSE = 30.0
 #: Connections that are kept for the next question.
 _KEPT = 8
@@ -39,38 +39,38 @@ _KEPT = 8
 class Lease:
     """The right to compile one kernel as the only process of all machines, until it is released.
 
-    The service renews it as long as the connection lives, so it ends with this process.
+    The daemon renews it while the connection is open, so it ends with this process.
     """
 
     def __init__(self, connection: Channel, key: str, token: bytes) -> None:
         self.connection = connection
         self.key = key
         self.token = token
-        #: Whether it was released, or passed to the service with an upload.
+        #: Whether it was released, or passed to the daemon with an upload.
         self.ended = False
 
 
 class DaemonClient:
-    """Asks the service of one `Setup`, which is started if there is none.
+    """Asks the daemon of one `Setup`, and starts it if it does not run.
 
-    A failure of the service costs a bounded wait once. Then nobody asks for a while, which costs
-    one comparison. A service that does not answer in time is left, so that the next program starts
-    another one. The user is warned of what the service says about remotes that fail.
+    A failure of the daemon costs one bounded wait. For a while, no question is asked after it. The
+    socket of a daemon that does not answer in time is removed, so that the next program starts
+    another one. The user gets the warnings of the daemon about remotes that fail.
 
     Threads: safe to share; each question has a connection. Fork: the child makes new connections.
-    Crash: the service notices.
+    Crash: the daemon notices.
 
     Args:
-        setup: what the service is made with.
+        setup: the configuration of the daemon.
         path: returns the path of its socket; raises OSError.
-        environment: the variables of a service that is started.
-        warn: called with each sentence that the user should see.
+        environment: the variables of a daemon that is started.
+        warn: called with each sentence for the user.
         clock: seconds, for tests.
 
     Attributes:
-        path: returns the path of the service's socket.
-        nothing_until: time of the clock until which nobody is asked: the service has failed, or it
-            said so because it leaves all remotes alone.
+        path: returns the path of the daemon's socket.
+        nothing_until: time of the clock until which no question is asked, because the daemon has
+            failed, or the breakers of all remotes are open.
         group: the process group that is warned, once about each remote.
     """
 
@@ -96,7 +96,7 @@ class DaemonClient:
         self._clock = clock
         self._kept: list[Channel] = []
         self._lock = threading.Lock()
-        #: The socket of the service that was last connected to.
+        #: The socket of the last connection.
         self._socket: tuple[str, tuple[int, int] | None] = "", None
         after_fork(self)
 
@@ -110,7 +110,7 @@ class DaemonClient:
     def get(self, *keys: str, first: int = 0) -> GetReply | None:
         """Ask the remotes from index `first` on; return the value of the first key that they have.
 
-        All keys are in one question. The result is None if there is no answer.
+        All keys are in one question. The result is None without an answer.
         """
         if not self.worth_asking:
             return None
@@ -120,7 +120,7 @@ class DaemonClient:
         try:
             found = GetReply.unpack(answer)
             if found.which >= len(keys) or not first <= found.remote <= len(self.addresses):
-                raise WireError("an answer to another question")
+                raise WireError(f"expected one of {len(keys)} keys, got number {found.which}")
         except WireError as error:
             self._failed(error)
             return None
@@ -132,7 +132,7 @@ class DaemonClient:
         """Yield what the remotes have in turn, each under the first of the keys that it has.
 
         Raises:
-            RemoteError: at the end, if a remote or the service did not answer.
+            RemoteError: at the end, if a remote or the daemon did not answer.
         """
         first = unanswered = 0
         while first < len(self.addresses):
@@ -146,16 +146,16 @@ class DaemonClient:
             raise RemoteError("a remote did not answer")
 
     def put(self, upload: Upload, lease: Lease | None = None) -> bool:
-        """Queue an upload; tell whether the service has it now."""
+        """Queue an upload; return whether the daemon has it."""
         if lease is None:
             return self._ask(protocol.PUT, *upload.pack()) is not None
         lease.ended = True
         return self._ask_on(lease.connection, protocol.PUT, *upload.pack()) is not None
 
     def lease(self, key: str) -> Lease | bool:
-        """Take the lease of `key`; return it, or tell whether another program has it.
+        """Acquire the lease of `key`. Otherwise, return whether another program has it.
 
-        It is False if there are no leases. Then every program compiles by itself.
+        False means that there are no leases, so every program compiles by itself.
         """
         connection = self._connection()
         if connection is None:
@@ -173,17 +173,17 @@ class DaemonClient:
         self._ask_on(lease.connection, protocol.RELEASE, lease.key.encode(), lease.token)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until everything is uploaded; tell whether it is."""
+        """Wait until all uploads have ended; return whether they have."""
         return self._ask(protocol.FLUSH, b"%d" % (seconds * 1000), more=seconds) == [b"1"]
 
     # -- connections -----------------------------------------------------------------------------
 
     def _ask(self, kind: bytes, *arguments: bytes, more: float = 0.0) -> list[bytes] | None:
-        """Return the answer, or None if there is none; then nobody asks for a while."""
+        """Return the answer, or None, after which no question is asked for a while."""
         with self._lock:
             kept = self._kept.pop() if self._kept else None
         if kept is not None:
-            # The service may have ended since. That shows at once, and is no failure.
+            # The daemon may have ended since, which shows at once. Then ask on a new connection.
             with suppress(WireError, ConnectionError):
                 return self._exchange(kept, kind, arguments, more)
         connection = self._connection()
@@ -207,13 +207,13 @@ class DaemonClient:
         The connection is kept for others, unless a lease may belong to it.
 
         Raises:
-            OSError, WireError: the service has ended, or the connection failed; it is closed.
+            OSError, WireError: the daemon has ended, or the connection failed; it is closed.
         """
         question = [kind, b"%d" % self.group, *arguments]
         try:
             answer = connection.ask(question, self.timeout + more)
             if len(answer) < 2 or answer[0] != DONE:
-                raise WireError("an answer to another question")
+                raise WireError("the answer of the daemon is malformed")
         except TimeoutError as error:
             connection.close()
             remove_socket(*self._socket)
@@ -250,9 +250,9 @@ class DaemonClient:
         connection.close()
 
     def _failed(self, error: Exception) -> None:
-        """Don't ask the service for a while."""
+        """Ask no question for a while."""
         self.nothing_until = self._clock() + PAUSE
-        self._warn(f"no remote is asked for a while: {error}; kcache works without them")
+        self._warn(f"remotes are not used for a while: {error}; kcache works without them")
 
     def close(self) -> None:
         """Close the connections. Idempotent; a later question makes a new one."""

@@ -1,4 +1,4 @@
-"""Protocol: the questions of a program about remotes, and their answers, as fields of messages.
+"""Daemon protocol: a program's questions to the daemon, and the answers, as fields of messages.
 
 A question has its kind, the process group of the program, and its arguments. An answer begins with
 the warnings for the user, one in each line. Numbers are decimal text, and times milliseconds.
@@ -24,11 +24,11 @@ GET, PUT, LEASE, RELEASE, FLUSH = b"get", b"put", b"lease", b"release", b"flush"
 
 
 class Setup(NamedTuple):
-    """The configuration of a service for remotes. Programs with the same one share the service.
+    """The configuration of a daemon. Programs with the same one share the daemon.
 
     Attributes:
-        addresses: the addresses of the remotes, in order; no layers.
-        settings: settings of kcache that the service follows, name -> value.
+        addresses: the addresses of the remotes, in order.
+        settings: settings of kcache that the daemon follows, name -> value.
         environment: variables that clients of protocols read (credentials, proxies, certificates).
     """
 
@@ -46,7 +46,7 @@ class Setup(NamedTuple):
         """Return the setup that `pack` packed.
 
         Raises:
-            ConfigError: the bytes are no setup.
+            ConfigError: `pack` has not made these bytes.
         """
         try:
             addresses, settings, environment = json.loads(packed)
@@ -93,7 +93,7 @@ class GetReply(NamedTuple):
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> GetReply:
-        """Return what the fields say; raises WireError."""
+        """Return the object that `pack` packed; raises WireError."""
         if len(fields) not in (4, 5):
             raise WireError(f"an answer of {len(fields)} fields")
         value = fields[4] if len(fields) == 5 else None
@@ -126,7 +126,7 @@ class Upload(NamedTuple):
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Upload:
-        """Return what the fields say; raises WireError."""
+        """Return the object that `pack` packed; raises WireError."""
         if len(fields) != 6:
             raise WireError(f"an upload of {len(fields)} fields")
         pairs = zip(fields[::2], fields[1::2], strict=True)
@@ -135,17 +135,17 @@ class Upload(NamedTuple):
 
 #: Name -> what is counted.
 COUNTS = {
-    "hits": "questions that the remote answered with a value that was good",
+    "hits": "questions that the remote answered with a sound value",
     "misses": "questions that it answered with nothing, or with a value longer than `max_entry`",
     "errors": "operations that failed",
     "timeouts": "operations that took too long",
-    "skipped": "questions that it was not asked, since it had failed",
-    "damaged": "values that were not what was stored under the key",
-    "unsigned": "values without the signature that is asked for",
+    "skipped": "questions that were not asked while its breaker was open",
+    "damaged": "values that failed their check",
+    "unsigned": "values without a valid signature, though there are signing keys",
     "uploads": "values stored there",
     "dropped": "values not stored there: too long, queue full, or the remote had failed",
-    "bytes_in": "bytes of the values that came",
-    "bytes_out": "bytes of the values that went",
+    "bytes_in": "bytes of the values that were received",
+    "bytes_out": "bytes of the values that were stored",
 }
 
 
@@ -171,5 +171,5 @@ def key_in(field: bytes) -> str:
     """Return a field as a key: 64 hexadecimal digits. Raises WireError."""
     text = field.decode("ascii", "replace")
     if not is_key(text):
-        raise WireError("no key")
+        raise WireError(f"expected a key, got {text[:80]!r}")
     return text

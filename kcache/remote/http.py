@@ -5,8 +5,8 @@ key make `https://host/path/ab/cdef...` (`layout=subdirs`, the default),
 `https://host/path/abcdef...` (`layout=flat`) or `https://host/path/ac/abcdef...` (`layout=bazel`,
 whose server must not check the values: bazel-remote's `--disable_http_ac_validation`).
 
-urllib3 keeps the connections. This module follows redirects itself, so that no credentials and no
-certificate of ours go to another host, and reads no answer to its end that is too long.
+urllib3 keeps the connections. This module follows redirects itself, so that credentials and client
+certificates go to no other host, and stops reading an answer that is too long.
 """
 
 from __future__ import annotations
@@ -251,14 +251,14 @@ class HttpStorage(HttpValues):
 @contextmanager
 def _answering() -> Generator[None]:
     """Turn the exceptions of urllib3 and below it into RemoteError."""
-    before = sys.exception()  # which the caller handles; it is the context of ours, and no cause
+    before = sys.exception()  # handled by the caller: a context of the new error, not its cause
     try:
         yield
     except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError) as error:
         causes = list(_causes(error, before))
         if any(isinstance(each, TimeoutError) for each in causes):
             raise RemoteTimeout("no answer in time") from error
-        # The last one is the operating system's, or that of TLS, which says most.
+        # The last one comes from the operating system or TLS, and is the most precise.
         raise RemoteError(str(causes[-1]) or type(causes[-1]).__name__) from error
 
 
@@ -272,7 +272,7 @@ def _proxied(proxy: str, how: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """Return connections by a proxy.
 
     Raises:
-        RemoteError: it is no URL. The message does not show it: it may contain a password.
+        RemoteError: it is not a URL. The message does not show it: it may contain a password.
     """
     try:
         parts = parse_url(proxy if "://" in proxy else f"http://{proxy}")
@@ -281,7 +281,7 @@ def _proxied(proxy: str, how: Mapping[str, Any]) -> Any:  # noqa: ANN401
         headers = urllib3.make_headers(proxy_basic_auth=login)
         return urllib3.ProxyManager(parts._replace(auth=None).url, proxy_headers=headers, **how)
     except (ValueError, urllib3.exceptions.HTTPError):
-        reason = "the proxy that the environment names is no URL (quote its password: %2F for /)"
+        reason = "the proxy of the environment is not a URL (quote its password: %2F for /)"
         raise RemoteError(reason) from None
 
 

@@ -48,7 +48,7 @@ _SIGNED_FOR = timedelta(minutes=15)
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 #: The code in the XML of an error.
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
-_HINT = "without the right to list a bucket, S3 says this of what is not there, too"
+_HINT = "S3 also answers this for an absent object if the user may not list the bucket"
 #: Where cloud machines ask for their identity. If an error names one of these, there are no
 #: credentials.
 _IDENTITY = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata/identity")
@@ -162,7 +162,7 @@ class ObjectStorage:
             if size > limit:  # nothing of it was read; the download ends with `answer`
                 raise RemoteTooLong(f"the object has {size} bytes; allowed: {limit}")
             value = bytearray()
-            for piece in answer.stream():  # in chunks, there may be more than the length says
+            for piece in answer.stream():  # chunks may hold more than the announced length
                 value += piece
                 if len(value) > size:
                     break
@@ -177,7 +177,7 @@ class ObjectStorage:
             self._put(key, value, "overwrite")
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
-        """Store a value in place of `old`; tell whether it is stored."""
+        """Store a value in place of `old`; return whether it is stored."""
         mode: Any = "create" if old is None else (old.version or "overwrite")
         with _answering():
             try:
@@ -299,11 +299,11 @@ def _answering() -> Generator[None]:
 
 
 def _explained(error: Exception) -> str:
-    said = str(error)
-    if any(name in said for name in _IDENTITY):
-        lacking = "there are no credentials, and this machine has no identity of its own"
+    text = str(error)
+    if any(name in text for name in _IDENTITY):
+        lacking = "no credentials, and this machine has no identity of its own"
         return f"{lacking}: {_short(error)}"
-    if "InvalidCertificate" in said:
+    if "InvalidCertificate" in text:
         return f"its certificate is not trusted: {_short(error)}"
     if isinstance(error, FileNotFoundError):
         return "there is no such bucket"

@@ -45,7 +45,7 @@ class RedisStorage:
     """Values and leases in Redis or Valkey.
 
     Threads: safe to share; each thread has a connection while it asks. Fork: only for the service,
-    which does not fork. A lease ends by itself if nobody releases it.
+    which does not fork. A lease that is not released ends by itself.
 
     Args:
         address: address of the remote.
@@ -74,7 +74,7 @@ class RedisStorage:
             raise RemoteError(f"the server answers with {type(value).__name__}, not with bytes")
         if len(value) > limit:
             raise RemoteTooLong(f"the value has more than {limit} bytes")
-        return Stored(value, value) if value else None  # no value of ours is empty
+        return Stored(value, value) if value else None  # kcache stores no empty value
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value, replacing the one that is there."""
@@ -82,7 +82,7 @@ class RedisStorage:
             server.set(self._prefix + key, value, ex=self._expire or None)
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
-        """Store a value in place of `old`; tell whether it is stored."""
+        """Store a value in place of `old`; return whether it is stored."""
         known = b"" if old is None else old.value
         expires = ("EX", self._expire) if self._expire else ()
         return self._eval(_SWAP, self._prefix + key, known, value, *expires)
@@ -93,16 +93,16 @@ class RedisStorage:
             server.set(f"{self._prefix}nothing", b"", xx=True)  # only if there were such a key
 
     def lease(self, key: str, token: bytes, seconds: float) -> bool:
-        """Take the lease of `key`; tell whether it was free."""
+        """Acquire the lease of `key`; return whether it was free."""
         with self._answering() as server:
             return bool(server.set(self._lease(key), token, nx=True, px=_milliseconds(seconds)))
 
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
-        """Extend a lease; tell whether the token still had it."""
+        """Extend a lease; return whether the token still had it."""
         return self._eval(_IF_HELD, self._lease(key), token, "PEXPIRE", _milliseconds(seconds))
 
     def release(self, key: str, token: bytes) -> bool:
-        """Release a lease; tell whether the token still had it."""
+        """Release a lease; return whether the token still had it."""
         return self._eval(_IF_HELD, self._lease(key), token, "DEL")
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class RedisStorage:
 
     def _single(self) -> Any:  # noqa: ANN401  of two kinds, without a common type
         host, port = self._nodes[0]
-        # If the server has closed an idle connection meanwhile, try once more. Never after a
+        # If the server has closed an idle connection, try once more. Never after a
         # time-out, because its time is used up.
         retry = Retry(NoBackoff(), 1, (redis.ConnectionError,))
         return redis.Redis(host=host, port=port, db=self._db, retry=retry, **self._how)

@@ -82,7 +82,7 @@ class Sealer(NamedTuple):
         """Return the envelope with a signature.
 
         Raises:
-            SealError: there is no private key.
+            SealError: the private key is missing.
         """
         if not self.verifiers:
             return envelope
@@ -131,8 +131,8 @@ def make_sealer(key_file: str | None = None) -> Sealer:
 def read_keys(path: str) -> Sealer:
     """Return the keys in a file.
 
-    The file must belong to the present user or to root. If it has a private key, nobody else may
-    read it. If it has public keys only, nobody else may write to it.
+    The file must belong to the present user or to root. Other users may not
+    write to it, and if it has a private key, they may not read it.
 
     Raises:
         ConfigError: it can't be read, is not safe, or holds no key.
@@ -175,9 +175,9 @@ def _parsed(blocks: Mapping[bytes, bytes]) -> Sealer:
         elif isinstance(key, ed25519.Ed25519PublicKey):
             public.append(key)
         else:
-            raise ConfigError(f"a {label.decode()} in it is no Ed25519 key")
+            raise ConfigError(f"expected Ed25519 keys, got another {label.decode()}")
     if not public:
-        raise ConfigError("it holds no Ed25519 key in PEM (`kcache key new` makes one)")
+        raise ConfigError("expected an Ed25519 key in PEM, found none (`kcache key new` makes one)")
     return Sealer(next(iter(private), None), {id_of(key): key for key in public})
 
 

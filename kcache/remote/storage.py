@@ -1,4 +1,4 @@
-"""Storage: the methods of a client of one protocol, and the two ways in which they fail."""
+"""Storage: where remotes keep values, behind one protocol, and its two kinds of failure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STORAGES = {
 
 
 class RemoteError(KcacheError):
-    """A remote failed, refuses this user, or broke its protocol; a later question may succeed."""
+    """A remote failed, rejected this user, or broke its protocol; a later question may succeed."""
 
 
 class RemoteTimeout(RemoteError):  # noqa: N818  a kind of RemoteError
@@ -29,7 +29,7 @@ class RemoteTimeout(RemoteError):  # noqa: N818  a kind of RemoteError
 
 
 class RemoteTooLong(RemoteError):  # noqa: N818  a kind of RemoteError
-    """A value is longer than this user wants; the remote works."""
+    """A value is longer than `max_entry`, or than the server takes; the remote works."""
 
 
 class Stored(NamedTuple):
@@ -69,9 +69,9 @@ class Storage(Protocol):
         """
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
-        """Store a value in place of `old` (None: of nothing); tell whether it is stored.
+        """Store a value in place of `old` (None: of nothing); return whether it is stored.
 
-        It is not stored if others have changed the value meanwhile. A server that knows no
+        It is not stored if the value is no longer `old`. A server that knows no
         conditions stores it all the same.
 
         Raises:
@@ -94,15 +94,15 @@ class Leases(Protocol):
         """Raise RemoteError if the server stores nothing now (it is full). Stores nothing."""
 
     def lease(self, key: str, token: bytes, seconds: float) -> bool:
-        """Take the lease of `key`; tell whether it was free. Raises RemoteError."""
+        """Acquire the lease of `key`; return whether it was free. Raises RemoteError."""
         ...
 
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
-        """Extend a lease; tell whether the token still had it. Raises RemoteError."""
+        """Extend a lease; return whether the token still had it. Raises RemoteError."""
         ...
 
     def release(self, key: str, token: bytes) -> bool:
-        """Release a lease; tell whether the token still had it. Raises RemoteError."""
+        """Release a lease; return whether the token still had it. Raises RemoteError."""
         ...
 
 

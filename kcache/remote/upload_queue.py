@@ -60,7 +60,7 @@ class UploadQueue:
             self._pool.submit(self._upload, upload, future)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until nothing is pending; tell whether that happened in time."""
+        """Wait until nothing is pending; return whether that happened in time."""
         return not wait(list(self._sizes), seconds).not_done
 
     def close(self) -> None:

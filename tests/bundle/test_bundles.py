@@ -119,7 +119,7 @@ def test_another_file_is_left_alone(tmp_path: Path) -> None:
         for path in (letter, folder, pipe):
             with pytest.raises(BundleError, match="left alone"):
                 kcache.export_bundle(cache, path)
-        with pytest.raises(BundleError, match="no bundle"):
+        with pytest.raises(BundleError, match="not a bundle"):
             kcache.import_bundle(cache, pipe)
         empty = tmp_path / "empty"  # as mktemp makes one
         empty.touch()

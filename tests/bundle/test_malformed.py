@@ -98,11 +98,11 @@ def test_every_cut_is_refused(sound: bytes) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"SQLite format 3\0" + bytes(4080)])
 def test_other_files(data: bytes, tmp_path: Path) -> None:
-    refused(data, tmp_path, "no bundle")
+    refused(data, tmp_path, "not a bundle")
 
 
 def test_another_version(sound: bytes, tmp_path: Path) -> None:
-    refused(sound.replace(b"KCB1", b"KCB2", 1), tmp_path, "format version 2")
+    refused(sound.replace(b"KCB1", b"KCB2", 1), tmp_path, "version 1, got 2")
 
 
 RENAMED = "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', {!r})"
@@ -111,13 +111,16 @@ RENAMED = "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', {!r})"
 @pytest.mark.parametrize(
     ("statement", "match"),
     [
-        ("DROP TABLE entries", "other tables"),
-        ("CREATE TRIGGER t AFTER INSERT ON entries BEGIN DELETE FROM entries; END", "other tables"),
-        ("CREATE VIRTUAL TABLE text USING fts5(x)", "other tables"),
-        (RENAMED.format("CHECK (load_extension('x'))"), "other tables"),
+        ("DROP TABLE entries", "without the table"),
+        (
+            "CREATE TRIGGER t AFTER INSERT ON entries BEGIN DELETE FROM entries; END",
+            "without the table",
+        ),
+        ("CREATE VIRTUAL TABLE text USING fts5(x)", "without the table"),
+        (RENAMED.format("CHECK (load_extension('x'))"), "without the table"),
         (RENAMED.format("/*" + "x" * 5000 + "*/"), "damaged|malformed"),
-        ("PRAGMA user_version = 7", "has 3 entries, and says 7"),
-        ("DELETE FROM entries WHERE key LIKE '%'", "has 0 entries, and says 3"),
+        ("PRAGMA user_version = 7", "expected 7 entries, got 3"),
+        ("DELETE FROM entries WHERE key LIKE '%'", "expected 3 entries, got 0"),
         (f"UPDATE entries SET key = '{key(9)}' WHERE key = '{key(1)}'", "another key"),
         ("UPDATE entries SET key = 'x' || key", "not in order at 'x"),
         ("UPDATE entries SET value = x''", "too short"),
@@ -199,5 +202,5 @@ def test_what_is_piped_in_is_refused_before_it_is_copied() -> None:
             assert 0 <= size <= 100
             return b"zeros and more" * 2
 
-    with pytest.raises(BundleError, match="no bundle"):
+    with pytest.raises(BundleError, match="not a bundle"):
         kcache.verify_bundle(Endless())  # type: ignore[arg-type]

@@ -146,7 +146,7 @@ def test_what_a_killed_writer_leaves_is_no_fault(place: Path) -> None:
     assert look(place).temporary == []
     assert backend.usage() == (8, 2)
     (place / "07" / f".{key(4)[:16]}-7-1.tmp").write_bytes(b"x")
-    assert list(backend.check(repair=True)) == ["shard 07: 1 temporary file that nobody is writing"]
+    assert list(backend.check(repair=True)) == ["shard 07: 1 temporary file without a writer"]
     assert look(place).temporary == []
     backend.close()
 

@@ -250,12 +250,12 @@ def test_a_remote_manifest_keeps_its_bound() -> None:
     key = "ab" * 32
     manifest = Entry({"set0": b"0"})
     for number in range(1, 3 * MAX_SETS):
-        both = merged(manifest, Entry({"set0": b"%d" % number}))
+        both = merged(manifest, Entry({"set0": b"%d" % number}), 1 << 20)
         assert both is not None
         manifest = decode(encode(key, both), key)
     newest = [b"%d" % n for n in reversed(range(2 * MAX_SETS, 3 * MAX_SETS))]
     assert list(manifest.payload.values()) == newest
-    assert merged(manifest, Entry({"set0": newest[-1]})) is None
+    assert merged(manifest, Entry({"set0": newest[-1]}), 1 << 20) is None
 
 
 def test_a_remote_manifest_keeps_to_max_entry() -> None:

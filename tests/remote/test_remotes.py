@@ -17,14 +17,8 @@ from kcache.entry import Entry, decode, encode
 from kcache.errors import ConfigError
 from kcache.remote.daemon_client import DaemonClient, Lease
 from kcache.remote.daemon_protocol import Counts, GetReply, Upload
-from kcache.remote.guarded_storage import (
-    FAILURES,
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    SOON,
-    Breaker,
-    GuardedStorage,
-)
+from kcache.remote.guarded_storage import GuardedStorage
+from kcache.remote.limits import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, SOON, Breaker
 from kcache.remote.signing import make_keys, make_sealer, write_keys
 from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong
 from kcache.service.start import STOP, ask

@@ -189,7 +189,7 @@ def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
     other, secret = ec.generate_private_key(ec.SECP256R1()), ed25519.Ed25519PrivateKey.generate()
     encrypted = to.BestAvailableEncryption(b"secret")
     for name, key, how, why in (
-        ("other", other, to.NoEncryption(), "no Ed25519 key"),
+        ("other", other, to.NoEncryption(), "expected Ed25519 keys"),
         ("encrypted", secret, encrypted, "encrypted"),
     ):
         text = key.private_bytes(to.Encoding.PEM, to.PrivateFormat.PKCS8, how)
