@@ -32,6 +32,9 @@ _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
 #: Signals that Python ignores from its start.
 _PYTHON_IGNORES = ("SIGPIPE", "SIGXFSZ")
+#: Parents whose child processes ignore what they ignore themselves. Others, such as Python's
+#: `subprocess` or sshd, ignore SIGPIPE and start child processes that do not.
+_HAND_ON = frozenset(("systemd", "sh", "ash", "bash", "dash", "ksh", "mksh", "zsh", "busybox"))
 #: Higher than any descriptor.
 _MOST_DESCRIPTORS = 1 << 20
 _KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -83,7 +86,7 @@ def run(
         added, socket, before = {}, None, None
     ends_server = socket is not None and before is None and os.getpid() == _FIRST
     if not stats and not ends_server:
-        return _become(command, added)
+        return _become(command, added, _inherited_signals())
     status = _watch(command, added)
     if stats:
         _say(_summary(socket, before) if socket else problem)
@@ -172,7 +175,26 @@ def _say(message: str) -> None:
         sys.stderr.flush()
 
 
-def _become(command: Sequence[str], added: Mapping[str, str]) -> int:
+def _inherited_signals() -> dict[signal.Signals, signal.Handlers]:
+    """Return how this process has inherited the signals that Python ignores.
+
+    Python's start leaves no trace of that, so it is what the parent process hands on.
+    """
+    ignored = 0
+    with suppress(OSError, ValueError, IndexError):  # the parent may be in another namespace
+        with open(f"/proc/{os.getppid()}/status", encoding="utf-8", errors="replace") as file:
+            status = dict(line.split(":", 1) for line in file)
+        if status["Name"].strip() in _HAND_ON:
+            ignored = int(status["SigIgn"], 16)
+    numbers = [signal.Signals[name] for name in _PYTHON_IGNORES]
+    return {n: signal.SIG_IGN if ignored >> n - 1 & 1 else signal.SIG_DFL for n in numbers}
+
+
+def _become(
+    command: Sequence[str],
+    added: Mapping[str, str],
+    inherited: Mapping[signal.Signals, signal.Handlers],
+) -> int:
     """Become the program, with the signals and variables that this process has inherited.
 
     The variables are those of the C library. Python's copy lacks what is not `NAME=value`.
@@ -180,9 +202,10 @@ def _become(command: Sequence[str], added: Mapping[str, str]) -> int:
     Args:
         command: the program and its arguments.
         added: variables to set.
+        inherited: from `_inherited_signals`.
     """
-    for name in _PYTHON_IGNORES:
-        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    for number, how in inherited.items():
+        signal.signal(number, how)
     env.undo_locale()
     env.current().update(added)
     try:
@@ -220,6 +243,7 @@ def _watch(command: Sequence[str], added: Mapping[str, str]) -> int:
     The program gets each signal that the launcher gets, and stops the launcher when it stops.
     """
     launcher = os.getpid()
+    inherited = _inherited_signals()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else its status is lost
     child = os.fork()
@@ -227,7 +251,7 @@ def _watch(command: Sequence[str], added: Mapping[str, str]) -> int:
         signal.signal(signal.SIGCHLD, of_children)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _die_with(launcher)
-        os._exit(_become(command, added))
+        os._exit(_become(command, added, inherited))
     _let_go_of_files()
     has_reached_group = _witness()
     while True:

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -536,3 +537,14 @@ def test_neither_service_nor_launcher_keeps_the_directory_busy(real: Path, dropi
     told = dropin.run("sh", "-c", f"cd /; {body}", KCACHE_DIR="relative")
     assert str(dropin.folder) not in told.output.splitlines()
     assert (told.misses, (dropin.folder / "relative").is_dir()) == (1, True), told.errors
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+def test_what_a_shell_ignores_the_program_ignores(shell: str, typed: str, dropin: Dropin) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell}")
+    show = "grep SigIgn /proc/self/status"
+    for ignored in ("", "trap '' PIPE XFSZ;", "trap '' PIPE INT HUP;"):
+        bare = dropin.bare(shell, "-c", f"{ignored} {show}; exit 3")
+        told = dropin.bare(shell, "-c", f"{ignored} {typed} {show}; exit 3")
+        assert (told.code, told.output) == (bare.code, bare.output) == (3, bare.output)
