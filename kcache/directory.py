@@ -24,19 +24,14 @@ from typing import Any, cast
 
 from kcache.errors import BackendError, ConfigError
 from kcache.util.locks import lock, locked_directory, release
-from kcache.util.open_file import (
-    MARKER,
-    NO_USER,
-    NotOursError,
-    OwnFile,
+from kcache.util.open_file import MARKER, NotOursError, OwnFile, open_or_replace, open_own
+from kcache.util.path_safety import (
     foreign,
     is_ambiguous,
     make_private,
-    open_or_replace,
-    open_own,
-    present_user,
     trusted,
     unsafe_part,
+    why_no_user,
 )
 
 _FORMAT = "kcache-directory/1"
@@ -117,11 +112,8 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
         BackendError: it is not there and can't be made (read-only or full file system, ...).
     """
     path = os.path.abspath(path)
-    if present_user() == NO_USER:
-        raise BackendError(
-            f"directory {path}: user {os.geteuid()} stands for every user without an id in this "
-            "user namespace, so no files can be known to be yours; map your user into it"
-        )
+    if problem := why_no_user():
+        raise BackendError(f"directory {path}: {problem}")
     try:
         _require_safe_path(path)
         made = not read_only and make_private(path)
@@ -158,7 +150,7 @@ def is_usable(path: str) -> bool:
     except ConfigError:
         return False
     except BackendError:
-        if os.path.lexists(path) or present_user() == NO_USER:
+        if os.path.lexists(path) or why_no_user():
             return False
         above = os.path.dirname(path)
         while not os.path.lexists(above):

@@ -25,14 +25,12 @@ from kcache.util.open_file import (
     MARKER,
     NotOursError,
     OwnFile,
-    foreign,
     has_header,
     identity,
     is_plain,
-    make_directory,
     open_own,
-    unsafe_part,
 )
+from kcache.util.path_safety import foreign, make_directory, unsafe_part
 
 _FOLDER, _OLD, _DATA, _TABLE, _LOCK = "db", "old", "data.mdb", "lock.mdb", "lock"
 #: The first bytes of the file `lock`.

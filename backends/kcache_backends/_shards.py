@@ -24,7 +24,8 @@ from typing import NamedTuple, Self
 
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.util.locks import Patience, is_locked, lock, pread, pwrite, unlock
-from kcache.util.open_file import NotOursError, OwnFile, foreign, make_directory, open_own
+from kcache.util.open_file import NotOursError, OwnFile, open_own
+from kcache.util.path_safety import foreign, make_directory
 
 SHARDS = 256
 #: Larger than the size of any real file or directory.

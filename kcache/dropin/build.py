@@ -132,7 +132,9 @@ def _spread(folder: str, toolchain: Toolchain) -> None:
     """Put the preloaded libraries, or empty ones, wherever `$PLATFORM` may lead."""
     machine = toolchain.machine
     for platform in _PLATFORMS.get(machine, ())[1:]:
-        shutil.copytree(os.path.join(folder, machine), os.path.join(folder, platform))
+        _make_folder(os.path.join(folder, platform))
+        for library in os.listdir(os.path.join(folder, machine)):
+            shutil.copy(os.path.join(folder, machine, library), os.path.join(folder, platform))
     for platform in _PLATFORMS_32.get(machine, ()):
         _make_folder(os.path.join(folder, platform))
         for major in MAJORS:

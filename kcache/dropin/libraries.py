@@ -9,7 +9,7 @@ import zlib
 
 from kcache._version import __version__
 from kcache.dropin import environment as env
-from kcache.util.open_file import make_private, present_user, unsafe_part
+from kcache.util.path_safety import make_private, present_user, unsafe_part
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from kcache.dropin.protocol import Answer, Program
 from kcache.nvrtc.options import parse_options, without_automatic_pch
 from kcache.nvrtc.search import are_own_files
 from kcache.util import log
-from kcache.util.open_file import make_private, open_own, replacing
+from kcache.util.open_file import open_own, replacing
+from kcache.util.path_safety import make_private
 
 if TYPE_CHECKING:
     from kcache.errors import CompileError

@@ -22,6 +22,7 @@ from kcache.directory import CacheDirectory, is_usable, open_directory
 from kcache.errors import BackendError, ConfigError, KcacheError, UnknownBackendError
 from kcache.util import log
 from kcache.util.open_file import MARKER
+from kcache.util.path_safety import why_no_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -158,7 +159,7 @@ def _find_directory(
             missing = NoBackend(str(error))
         if not read_only or os.path.lexists(path):
             log.info("not usable: %s", missing.reason)
-    if read_only and not os.path.lexists(path):
+    if read_only and not os.path.lexists(path) and not why_no_user():
         return NoBackend("nothing has been cached yet", kind="no_cache")
     where = "" if named is None else f"{source}: "
     effect = _IN_MEMORY if given is None else "No statistics are written"

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from kcache.environment import proxy_for, remote_token
 from kcache.errors import ConfigError
-from kcache.util.open_file import SAFE, present_user
+from kcache.util.open_file import SAFE
+from kcache.util.path_safety import present_user
 
 if TYPE_CHECKING:
     from kcache.remote.address import Address

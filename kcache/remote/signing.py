@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcache.errors import ConfigError
 from kcache.remote.credentials import own_file, require_unreadable
-from kcache.util.open_file import SAFE, unsafe_part
+from kcache.util.open_file import SAFE
+from kcache.util.path_safety import unsafe_part
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (

@@ -23,7 +23,7 @@ from kcache.service.channel import Channel
 from kcache.service.start import DONE, STATUS, STOP, WAIT, bound, socket_identity, sweep
 from kcache.util import log
 from kcache.util.child_process import detach
-from kcache.util.open_file import present_user
+from kcache.util.path_safety import present_user
 from kcache.util.wire import WireError, heading, receive
 
 #: Seconds from the disconnect of the last program to the end of the service, and `LOOK_EVERY` more

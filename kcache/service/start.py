@@ -19,7 +19,7 @@ from contextlib import suppress
 from kcache._version import __version__
 from kcache.util.child_process import ISOLATED, children_are_elsewhere
 from kcache.util.locks import locked_directory
-from kcache.util.open_file import make_directory, present_user, unsafe_part
+from kcache.util.path_safety import make_directory, present_user, unsafe_part, why_no_user
 from kcache.util.wire import WireError, heading
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
@@ -105,6 +105,8 @@ def folder_in(folders: Iterable[str]) -> str:
     """
     if sys.platform != "linux":
         raise OSError("a service of kcache needs Linux; layers do without")
+    if no_user := why_no_user():
+        raise OSError(no_user)
     problem = OSError("no folder for a socket")
     for folder in folders:
         # The cache of a user without a home is beside it; see `config.temporary_cache_directory`.

@@ -15,7 +15,7 @@ from core.helpers import fork, in_child, output_of, run, started, umask, wait
 from kcache import ConfigError, Entry, KernelCache, default_cache_directory, open_engine
 from kcache.directory import open_directory
 from kcache.service.start import bound, folder_in
-from kcache.util import open_file
+from kcache.util import path_safety
 
 #: Where a directory comes in.
 DOORS = (open_directory, open_engine, KernelCache)
@@ -125,7 +125,7 @@ _ACL = struct.pack("<I", 2) + b"".join(
 def test_an_access_control_list_by_which_another_user_writes_above_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_file, "_is_private_group", lambda group, user: True)
+    monkeypatch.setattr(path_safety, "_is_private_group", lambda group, user: True)
     (tmp_path / "home").mkdir()
     try:
         os.setxattr(tmp_path / "home", "system.posix_acl_access", _ACL)
@@ -142,9 +142,9 @@ def test_a_group_of_the_user_alone_may_write_above(
     """As where each user has a group of their own and umask 002: Debian, Ubuntu, Fedora."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home").chmod(0o775)
-    monkeypatch.setattr(open_file, "_is_private_group", lambda group, user: True)
+    monkeypatch.setattr(path_safety, "_is_private_group", lambda group, user: True)
     open_directory(str(tmp_path / "home" / "cache"))
-    monkeypatch.setattr(open_file, "_is_private_group", lambda group, user: False)
+    monkeypatch.setattr(path_safety, "_is_private_group", lambda group, user: False)
     with pytest.raises(ConfigError, match="others can write to .*home"):
         open_directory(str(tmp_path / "home" / "other"))
 

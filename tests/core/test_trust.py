@@ -137,9 +137,14 @@ def test_a_user_without_an_id_trusts_no_cache(tmp_path: Path) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
         give_away(path)
     tmp_path.chmod(0o755)
-    out, (line,) = in_namespace("--user", GETS, tmp_path / "cache", key(1))
-    assert out == "None None"
-    assert "user 65534 stands for every user without an id in this user namespace" in line
+    for place in ("cache", "new"):
+        out, (line,) = in_namespace("--user", GETS, tmp_path / place, key(1))
+        assert out == "None None"
+        assert "user 65534 stands for every user without an id in this user namespace" in line
+        assert line.endswith("This process caches in memory alone")
+    out, (line,) = in_namespace(
+        "--user", GETS.replace("1])", "1], read_only=True)"), "/new", key(1)
+    )
     assert line.endswith("This process caches in memory alone")
 
 
@@ -162,6 +167,28 @@ def test_what_a_user_without_an_id_made_in_a_shared_directory_is_refused(
     out, _ = in_namespace("--map-root-user", OPENS, "open", shared / "theirs" / "cache")
     assert f"{shared}/theirs" in out
     assert "65534" in out
+
+
+@as_root
+def test_the_names_of_groups_are_not_believed_in_a_user_namespace(tmp_path: Path) -> None:
+    """`unshare -r` calls the user's group `root`, and it may have other members."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home").chmod(0o775)
+    out, _ = in_namespace("--map-root-user", OPENS, "open", tmp_path / "home" / "cache")
+    assert f"others can write to {tmp_path}/home (mode 0775)" in out
+
+
+@as_root
+def test_a_group_that_is_the_first_one_of_another_user_is_not_private(tmp_path: Path) -> None:
+    """Such members are in `passwd`, and not in `group`."""
+    (tmp_path / "passwd").write_text("root:x:0:0::/:\nann:x:5:5::/:\nbob:x:6:5::/:\n")
+    (tmp_path / "group").write_text("root:x:0:\nann:x:5:\n")
+    code = "from kcache.util import path_safety; print(path_safety._is_private_group(5, 5))"
+    script = 'mount --bind "$0/passwd" /etc/passwd && mount --bind "$0/group" /etc/group && "$@"'
+    done = run("unshare", "-m", "sh", "-c", script, tmp_path, sys.executable, "-c", code)
+    if done.returncode != 0 and "unshare" in done.stderr:
+        pytest.skip("nothing can be mounted")
+    assert done.stdout.strip() == "False", done.stderr
 
 
 @as_root

@@ -20,7 +20,12 @@ OLD, NEW = b"old" * 50, b"new!" * 2000
 ON_DISK, ABSENT = key("on disk"), key("absent")
 OTHERS = [key(number) for number in range(3)]
 BULK = [key(f"bulk {number}") for number in range(40)]
-FILES = ("/kcache_backends/", "/kcache/util/locks.py", "/kcache/util/open_file.py")
+FILES = (
+    "/kcache_backends/",
+    "/kcache/util/locks.py",
+    "/kcache/util/open_file.py",
+    "/kcache/util/path_safety.py",
+)
 #: The operation that begins with a large file, and ends with a new one.
 EMPTY = "empty"
 #: How many points of an operation are tried in the short form.

@@ -19,7 +19,7 @@ from kcache.errors import BackendError, BundleError, ConfigError, CorruptEntryEr
 from kcache.readonly.directory_tier import DirectoryTier
 from kcache.remote.signing import make_keys, write_keys
 from kcache.testing import flipped
-from kcache.util import open_file
+from kcache.util import path_safety
 
 BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -271,8 +271,8 @@ def test_a_directory_is_trusted_for_its_owner_with_a_signing_key_too(
 def test_only_the_owner_of_a_layer_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_file, "trusted", open_file.trusted)
-    open_file.trusted.discard(12346)
+    monkeypatch.setattr(path_safety, "trusted", path_safety.trusted)
+    path_safety.trusted.discard(12346)
     (made,) = fill(tmp_path / "layer")
     (path,) = (tmp_path / "layer").rglob(made.key)
     os.chown(path, 12346, 12346)
@@ -280,13 +280,13 @@ def test_only_the_owner_of_a_layer_is_trusted(
         assert cache.lookup(source(), options=ARCH) is None
         assert cache.stats().corrupt == 1
     # And the cache's own directory still has to be the user's.
-    open_file.trusted.add(12346)
+    path_safety.trusted.add(12346)
     try:
         os.chown(tmp_path / "layer", 12346, 12346)
         with pytest.raises(ConfigError, match="12346"):
             kcache.KernelCache(tmp_path / "layer")
     finally:
-        open_file.trusted.discard(12346)
+        path_safety.trusted.discard(12346)
 
 
 # -- a bundle as a layer ---------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Services: found, started, asked and ended, whatever their programs and other users do."""
 
+import codecs
 import fcntl
 import os
 import shutil
@@ -14,9 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from core.helpers import has_ended, in_child, umask
+from core.helpers import become_nobody, has_ended, in_child, nobodys_directory, umask
 from remote.fakes import addresses, until
 
+from kcache.dropin import build
 from kcache.remote.daemon_protocol import Setup
 from kcache.service import server as server_module
 from kcache.service import start
@@ -354,6 +356,21 @@ def test_a_umask_takes_no_right_from_the_user(place: Path) -> None:
         os.close(bound(str(folder / "socket")))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "socket").stat().st_mode) == 0o600
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="there is no C compiler")
+def test_a_umask_keeps_nobody_from_building_the_libraries() -> None:
+    """Root writes into a folder whatever its mode is."""
+    codecs.lookup("ascii")  # a module that the child may not be able to read
+    with nobodys_directory() as place:
+
+        def child() -> None:
+            become_nobody()
+            os.umask(0o177)
+            if os.access(build.SOURCES, os.R_OK | os.X_OK):
+                build.build(str(place / "libraries"))
+
+        in_child(child)
 
 
 def test_the_interpreters_of_an_installation_share_a_service(
