@@ -63,6 +63,8 @@ class NativeParts(BuildHookInterface):  # its parameters differ from version to 
         machine = os.uname().machine if wanted == "native" else wanted
         build.build(folder, toolchain=None if wanted == "native" else _zig(build, machine))
         build_data["force_include"][folder] = "kcache/dropin/lib"
+        client = os.path.join(folder, machine, build.CLIENT)
+        build_data["shared_scripts"][client] = build.CLIENT
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{_platform(folder, machine)}"
 

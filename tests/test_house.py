@@ -8,8 +8,8 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted(
     path for top in ("kcache", "backends", "bench", "docs") for path in (ROOT / top).rglob("*.py")
 )
-#: The drop-in's libraries.
-SOURCES = sorted((ROOT / "kcache" / "dropin" / "native").glob("*.[ch]"))
+#: The drop-in's native parts.
+SOURCES = sorted((ROOT / "kcache").glob("*/native/*.[ch]"))
 #: Lines of a module, at most.
 LONGEST = 500
 

@@ -78,10 +78,12 @@ def sdist_names(sdist: Path) -> set[str]:
 
 
 _OURS = f"kcache_cuda-{kcache.__version__}"
+_CLIENT = f"{_OURS}.data/scripts/{dropin.CLIENT}"
 #: Built into a wheel where there is a C compiler.
 LIBRARIES = (
     {f"kcache/dropin/lib/{dropin.name(major)}" for major in dropin.MAJORS}
     | {f"kcache/dropin/lib/{os.uname().machine}/{dropin.name(13, 'preload')}"}
+    | {f"kcache/dropin/lib/{os.uname().machine}/{dropin.RECORDER}", _CLIENT}
     if sys.platform == "linux" and dropin.compiler()
     else set[str]()
 )
@@ -114,6 +116,7 @@ def test_wheel_without_a_compiler_is_pure_and_holds_the_same(
     assert pure.name == f"kcache_cuda-{kcache.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(pure) as archive:
         libraries = {name for name in wheel_names if name.startswith("kcache/dropin/lib/")}
+        libraries.add(_CLIENT)
         assert set(archive.namelist()) == wheel_names - libraries
 
 
@@ -130,7 +133,7 @@ def test_wheel_holds_every_source_and_nothing_else(wheel_names: set[str]) -> Non
     manual = {f"{_OURS}.data/data/share/man/man1/kcache.1"}
     assert f"{_OURS}.dist-info/licenses/LICENSE" in wheel_names
     found = {name for name in wheel_names if ".dist-info/" not in name}
-    built = {name for name in found if name.startswith("kcache/dropin/lib/")}
+    built = {name for name in found if name.startswith("kcache/dropin/lib/")} | {_CLIENT} & found
     assert found == expected | built | manual
     assert built >= LIBRARIES
     assert bool(built) == bool(LIBRARIES)
@@ -182,7 +185,7 @@ def test_extras_are_those_of_the_documentation() -> None:
 def test_groups_name_no_package_of_ours() -> None:
     """They are installed before the package is built, so an index would be asked for it."""
     groups = PROJECT["dependency-groups"]
-    assert groups.keys() == {"bench", "docs", "test"}
+    assert groups.keys() == {"bench", "docs", "nvcc", "test"}
     assert [line for group in groups.values() for line in group if line.startswith("kcache")] == []
 
 

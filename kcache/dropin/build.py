@@ -24,13 +24,17 @@ _PLATFORMS_32 = {"x86_64": ("i386", "i486", "i586", "i686")}
 _ASAN = "libasan.so"
 _WHY_ASAN = "AddressSanitizer takes a library whose path has this folder's name for its own.\n"
 _FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared")
+#: The sources for nvcc, from `native/`, and its client and recorder.
+_NVCC = os.path.join("..", "..", "nvcc", "native")
+CLIENT, RECORDER = "kcache-nvcc", "libkcache_recorder.so"
+_NVCC_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden")
 _LINK = ("-Wl,-z,defs", "-Wl,-z,relro", "-Wl,-z,now")
 _PARTS = {
     "nvrtc": (
         *("nvrtc.c", "program.c", "compile.c", "outputs.c", "about.c"),
         *("bytes.c", "server.c", "real.c"),
     ),
-    "preload": ("preload.c", "linked.c", "search.c"),
+    "preload": ("preload.c", "linked.c", "search.c", os.path.join(_NVCC, "exec.c")),
 }
 #: A function of NVRTC in what nm(1) says: its address, its kind, its name.
 _OURS = re.compile(r"^\w+ [TWi] ((?:__)?nvrtc\w+)", re.MULTILINE)
@@ -92,6 +96,8 @@ def build(
         _make_folder(temporary)
         for command in _commands(temporary, toolchain.machine, extra or {}, flags):
             _run([*toolchain.command, *_FLAGS, *command])
+        for command in _commands_for_nvcc(os.path.join(temporary, toolchain.machine)):
+            _run([*toolchain.command, *_NVCC_FLAGS, *command])
         _spread(temporary, toolchain)
         with suppress(OSError):  # another process was faster
             os.rename(temporary, folder)
@@ -121,6 +127,13 @@ def _commands(
                 f"-Wl,--version-script={kind}{major}.map",
                 "-ldl",
             ]
+
+
+def _commands_for_nvcc(folder: str) -> Iterable[list[str]]:
+    client = [os.path.join(_NVCC, "client.c"), "server.c", "bytes.c"]
+    yield ["-DKCACHE_MAJOR=13", "-o", os.path.join(folder, CLIENT), *client, *_LINK, "-lpthread"]
+    recorder = os.path.join(_NVCC, "recorder.c")
+    yield ["-shared", "-o", os.path.join(folder, RECORDER), recorder, *_LINK, "-ldl"]
 
 
 def _make_folder(path: str) -> None:

@@ -18,6 +18,7 @@ from kcache.util.wire import WireError, split_texts
 
 if TYPE_CHECKING:
     from kcache.dropin.nvrtc_handler import NvrtcHandler
+    from kcache.nvcc.handler import NvccHandler
     from kcache.remote import daemon_client
     from kcache.service.server import Client
 
@@ -96,6 +97,7 @@ class CompileService:
         self.remotes: daemon_client.DaemonClient | None = None
         self._settings = settings
         self._handler: NvrtcHandler | None = None
+        self._nvcc: NvccHandler | None = None
         self._making = threading.Lock()
 
     def warm_up(self) -> None:
@@ -147,6 +149,8 @@ class CompileService:
                 return self._compile(protocol.unpack_program(fields))
             case [protocol.QUERY, path, standing]:
                 return self._query(path, standing)
+            case [protocol.NVCC, standing, *fields]:
+                return self._start_nvcc(standing, fields, client)
             case [protocol.NOTE, reason]:
                 with suppress(Exception):  # it sets the log
                     self.answers()
@@ -171,6 +175,28 @@ class CompileService:
     def _left(self, reason: str, which: str = "") -> None:
         self.counts.handed(reason[:80])
         log.debug("left to NVRTC: %s%s", which, reason)
+
+    def _start_nvcc(
+        self, standing: bytes, fields: Sequence[bytes], client: Client
+    ) -> Sequence[bytes]:
+        from kcache.dropin import libraries, nvrtc_handler
+        from kcache.nvcc.handler import NvccHandler
+
+        try:
+            if standing != nvrtc_handler.standing():
+                return [NO, b"another user, root directory or mount namespace"]
+            cache = self.answers().cache
+            if self._nvcc is None:  # another thread may make one, too
+                self._nvcc = NvccHandler(cache, libraries.recorder(env.current()))
+            answer = self._nvcc.answer(fields, client)
+        except (WireError, OSError):
+            raise
+        except Exception as error:
+            log.debug("a start of nvcc is declined: %r", error)
+            return [NO, f"{type(error).__name__}: {error}".encode()]
+        if answer[0] == DONE:
+            self.counts.answered(hit=answer[1:2] == [b"hit"], failed=False)
+        return answer
 
     def _query(self, path: bytes, standing: bytes) -> Sequence[bytes]:
         try:

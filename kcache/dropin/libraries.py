@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 _PACKAGED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 _SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
+_NVCC_SOURCES = os.path.join(os.path.dirname(os.path.dirname(_SOURCES)), "nvcc", "native")
 #: The later the version, the sooner a program finds its library.
+#: The program that stands before nvcc.
+CLIENT = "kcache-nvcc"
 _PRELOADED = ("libkcache_preload13.so", "libkcache_preload12.so")
 _MACHINE = os.uname().machine if sys.platform == "linux" else ""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -118,6 +121,20 @@ def preloaded(folder: str) -> list[str]:
     return [os.path.join(folder, "libasan.so", "..", platform, name) for name in _PRELOADED]
 
 
+def recorder(environment: Mapping[str, str]) -> str:
+    """Return the path of the recorder, which nvcc's tools preload; raises MissingError."""
+    return _beside_preloaded(environment, "libkcache_recorder.so")
+
+
+def client(environment: Mapping[str, str]) -> str:
+    """Return the path of the program that stands before nvcc; raises MissingError."""
+    return _beside_preloaded(environment, CLIENT)
+
+
+def _beside_preloaded(environment: Mapping[str, str], name: str) -> str:
+    return os.path.join(find(environment), _MACHINE, name)
+
+
 def _has_platform() -> bool:
     """Tell whether the kernel tells programs their platform; gVisor does not."""
     try:
@@ -157,8 +174,10 @@ def _newer_functions() -> dict[int, set[str]]:
 def _digest() -> int:
     """Return a number that differs if the sources differ; it detects edits, not attacks."""
     digest = 0
-    for name in (*sorted(os.listdir(_SOURCES)), "../build.py"):
-        with open(os.path.join(_SOURCES, name), "rb") as file:
+    folders = (_SOURCES, _NVCC_SOURCES)
+    paths = [os.path.join(folder, name) for folder in folders for name in os.listdir(folder)]
+    for path in (*sorted(paths), os.path.join(_SOURCES, "..", "build.py")):
+        with open(path, "rb") as file:
             digest = zlib.crc32(file.read(), digest)
     return digest
 

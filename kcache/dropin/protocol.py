@@ -12,6 +12,7 @@ question       fields
                texts of the headers; options, name expressions; the client's standing (see
                `nvrtc_handler`)
 ``query``      the library's path; the client's standing
+``nvcc``       the client's standing, and a start of nvcc; see `kcache.nvcc.request`
 ``note``       why the program asked the real NVRTC
 =============  ===================================================================================
 """
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 from kcache.util.wire import WireError, number_in
 
-COMPILE, QUERY, NOTE = b"compile", b"query", b"note"
+COMPILE, QUERY, NOTE, NVCC = b"compile", b"query", b"note", b"nvcc"
 
 
 class Program(NamedTuple):

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from kcache.dropin import environment as env
 from kcache.dropin import libraries
+from kcache.dropin.libraries import CLIENT
 from kcache.service import start
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
@@ -75,8 +76,10 @@ def run(
     elif environment.get("KCACHE_RECORD"):
         _check_recording(environment["KCACHE_RECORD"])
     problem = ""
+    shared = os.path.basename(command[0]) == CLIENT
     try:
-        added, socket, before = _prepare(environment, why=why)
+        added, socket, before = _prepare(environment, why=why, shared=shared)
+        command = _with_client(command, environment)
     except (libraries.MissingError, OSError) as error:
         problem = str(error)
         if _allows_no_compile():
@@ -134,12 +137,22 @@ def run_fast(arguments: Sequence[str]) -> int | None:
     return run(rest, stats=stats) if rest else None
 
 
+def _with_client(command: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
+    """Return the command that answers a start of nvcc; others as they are."""
+    if os.path.basename(command[0]) != "nvcc":
+        return command
+    import shutil
+
+    path = shutil.which(command[0], path=os.pathsep.join(os.get_exec_path(environment)))
+    return command if path is None else [libraries.client(environment), "--program", path, *command]
+
+
 def _prepare(
-    environment: Mapping[str, str], *, why: bool = False
+    environment: Mapping[str, str], *, why: bool = False, shared: bool = False
 ) -> tuple[dict[str, str], str, dict[str, Any] | None]:
     """Return the variables to add, the server's socket, and the status of that server.
 
-    The status is None if the server was started here.
+    The status is None if the server was started here. A `shared` one outlives this program.
     """
     preloaded = libraries.preloaded(libraries.find(environment))
     variables = env.of_service(environment)
@@ -157,6 +170,9 @@ def _prepare(
             if path != running[0] and variables.get(env.REMOTE):
                 _tell_of_remotes(variables)
             return env.of_dropin(environment, preloaded, path), path, about
+    if shared:
+        start.joined(lasting, service, variables).close()
+        return env.of_dropin(environment, preloaded, lasting), lasting, None
     speaks = bool(env.settings(variables))
     path = start.begin_own(service, variables, forks=True, speaks=speaks)
     return env.of_dropin(environment, preloaded, path), path, None

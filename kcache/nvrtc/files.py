@@ -141,6 +141,17 @@ class FileDigests:
         digest = xxhash.xxh3_128_digest(content)
         return self.remember(path, before if unchanged else NO_STAMP, digest, now)
 
+    def digest(self, path: str, status: os.stat_result) -> bytes:
+        """Return the digest of a file that has this status, read only if that is necessary.
+
+        Raises:
+            OSError: as `read`.
+        """
+        known = self._known.get(path)
+        if known is None or known[0] != stamp_of(status):
+            known = self.read(path, status)
+        return known[1]
+
     def remember(self, path: str, stamp: Stamp, digest: bytes, read_at: int) -> tuple[Stamp, bytes]:
         """Remember what was read under a stamp, if that will show a change; return it.
 

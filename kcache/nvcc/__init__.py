@@ -1,0 +1,1 @@
+"""nvcc under `kcache run`: requests, what a compile depended on, and the files that it wrote."""

@@ -1,0 +1,366 @@
+"""Recording: what the recorder wrote down of one nvcc, made into evidence and a list of outputs.
+
+`native/recorder.c` has the kinds of records. A recording with anything that was not followed to its
+end is refused, and the compile is not stored.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from kcache.nvcc.evidence import Evidence, times_of, variable
+from kcache.nvrtc.files import FileDigests, Stamp, stamp_of
+
+if TYPE_CHECKING:
+    from kcache.nvcc.request import Request
+
+#: Errors that mean that nothing is there.
+_MISSING = {str(-errno.ENOENT), str(-errno.ENOTDIR)}
+#: Files that are the same for everybody, or that no output depends on.
+_HARMLESS = re.compile(r"/dev/(null|tty|u?random)$|/proc/(self/|cpuinfo$|meminfo$)|/sys/devices/")
+_SYSTEM = re.compile(r"/(dev|proc|sys)/")
+#: Programs that read the clock if, and only if, the source asks for the date or the time.
+_CLOCK_READERS = re.compile(r"cc1|cc1plus|clang|nvcc")
+#: Programs whose answers are about this machine.
+_ABOUT_MACHINE = re.compile(r"__nvcc_device_query|nvidia-smi")
+#: Objects for a later link of device code have names that must differ from those of all others.
+_BINDING = re.compile(r"--device-[cw]\b|-lto\b|-dlto\b")
+#: Where the dynamic loader also looks in a directory, for each kind of processor.
+_VARIANTS = (
+    "glibc-hwcaps",
+    "tls",
+    "x86_64",
+    "haswell",
+    "avx512_1",
+    "xeon_phi",
+    "aarch64",
+    "atomics",
+)
+_LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
+#: The ends of a path and of those above it.
+_ENDS = re.compile(r"(?<=[^/])(?=/|$)")
+_LOADER_FILES = ("/etc/ld.so.cache", "/etc/ld.so.preload")
+
+
+class RefusedError(Exception):
+    """The recording is not evidence; the message says why, in a few words."""
+
+
+class Record(NamedTuple):
+    """One record: kind, process, path as it was asked for, and answer."""
+
+    kind: str
+    process: str
+    path: str
+    answer: str
+
+
+class Recording:
+    """One recording, sorted by what was asked.
+
+    Args:
+        request: the request that was compiled.
+        raw: the records.
+
+    Attributes:
+        outputs: absolute paths of the files that were written and are there now; True for those
+            that were removed before, so that they are new files.
+        shown: the numbers of roots that device code shows.
+        bound: whether the objects have names that must differ from place to place.
+
+    Raises:
+        RefusedError: something was not followed.
+    """
+
+    def __init__(self, request: Request, raw: bytes) -> None:
+        self._request = request
+        self._files: dict[str, tuple[int, ...] | None] = dict.fromkeys(
+            path for path in _LOADER_FILES if os.path.exists(path)
+        )
+        self._missing = {path for path in _LOADER_FILES if not os.path.exists(path)}
+        self._present: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self._access: dict[tuple[str, int], bool] = {}
+        self._resolved = {request.path(request.program)}
+        self._variables: set[str] = set()
+        self._written: dict[str, bool] = {}
+        self._removed: set[str] = set()
+        self._programs: dict[str, str] = {}
+        self._libraries: set[str] = set()
+        self._folders: set[str] = set()
+        self._searched: set[str] = set()
+        self._started = self._began = 0
+        self.shown: set[int] = set()
+        self.bound = False
+        temporary = request.environment.get("TMPDIR") or "/tmp"
+        self._temporary = request.path(temporary).rstrip("/")
+        for record in _records(raw):
+            self._take(record)
+        if self._began != self._started + 1:
+            raise RefusedError("a program was started that could not be recorded")
+        self.outputs = dict(self._outputs())
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _take(self, record: Record) -> None:  # noqa: PLR0912  one case for each kind
+        kind, process, name, answer = record
+        path = self._request.path(name)
+        match kind:
+            case "E":
+                if not name.startswith("KCACHE_"):
+                    self._variables.add(name)
+            case "T":
+                if _CLOCK_READERS.match(os.path.basename(self._programs.get(process, "nvcc"))):
+                    raise RefusedError("the source asks for the date or the time")
+            case "X":
+                self._started += 1
+                self._start(name, answer)
+            case "x":
+                self._started -= 1
+                self._missing.update([path] if answer.startswith("2 ") and "/" in name else [])
+            case "Q":
+                self._search(name, answer.split(":"))
+            case "B":
+                self._began += 1
+                self._programs[process] = path
+                self._read(path, answer)
+            case "M":
+                self._libraries.add(os.path.basename(path))
+                self._read(path, answer)
+            case "D":
+                self._folders.add(self._request.path(name))
+            case "!":
+                if answer != "opendir" or path.rstrip("/") != self._temporary:
+                    raise RefusedError(f"{answer} of {name or 'a descriptor'}")
+            case "W" | "N" | "U" | "V":
+                self._change(record)
+            case _:
+                self._answer(kind, path, answer)
+
+    def _start(self, name: str, arguments: str) -> None:
+        program = os.path.basename(name)
+        if "=native" in arguments or _ABOUT_MACHINE.match(program):
+            raise RefusedError("a tool looks at this machine")
+        if _BINDING.search(arguments) or (program == "nvlink" and "--shared" not in arguments):
+            self.bound = True
+        if "/" in name:
+            self._resolved.add(self._request.path(name))
+
+    def _search(self, name: str, folders: Iterable[str]) -> None:
+        """Take the first program of a name, and what is missing before it, as execvp(3) does."""
+        for folder in folders:
+            path = self._request.path(os.path.join(folder, name))
+            if os.path.isfile(path):
+                self._resolved.add(path)
+                return
+            self._missing.add(path)
+
+    def _change(self, record: Record) -> None:
+        kind, _, name, answer = record
+        path = self._request.path(name)
+        if kind == "V":
+            self._searched.add(path)
+            self.shown.update(map(int, answer.split()))
+        elif kind == "U":
+            self._removed.add(path)
+        elif kind == "N":
+            self._written[self._request.path(answer)] = True
+        elif answer.startswith("-"):
+            self._missing.update([path] if answer in _MISSING else [])
+        elif _SYSTEM.match(path):
+            if not _HARMLESS.match(path):
+                raise RefusedError(f"{name} is written")
+        elif path not in self._written:
+            if path in self._files or (answer == "=" and path not in self._removed):
+                raise RefusedError(f"{name} is read and written")
+            self._written[path] = path in self._removed
+
+    def _answer(self, kind: str, path: str, answer: str) -> None:
+        if path in self._written or self._is_temporary(path) or _HARMLESS.match(path):
+            return
+        if _SYSTEM.match(path):
+            raise RefusedError(f"{path} is read")
+        if kind == "A":
+            mode, error = map(int, answer.split())
+            if str(-error) in _MISSING:
+                self._missing.add(path)
+            else:
+                self._access[path, mode] = error == 0
+        elif answer in _MISSING:
+            self._missing.add(path)
+        elif kind == "P" or (kind == "R" and (answer[:1] != "-" or answer == f"-{errno.EINVAL}")):
+            self._resolved.add(path)
+        elif answer.startswith("-"):
+            raise RefusedError(f"{path} can't be read: {os.strerror(-int(answer))}")
+        elif kind == "O" and answer[0] in "f!":
+            self._read(path, answer)
+        else:
+            letter, *inode = answer.split()
+            if letter == "o":
+                raise RefusedError(f"{path} is no file")
+            self._present[path] = letter, tuple(map(int, inode[:2]))
+
+    def _read(self, path: str, answer: str) -> None:
+        if answer == "!":
+            raise RefusedError(f"{path} was changed a moment before it was read")
+        stamp = tuple(map(int, answer.split()[1:]))
+        if self._files.get(path) not in (None, stamp):
+            raise RefusedError(f"{path} was changed during the compile")
+        self._files[path] = stamp
+
+    def _is_temporary(self, path: str) -> bool:
+        """Tell whether nvcc, or gcc, has made up the name of a file of its own."""
+        folder, _, name = path.rpartition("/")
+        return folder == self._temporary and name.startswith("tmpxft_")
+
+    def _outputs(self) -> Iterator[tuple[str, bool]]:
+        for path, is_new in self._written.items():
+            try:
+                mode = os.lstat(path).st_mode
+            except OSError:
+                if path.endswith((".ptx", ".cubin")) and path not in self._searched:
+                    raise RefusedError("device code was not searched for directories") from None
+                continue
+            if not stat.S_ISREG(mode):
+                raise RefusedError(f"{path} is no file")
+            if self._is_temporary(path):
+                raise RefusedError(f"{path} is left")
+            yield path, is_new
+
+    # -- evidence ----------------------------------------------------------------------------------
+
+    def evidence(self, digests: FileDigests, shown: Iterable[int]) -> Evidence:
+        """Return the evidence, of which the caller has yet to check that it holds.
+
+        Args:
+            digests: of files.
+            shown: the numbers of the roots that the artifact shows.
+
+        Raises:
+            RefusedError: a file was changed during the compile.
+        """
+        request, roots = self._request, self._request.roots
+        rooted = roots.rooted
+        self._add_libraries()
+        above = {path[: match.start()] for path in roots.paths for match in _ENDS.finditer(path)}
+        self._above = {path: os.path.realpath(path) for path in above}
+        links: dict[str, str] = {}
+        plain: set[str] = set()
+        for path in sorted(self._resolved):
+            self._walk(path, links, plain)
+        read = {path: self._digest(digests, path, stamp) for path, stamp in self._files.items()}
+        inodes: dict[tuple[int, ...], int] = {}
+        return Evidence(
+            files=[*map(rooted, read)],
+            digests=b"".join(digest for digest, _ in read.values()),
+            twins=_twins(read),
+            folders={rooted(path): names for path, names in self._by_folder(plain).items()},
+            present={
+                rooted(path): (letter, inodes.setdefault(inode, len(inodes)))
+                for path, (letter, inode) in self._present.items()
+                if path not in read
+            },
+            access=[(rooted(path), mode, ok) for (path, mode), ok in self._access.items()],
+            links={rooted(path): rooted(target) for path, target in links.items()},
+            roots=[rooted(os.path.realpath(path)) for path in roots.paths],
+            variables={name: variable(request, name) for name in sorted(self._variables)},
+            shown={str(number): roots.paths[number] for number in sorted(shown)},
+        )
+
+    def _digest(
+        self, digests: FileDigests, path: str, recorded: tuple[int, ...] | None
+    ) -> tuple[bytes, Stamp]:
+        try:
+            status = os.stat(path)
+            now = stamp_of(status)
+            size, changed, moved, inode, device = now
+            if recorded not in (None, (inode, device, size, changed, moved)):
+                raise RefusedError(f"{path} was changed during the compile")
+            return digests.digest(path, status), now
+        except OSError as error:
+            raise RefusedError(f"{path} is gone: {error}") from error
+
+    def _add_libraries(self) -> None:
+        """Add what the dynamic loader has looked for before it found each library."""
+        for folder in self._folders:
+            for variant in _VARIANTS:
+                if not os.path.isdir(f"{folder}/{variant}"):
+                    self._missing.add(f"{folder}/{variant}")
+            for below in ("", *(f"glibc-hwcaps/{level}/" for level in _LEVELS)):
+                for name in self._libraries:
+                    path = f"{folder}/{below}{name}"
+                    if os.path.isfile(path):  # this one, or one that does not fit
+                        self._files.setdefault(path, None)
+                    elif not below or os.path.isdir(f"{folder}/glibc-hwcaps"):
+                        self._missing.add(path)
+
+    def _walk(self, path: str, links: dict[str, str], plain: set[str]) -> None:
+        """Note each name on the way of realpath(3); those above a root count with the root."""
+        at, parts = "", path.split("/")[::-1]
+        while parts:
+            part = parts.pop()
+            if part in ("", "."):
+                continue
+            if part == "..":
+                at = at.rpartition("/")[0]
+                continue
+            step = f"{at}/{part}"
+            if step in self._above:
+                step = self._above[step]
+            elif step in links or (step not in plain and os.path.islink(step)):
+                target = links.setdefault(step, os.readlink(step))
+                parts += target.split("/")[::-1]
+                step = "" if target.startswith("/") else at
+            elif step not in self._missing:
+                plain.add(step)
+            at = step
+
+    def _by_folder(self, plain: Iterable[str]) -> dict[str, tuple[list[str], list[str]]]:
+        """Return missing and plain names by the directory that is there."""
+        found: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
+        known: dict[str, str] = {}
+        for path in sorted(self._missing - self._written.keys()):
+            folder = os.path.dirname(path)
+            if folder not in known:
+                known[folder] = _existing(folder)
+            found[known[folder]][0].append(path[len(known[folder]) :].lstrip("/"))
+        for path in sorted(plain):
+            folder, _, name = path.rpartition("/")
+            found[folder or "/"][1].append(name)
+        return found
+
+
+def _records(raw: bytes) -> Iterator[Record]:
+    if b"\x01" in raw:
+        raise RefusedError("a name with a control character")
+    *texts, end = raw.decode("utf-8", "surrogateescape").split("\0")
+    if end or len(texts) % 4:
+        raise RefusedError("the recording is damaged")
+    for record in zip(*[iter(texts)] * 4, strict=True):
+        if len(record[0]) != 1:
+            raise RefusedError("the recording is damaged")
+        yield Record(*record)
+
+
+def _existing(folder: str) -> str:
+    """Return the deepest directory that exists on the way to one."""
+    while folder not in ("", "/") and not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder or "/"
+
+
+def _twins(read: dict[str, tuple[bytes, Stamp]]) -> list[tuple[list[int], list[int]]]:
+    groups: dict[bytes, list[int]] = defaultdict(list)
+    for number, (digest, _) in enumerate(read.values()):
+        groups[digest].append(number)
+    paths, stamps = [*read], [stamp for _, stamp in read.values()]
+    return [
+        (numbers, times_of(paths[number] for number in numbers))
+        for numbers in groups.values()
+        if len({stamps[number][3:] for number in numbers}) > 1
+    ]

@@ -1,0 +1,139 @@
+"""Store: where artifacts are in the cache; the only module here that knows the engine.
+
+A request's key has an entry with its evidence, up to `MAX_SETS` of them, most recent first. The key
+of an artifact is made of the request's key and its evidence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from kcache.entry import Entry
+from kcache.errors import CorruptEntryError
+from kcache.nvcc.artifact import Artifact, about
+from kcache.nvcc.evidence import Check, Evidence
+from kcache.nvrtc.files import FileDigests
+from kcache.nvrtc.request import digest_fields
+
+if TYPE_CHECKING:
+    from kcache.kernel_cache import KernelCache
+    from kcache.nvcc.request import Request
+
+T = TypeVar("T")
+
+#: The kind in the metadata of an entry with evidence.
+KIND = "evidence"
+#: How many different answers of the system are kept for one request.
+MAX_SETS = 8
+#: How many checks are kept in memory: one takes 1 MB.
+_MAX_CHECKS = 256
+
+
+class Store:
+    """Artifacts in a cache.
+
+    Threads: safe to share.
+
+    Args:
+        cache: an open cache, whose settings hold.
+
+    Attributes:
+        digests: of the files that evidence names.
+        reads, writes: whether the cache is to be read, and whether anything may be stored.
+    """
+
+    def __init__(self, cache: KernelCache) -> None:
+        self._engine, config = cache.engine, cache.config
+        self.digests = FileDigests()
+        self.writes = not (config.disable.value or self._engine.read_only)
+        self.reads = not (config.disable.value or config.recache.value)
+        self._checks: dict[tuple[bytes, tuple[str, ...]], Check] = {}
+
+    def lookup(self, request: Request, key: str, *, again: bool = False) -> Artifact | str:
+        """Return the artifact of a request, counted as a hit; or why there is none."""
+        if not self.reads:
+            return "the settings let the cache not be read"
+        started = time.perf_counter()
+        reason = "no such command was compiled"
+        for raw in self._sets(key, again=again):
+            try:
+                difference = self._check(raw, request).difference(request, self.digests)
+                if difference is not None:
+                    reason = difference
+                    continue
+                entry, from_memory = self._engine.fetch(_result_key(key, raw), again=again)
+                if entry is None:
+                    reason = "the artifact was evicted"
+                    continue
+                artifact = Artifact.from_entry(entry)
+            except (CorruptEntryError, LookupError, OSError, TypeError, ValueError) as error:
+                reason = f"an entry that can't be used: {error}"
+                continue
+            if not artifact.suits(request):
+                reason = "its text was written to other streams"
+                continue
+            seconds = time.perf_counter() - started
+            self._engine.counters.hit(artifact.seconds, seconds, from_memory)
+            return artifact
+        return reason
+
+    def put(self, request: Request, key: str, evidence: Evidence, artifact: Artifact) -> str:
+        """Store an artifact; return why it is not stored, empty if it is."""
+        raw = evidence.encode()
+        difference = self._check(raw, request).difference(request, self.digests)
+        if difference is not None:
+            return f"this changed during the compile: {difference}"
+        if not self._engine.put(_result_key(key, raw), artifact.to_entry(about(request))):
+            return "the cache has no room"
+        sets = [raw, *(old for old in self._sets(key, again=True) if old != raw)][:MAX_SETS]
+        payload = {f"set{number}": each for number, each in enumerate(sets)}
+        return "" if self._engine.put(key, Entry(payload, {"kind": KIND})) else "no room"
+
+    def missed(self, seconds: float, *, problem: str) -> None:
+        """Count a compile."""
+        counters = self._engine.counters
+        counters.add("misses")
+        counters.add("compiles")
+        counters.add("compile_seconds", seconds)
+        if problem:
+            counters.add("uncacheable")
+
+    def alone(
+        self, key: str, find: Callable[[], T | None], make: Callable[[], tuple[T, bool]]
+    ) -> T:
+        """Return what `make` makes, by one thread of one process at a time, or `find` finds.
+
+        `make` also returns whether others will find it.
+        """
+
+        def made() -> tuple[T, bool | None]:
+            value, is_stored = make()
+            return value, is_stored or None
+
+        asker = f"{time.monotonic_ns()}"  # a client's failure is not the others'
+        return self._engine.flight.run(key, find, made, lambda _: None, asker=asker)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _sets(self, key: str, *, again: bool) -> Sequence[bytes]:
+        entry, _ = self._engine.fetch(key, again=again)
+        if entry is None or entry.metadata.get("kind") != KIND:
+            return ()
+        payload = entry.payload
+        return [payload[name] for name in sorted(payload)]
+
+    def _check(self, raw: bytes, request: Request) -> Check:
+        place = raw, request.roots.paths
+        check = self._checks.get(place)
+        if check is None:
+            check = Check(Evidence.decode(raw), request.roots)
+            if len(self._checks) >= _MAX_CHECKS:
+                self._checks.pop(next(iter(self._checks)), None)
+            self._checks[place] = check
+        return check
+
+
+def _result_key(key: str, raw: bytes) -> str:
+    return digest_fields("kcache-nvcc-result/1", [("request", key.encode()), ("evidence", raw)])

@@ -1,0 +1,156 @@
+"""nvcc from wheels, a service to answer its starts, and what nvcc alone would have made."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kcache.dropin import build
+from kcache.dropin import environment as env
+from kcache.service import start
+
+if sys.platform != "linux":
+    pytest.skip("the drop-in needs Linux", allow_module_level=True)
+
+#: What differs between two runs of nvcc alone: names of process ids, times and random numbers.
+_MADE_UP = re.compile(
+    rb"tmpxft_[0-9a-f]{8}_[0-9a-f]{8}|_[0-9a-f]{8}(?=_\d+_\w+_cu_)|_cu_[0-9a-f]{8}_\d+|(?<=_cu_)[0-9a-f]{8}"
+)
+
+SOURCE = """\
+#include "header.h"
+#include <cstdio>
+template <int N> __device__ int times(int x) { return x * N; }
+extern "C" __global__ void kernel(int* p) { p[threadIdx.x] = times<FACTOR>(p[threadIdx.x]); }
+void launch(int* p) { kernel<<<1, 32>>>(p); }
+"""
+
+
+@pytest.fixture(scope="session")
+def wheels() -> Path:
+    """The folder of the wheels' toolkit."""
+    for folder in map(Path, sys.path):
+        if (folder / "nvidia/cu13/bin/nvcc").is_file():
+            return folder / "nvidia/cu13"
+    pytest.skip("nvcc is missing: install the dependency group nvcc")
+
+
+def toolkit(wheels: Path, folder: Path) -> Path:
+    """Makes a toolkit as an installation has it; its files are links, to be replaced only."""
+    for name in ("bin", "lib", "nvvm/bin"):
+        (folder / name).mkdir(parents=True)
+        for path in (wheels / name).iterdir():
+            (folder / name / path.name).symlink_to(path)
+    for name in ("include", "nvvm/libdevice"):
+        (folder / name).symlink_to(wheels / name)
+    (folder / "lib64").symlink_to("lib")
+    (folder / "lib/libcudart.so").symlink_to("libcudart.so.13")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def home(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toolkit that no test changes."""
+    return toolkit(wheels, tmp_path_factory.mktemp("nvcc") / "cuda")
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The native parts, built from the sources."""
+    if build.compiler() is None:
+        pytest.skip("there is no C compiler")
+    folder = tmp_path_factory.mktemp("native") / "libraries"
+    build.build(str(folder), flags=("-Werror",))
+    return folder
+
+
+class Service:
+    """A service with a cache of its own, and clients that ask it."""
+
+    def __init__(self, folder: Path, libraries: Path, nvcc: Path) -> None:
+        self.nvcc = nvcc
+        self.client = libraries / os.uname().machine / build.CLIENT
+        self.environment = {
+            "PATH": f"{nvcc.parent}:{os.environ['PATH']}",
+            "HOME": str(folder),
+            "LANG": "C",
+            "KCACHE_DIR": str(folder / "cache"),
+            env.LIBRARIES: str(libraries),
+        }
+        self.restart()
+
+    def restart(self, **variables: str) -> None:
+        told = {**self.environment, **variables}
+        self.socket = start.begin_own(env.service(told), told, speaks=False)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        about = start.status(self.socket)
+        assert about is not None
+        return about["counts"]
+
+    def run(
+        self, *arguments: object, cwd: Path, program: Path | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Start nvcc by the client."""
+        environment = {**self.environment, env.SOCKET: self.socket, **variables}
+        command = [self.client, program or self.nvcc, *arguments]
+        return subprocess.run(
+            [*map(str, command)], cwd=cwd, env=environment, capture_output=True, check=False
+        )
+
+    def alone(
+        self, *arguments: object, cwd: Path, program: Path | None = None, **variables: str
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Start nvcc itself."""
+        command = [program or self.nvcc, *arguments]
+        environment = {**self.environment, **variables}
+        return subprocess.run(
+            [*map(str, command)], cwd=cwd, env=environment, capture_output=True, check=False
+        )
+
+    def hits(self, call: Callable[[], object]) -> int:
+        """Return how many hits a call brings."""
+        before = self.counts["hits"]
+        call()
+        return self.counts["hits"] - before
+
+
+@pytest.fixture
+def service(tmp_path: Path, libraries: Path, home: Path) -> Iterator[Service]:
+    made = Service(tmp_path, libraries, home / "bin/nvcc")
+    yield made
+    start.ask(made.socket, start.STOP)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a source and its header."""
+    return write_project(tmp_path / "project")
+
+
+def write_project(folder: Path) -> Path:
+    (folder / "include").mkdir(parents=True)
+    (folder / "include/header.h").write_text("#define FACTOR 3\n")
+    (folder / "k.cu").write_text(SOURCE)
+    (folder / "other.cu").write_text(SOURCE.replace("kernel", "other").replace("launch", "start"))
+    (folder / "options.txt").write_text("-lineinfo -DMORE=1\n")
+    return folder
+
+
+def written(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Returns the files below a folder that no project has from the start, with their modes."""
+    return {
+        path.relative_to(folder).as_posix(): (path.stat().st_mode, path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def comparable(content: bytes) -> bytes:
+    """Returns a file without what differs between two runs of nvcc alone."""
+    return _MADE_UP.sub(b"?", content)

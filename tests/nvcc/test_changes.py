@@ -1,0 +1,205 @@
+"""After a change of anything that a compile depends on, nvcc runs again; judged by nvcc alone."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from nvcc.conftest import Service, comparable, toolkit, write_project, written
+
+OBJECT = ("-c", "-arch=sm_90", "-Ifirst", "-Iinclude", "k.cu", "-o", "k.o")
+
+
+class Place(NamedTuple):
+    """Where a test compiles, and the variables that it sets."""
+
+    project: Path
+    home: Path
+    variables: dict[str, str]
+
+
+def replace(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Replaces a file, which may be a link to one that other tests use."""
+    content, mode = path.read_bytes(), path.stat().st_mode
+    path.unlink()
+    path.write_bytes(change(content))
+    path.chmod(mode)
+
+
+def wrap(path: Path, *options: str) -> None:
+    """Puts a script before a program, which adds options."""
+    target = path.resolve()
+    path.unlink()
+    path.write_text(f'#!/bin/sh\nexec {target} {" ".join(options)} "$@"\n')
+    path.chmod(0o755)
+
+
+def edit_header(place: Place) -> None:
+    (place.project / "include/header.h").write_text("#define FACTOR 5\n")
+
+
+def shadow_header(place: Place) -> None:
+    (place.project / "first/header.h").write_text("#define FACTOR 5\n")
+
+
+def shadow_beside_source(place: Place) -> None:
+    (place.project / "header.h").write_text("#define FACTOR 5\n")
+
+
+def optional_header(place: Place) -> None:
+    (place.project / "include/optional.h").write_text("#define FACTOR 5\n")
+
+
+def remove_first_header(place: Place) -> None:
+    (place.project / "first/removed.h").unlink()
+
+
+def switch_link(place: Place) -> None:
+    link = place.project / "include/link"
+    link.unlink()
+    link.symlink_to("two")
+
+
+def wrap_ptxas(place: Place) -> None:
+    wrap(place.home / "bin/ptxas", "-O0")
+
+
+def wrap_cicc(place: Place) -> None:
+    wrap(place.home / "nvvm/bin/cicc", "-ftz=1")
+
+
+def edit_profile(place: Place) -> None:
+    replace(place.home / "bin/nvcc.profile", lambda text: text + b"\nINCLUDES += -DFACTOR2=7\n")
+
+
+def append_flags(place: Place) -> None:
+    place.variables["NVCC_APPEND_FLAGS"] = "-DFACTOR2=7"
+
+
+def prepend_flags(place: Place) -> None:
+    place.variables["NVCC_PREPEND_FLAGS"] = "-DFACTOR2=7"
+
+
+def ptxas_flags(place: Place) -> None:
+    place.variables["PTXAS_FLAGS"] = "-O0"
+
+
+def compiler_by_variable(place: Place) -> None:
+    other = place.project / "tools/g++-other"
+    other.parent.mkdir()
+    other.write_text('#!/bin/sh\nexec g++ -DFACTOR2=7 "$@"\n')
+    other.chmod(0o755)
+    place.variables["NVCC_CCBIN"] = str(other)
+
+
+def compiler_in_path(place: Place) -> None:
+    other = place.project / "early/gcc"
+    other.write_text('#!/bin/sh\nPATH=$OLD exec gcc -DFACTOR2=7 "$@"\n')
+    other.chmod(0o755)
+
+
+def include_variable(place: Place) -> None:
+    folder = place.project / "by_variable"
+    folder.mkdir()
+    (folder / "optional.h").write_text("#define FACTOR 5\n")
+    place.variables["CPATH"] = str(folder)
+
+
+def response_file(place: Place) -> None:
+    (place.project / "options.txt").write_text("-DFACTOR2=7\n")
+
+
+def library_in_working_directory(place: Place) -> None:
+    """nvcc exports a search path for libraries that ends in the working directory."""
+    (place.project / "libmpfr.so.6").write_bytes(b"")
+
+
+def rights(place: Place) -> None:
+    (place.project / "include/header.h").unlink()
+    (place.project / "include/header.h").mkdir()
+
+
+CHANGES = [
+    edit_header, shadow_header, shadow_beside_source, optional_header, remove_first_header,
+    switch_link, wrap_ptxas, wrap_cicc, edit_profile, append_flags, prepend_flags, ptxas_flags,
+    compiler_by_variable, compiler_in_path, include_variable, response_file,
+    library_in_working_directory, rights,
+]  # fmt: skip
+
+SOURCE = """\
+#include "header.h"
+#if __has_include("optional.h")
+#undef FACTOR
+#include "optional.h"
+#endif
+#include "removed.h"
+#include "link/linked.h"
+#ifndef FACTOR2
+#define FACTOR2 1
+#endif
+extern "C" __global__ void kernel(float* p) {
+    p[threadIdx.x] = p[threadIdx.x] * FACTOR / FACTOR2 + REMOVED + LINKED;
+}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, wheels: Path) -> Place:
+    project = write_project(tmp_path / "changed")
+    (project / "k.cu").write_text(SOURCE)
+    for name, text in {
+        "first/removed.h": "#define REMOVED 1\n",
+        "include/removed.h": "#define REMOVED 2\n",
+        "include/one/linked.h": "#define LINKED 1\n",
+        "include/two/linked.h": "#define LINKED 2\n",
+        "early/nothing": "",
+        "options.txt": "-DOTHER=1\n",
+    }.items():
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(text)
+    (project / "include/link").symlink_to("one")
+    old = os.environ["PATH"]
+    variables = {"OLD": old, "PATH": f"{project}/early:{old}"}
+    return Place(project, toolkit(wheels, tmp_path / "cuda"), variables)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_change_compiles_again(
+    change: Callable[[Place], None], service: Service, place: Place
+) -> None:
+    arguments = (*OBJECT, "-optf", "options.txt")
+    nvcc = place.home / "bin/nvcc"
+
+    def start(by: Callable[..., object]) -> tuple[object, bytes]:
+        (place.project / "k.o").unlink(missing_ok=True)
+        done = by(*arguments, cwd=place.project, program=nvcc, **place.variables)
+        found = written(place.project).get("k.o", (0, b""))
+        return done.returncode, comparable(found[1])  # type: ignore[attr-defined]
+
+    first = start(service.run)
+    assert start(service.run) == first
+    assert service.counts["hits"] == 1
+    change(place)
+    changed = start(service.run)
+    assert service.counts["hits"] == 1
+    assert changed == start(service.alone)
+    assert changed != first
+
+
+@pytest.mark.slow
+def test_a_source_that_asks_for_the_time_is_never_stored(service: Service, project: Path) -> None:
+    (project / "include/header.h").write_text("#define FACTOR (int)sizeof(__TIME__)\n")
+    for _ in range(2):
+        assert service.run(*OBJECT, cwd=project).returncode == 0
+    assert service.counts["hits"] == 0
+
+
+@pytest.mark.slow
+def test_a_changed_back_header_is_a_hit_again(service: Service, project: Path) -> None:
+    header = project / "include/header.h"
+    for factor, hits in ((3, 0), (5, 0), (3, 1), (5, 2)):
+        header.write_text(f"#define FACTOR {factor}\n")
+        assert service.run(*OBJECT, cwd=project).returncode == 0
+        assert service.counts["hits"] == hits
