@@ -12,6 +12,7 @@ from __future__ import annotations
 import _socket  # `socket` takes 3 ms more
 import errno
 import os
+import signal
 import stat
 import sys
 from contextlib import suppress
@@ -379,6 +380,7 @@ def _fork(
     if child:
         with suppress(ChildProcessError):  # whoever started this one ignores SIGCHLD
             os.waitpid(child, 0)
+        signal.sigtimedwait({signal.SIGCHLD}, 0)  # pending if it is blocked; not the program's
         return
     try:
         if os.fork() == 0:

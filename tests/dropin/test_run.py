@@ -548,3 +548,10 @@ def test_what_a_shell_ignores_the_program_ignores(shell: str, typed: str, dropin
         bare = dropin.bare(shell, "-c", f"{ignored} {show}; exit 3")
         told = dropin.bare(shell, "-c", f"{ignored} {typed} {show}; exit 3")
         assert (told.code, told.output) == (bare.code, bare.output) == (3, bare.output)
+
+
+def test_no_signal_of_the_launcher_is_left_to_the_program(dropin: Dropin) -> None:
+    blocked = ("env", "--block-signal=CHLD")
+    show = ("grep", "-E", "SigBlk|ShdPnd", "/proc/self/status")
+    told = dropin.bare(*blocked, *KCACHE, "run", *show)
+    assert told.output == dropin.bare(*blocked, *show).output
