@@ -1,6 +1,6 @@
-"""Writes the parts of the reference pages that come from the code: `python docs/from_code.py`.
+"""Writes the tables of the reference that come from the code: `python docs/from_code.py`.
 
-A page marks such a part by two comments, which no reader sees:
+A page marks such a table by two comments, which no reader sees:
 
     <!-- from the code: environment -->
     ...
@@ -9,6 +9,8 @@ A page marks such a part by two comments, which no reader sees:
 What stands between them is Markdown, so a checkout and the site show the same. A test compares it
 with what this module makes, so no page drifts from what kcache does. `--check` writes nothing and
 exits with 1 if a page is not up to date.
+
+`command` is not called here, but by the directive of this name, when Sphinx builds the site.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import click
-from from_code_api import class_, documented, function, module
 from from_code_markdown import (
     PART,
     REFERENCE,
@@ -28,7 +29,6 @@ from from_code_markdown import (
     items,
     plain,
     sections,
-    slug,
     table,
 )
 from man_page import MAN_PAGE, man_page
@@ -40,7 +40,7 @@ from kcache.config import VARIABLES, Variable
 from kcache.engine.stats import FIELDS, Stats
 from kcache.util.units import format_size
 
-__all__ = ["documented", "slug", "updated"]
+__all__ = ["MAN_PAGE", "command", "man_page", "updated"]
 
 #: Endings of the names of fields that are no plain counts.
 _UNITS = {"seconds": "seconds", "_ms": "milliseconds", "bytes_evicted": "bytes", "_rate": "0 to 1"}
@@ -199,12 +199,8 @@ def remotes() -> Iterator[str]:
 
 PARTS: dict[str, Callable[..., Iterator[str]]] = {
     "environment": environment,
-    "command": command,
     "statistics": statistics,
     "metrics": metrics,
-    "class": class_,
-    "function": function,
-    "module": module,
     "remotes": remotes,
 }
 

@@ -52,8 +52,3 @@ def items(section: str) -> dict[str, str]:
 
 def first_paragraph(of: object) -> str:
     return " ".join((inspect.getdoc(of) or "").partition("\n\n")[0].split())
-
-
-def slug(heading: str) -> str:
-    """Returns the anchor that a forge and the site give to a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

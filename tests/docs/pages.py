@@ -20,8 +20,8 @@ HOW = ("exit", "gpu", "slow", "by", "dockerfile", "workflow", "none")
 _MADE = re.compile(r"^<!-- from the code: .*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
 _MARK = re.compile(r"<!--\s*(file|test):\s*(.*?)\s*-->")
 _DIRECTIVES = ("{doctest}", "{literalinclude}")
-#: A directive that holds no code.
-_SILENT = "{toctree}"
+#: Directives that hold no code of their own.
+_SILENT = ("{command}", "{eval-rst}", "{toctree}")
 _PARSER = MarkdownIt()
 
 
@@ -96,8 +96,8 @@ def blocks(path: Path) -> list[Block]:
 def _language(info: str) -> str | None:
     """Returns a block's language, or None for what is no code."""
     word = (info.split() or [""])[0].lower()
-    assert not word.startswith("{") or word in (*_DIRECTIVES, _SILENT), f"no test knows {word}"
-    return None if word == _SILENT else word.strip("{}")
+    assert not word.startswith("{") or word in (*_DIRECTIVES, *_SILENT), f"no test knows {word}"
+    return None if word in _SILENT else word.strip("{}")
 
 
 def _made(
