@@ -292,8 +292,8 @@ def summary(counts: dict[str, Any]) -> str:
     parts = [
         f"hits {counts['hits']}",
         f"misses {counts['misses']}",
-        f"refused sources {counts['failed']}",
-        f"left to NVRTC {counts['handed_over']}" + (f" ({reasons})" if reasons else ""),
+        f"compile errors {counts['failed']}",
+        f"uncacheable {counts['handed_over']}" + (f" ({reasons})" if reasons else ""),
         f"saved {counts['saved_seconds']:.1f} s",
         f"programs: {who or 'none used NVRTC'}",
     ]

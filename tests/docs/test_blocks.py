@@ -163,17 +163,9 @@ def test_the_python_of_every_page_is_right_for_strict_mypy(tmp_path: Path) -> No
     assert done.returncode == 0, told
 
 
-# -- README.md: one screen, whose program and code compile once and hit afterwards --------------------
+# -- README.md: one screen, whose code compiles once and hits afterwards ------------------------------
 
 README = ROOT / "README.md"
-#: Stands for a program that trains.
-TRAIN = """
-from cuda.bindings import nvrtc
-for name in (b"forward", b"backward", b"update"):
-    source = b'extern "C" __global__ void %s(float* x) { *x = 0; }' % name
-    _, program = nvrtc.nvrtcCreateProgram(source, name, 0, [], [])
-    nvrtc.nvrtcCompileProgram(program, 1, [b"-arch=sm_90"])
-"""
 
 
 def test_it_fits_one_screen() -> None:
@@ -181,22 +173,8 @@ def test_it_fits_one_screen() -> None:
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_a_program_compiles_once_and_then_hits(tmp_path: Path) -> None:
-    pytest.importorskip("cuda.bindings")
-    (tmp_path / "train.py").write_text(TRAIN)
-    block = next(block for block in blocks(README) if block.language == "console")
-    lines = block.text.splitlines()
-    for command, said in zip(lines[::2], lines[1::2], strict=True):
-        words = command.removeprefix("$ kcache ").replace("python ", f"{sys.executable} ").split()
-        done = run(sys.executable, "-m", "kcache", *words, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        told, wanted = (re.sub(r"saved .*", "", text) for text in (done.stderr, said))
-        assert told.strip() == wanted.strip()
-
-
-@pytest.mark.usefixtures("nvrtc")
 def test_the_code_compiles_once_and_hits_in_the_next_process() -> None:
-    code = next(block.text for block in blocks(README) if block.language == "python")
+    code = next(block.text for block in blocks(README) if "import kcache" in block.text)
     runs = [output_of(code) for _ in range(2)]
     assert [run.splitlines()[0].rsplit(maxsplit=1)[-1] for run in runs] == ["False", "True"]
 

@@ -70,7 +70,7 @@ def test_a_program_that_is_only_left_to_nvrtc_is_counted(
     command = (sys.executable, "-c", ALONE, real, *arguments)
     told = dropin.same(*command)
     assert told.output == "0\n"
-    assert f"left to NVRTC 1 ({reason}: 1); " in told.line
+    assert f"uncacheable 1 ({reason}: 1); " in told.line
     assert "programs: python" in told.line
 
 
@@ -78,7 +78,7 @@ def test_a_directory_with_the_name_of_such_an_option_is_answered(
     real: Path, dropin: Dropin
 ) -> None:
     told = dropin.run(sys.executable, "-c", ALONE, real, "-I pch/time")
-    assert (told.output, "left to NVRTC 1" in told.line) == ("0\n", False), told.line
+    assert (told.output, "uncacheable 1" in told.line) == ("0\n", False), told.line
 
 
 # -- the table of exports --------------------------------------------------------------------------

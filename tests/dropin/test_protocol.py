@@ -48,7 +48,7 @@ def test_counts_are_told_in_a_line() -> None:
     counts.answered(hit=False, failed=True)
     counts.handed("pch")
     assert summary({**counts.as_dict(), "saved_seconds": 1.25}) == (
-        "hits 1; misses 1; refused sources 1; left to NVRTC 1 (pch: 1); saved 1.2 s; "
+        "hits 1; misses 1; compile errors 1; uncacheable 1 (pch: 1); saved 1.2 s; "
         "programs: none used NVRTC"
     )
 
