@@ -10,6 +10,7 @@ and only through TLS or within this machine.
 from __future__ import annotations
 
 import base64
+import netrc
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -92,8 +93,6 @@ def _from_netrc(host: str) -> tuple[str, str] | None:
     Raises:
         ConfigError: others can read the file, or it can't be understood.
     """
-    import netrc
-
     path = os.path.join(os.path.expanduser("~"), ".netrc")
     if not os.path.isabs(path) or not os.path.exists(path):
         return None

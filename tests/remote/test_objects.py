@@ -9,6 +9,7 @@ import pytest
 from remote.fakes import MOST, SOUND, VALUE, Open, RawServer, answering, key, value_in
 from remote.servers import S3, Nginx
 
+from kcache.environment import remote_variables
 from kcache.errors import ConfigError
 from kcache.remote.storage import RemoteError, Storage
 
@@ -124,6 +125,15 @@ def test_credentials_are_not_sent_in_the_clear(
     assert sent
     assert b"hidden" not in sent
     assert b"authorization" not in sent.lower()
+
+
+def test_the_daemon_gets_no_variables_that_weaken_this(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ALLOW_HTTP", "ALLOW_INVALID_CERTIFICATES", "PROXY_URL"):
+        monkeypatch.setenv(f"AWS_{name}", "1")
+        monkeypatch.setenv(f"AZURE_{name}", "1")
+    monkeypatch.setenv("AZURE_STORAGE_ENCRYPTION_KEY", "hidden")
+    named = {name for name in remote_variables() if name.startswith(("AWS_", "AZURE_"))}
+    assert named == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"}
 
 
 def test_tls(store: Open, nginx: Nginx) -> None:
