@@ -33,7 +33,7 @@ DEFAULT_WAIT = 300.0
 #: 2**63.
 _MOST_BYTES = 1 << 60
 HEADER_CHECKS = ("always", "once")
-RELOCATIONS = ("lazy", "eager")
+RELOCATIONS = ("on", "off")
 ON_MISS = ("compile", "error")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -184,11 +184,11 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "relocation",
-        "lazy or eager",
-        "When to prove that a kernel does not depend on where its headers lie: when a second "
-        "location asks for it, or in the background after its first compile.",
+        "on or off",
+        "Whether a kernel that shows no path may be used in another directory, container or "
+        "machine.",
         partial(_parse_choice, allowed=RELOCATIONS),
-        "lazy",
+        "on",
     ),
     Variable(
         "wait",

@@ -105,7 +105,7 @@ class Entry:
         ArgumentTypeError: payload is not a mapping of text to bytes, or metadata not a mapping.
     """
 
-    __slots__ = ("_blob", "_parts", "called", "cost", "due", "view")
+    __slots__ = ("_blob", "_parts", "cost", "due", "view")
 
     #: The envelope that this entry was made from, until somebody asks for its parts.
     _blob: bytes
@@ -117,8 +117,6 @@ class Entry:
     #: An object that a frontend made from this entry, or None. It is kept here, but is no part of
     #: the entry's value.
     view: Any
-    #: The name of a source that a frontend has found the view to be good for. As for `view`.
-    called: str | None
 
     def __init__(
         self, payload: Mapping[str, bytes], metadata: Mapping[str, JSON] | None = None
@@ -135,7 +133,7 @@ class Entry:
         self._parts = (MappingProxyType(checked), MappingProxyType(about))
         self.cost = _cost(about.get("compile_seconds"))
         self._blob, self.due = b"", 0.0
-        self.view = self.called = None
+        self.view = None
 
     @property
     def payload(self) -> Mapping[str, bytes]:
@@ -321,7 +319,7 @@ def open_envelope(blob: bytes, key: str, producer: bytes) -> Entry:
             raise IncompatibleEntryError(f"made by {maker.decode(errors='replace')!r}")
     entry = _new_entry(Entry)
     entry._blob, entry.cost, entry.due = blob, cost, 0.0
-    entry._parts = entry.view = entry.called = None
+    entry._parts = entry.view = None
     return entry
 
 

@@ -62,9 +62,9 @@ class KernelCache:
         disable: compile every time, and neither read nor write the cache.
         recache: compile every time, and replace the entries that are there.
         header_check: `"always"`, or `"once"` to check a request's headers once per process.
-        relocation: when to prove that a kernel does not depend on where its headers lie: `"lazy"`,
-            when a second location asks for it, or `"eager"`, in the background after its first
-            compile; `close` waits for that. Then other checkouts and machines compile nothing.
+        relocation: `"on"`, or `"off"` to use each kernel only in the directories that it was
+            compiled in. With `"on"`, a kernel whose outputs show none of its directories is also
+            used in other checkouts, containers and machines whose headers are the same.
         wait: how many seconds to wait while another thread or process compiles the same kernel,
             before this one compiles it, too. 300 by default; 0 never waits.
         workers: how many compiles may run at a time; by default one for each usable core. Each
@@ -114,7 +114,11 @@ class KernelCache:
         self.config = config = opened.config
         share = int(config.memory_size.value * _REQUEST_SHARE)
         #: Requests by their arguments. If a program repeats a request, this takes one look-up.
-        self._requests = Requests(share, record_to=config.record.value)
+        self._requests = Requests(
+            share,
+            record_to=config.record.value,
+            relocatable=config.relocation.value == "on",
+        )
         self._async: AsyncFront | None = None
         self.engine = engine_of(opened, config.memory_size.value - share, producer=PRODUCER)
         self._finder = Finder(self.engine, config)
@@ -378,11 +382,10 @@ class KernelCache:
         return self.engine.trim(max_size, older_than=older_than)
 
     def close(self) -> None:
-        """Finish the proofs, write the statistics and release the backend. Idempotent.
+        """Write the statistics and release the backend. Idempotent.
 
-        There are proofs with `relocation="eager"` only. An interrupt abandons them. After that, a
-        request, `clear` and `trim` raise a ConfigError. A compile that `aget_or_compile` has begun
-        goes on, and its kernel is dropped.
+        After that, a request, `clear` and `trim` raise a ConfigError. A compile that
+        `aget_or_compile` has begun is finished, and its kernel is dropped.
         """
         self._requests = cast("Requests", ClosedRequests())
         if self._async is not None:

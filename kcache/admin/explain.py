@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache.admin.request_diff import Cause, contrast, include_paths
 from kcache.backend import EntryInfo, NoBackend
 from kcache.errors import BackendError, CorruptEntryError
-from kcache.nvrtc import is_called
 from kcache.nvrtc.inventory import (
     DAMAGED,
     DEFAULT_NAMES,
@@ -63,8 +62,7 @@ _DIFFERENCES = {
     "identity": ("header_identity", "two headers of equal content became one file, or two"),
     "answer": ("header_changed", "the compiler would find something else about {}"),
     "variable": ("variable", "the environment variable {} has another value"),
-    "called": ("source_name", "the source was called {}, and its output may show that"),
-    "place": ("directory", "the output shows the directory {}"),
+    "place": ("directory", "the kernel depends on the directory {}"),
     "root": ("include_path", "the include directories are others"),
 }
 #: Kinds of entries that are not served.
@@ -163,14 +161,11 @@ class _Set(NamedTuple):
         differences: from now: kind and path of each, and the header that a new file hides, if any.
         key: of the kernel that it leads to.
         kernel: the kernel's entry, if there is one.
-        elsewhere: whether the kernel was compiled in another directory, and no proof has shown that
-            it is good for this one, too.
     """
 
     differences: tuple[tuple[str, str, str], ...]
     key: str
     kernel: Opened | None
-    elsewhere: bool
 
     @property
     def about(self) -> RequestSummary | None:
@@ -195,8 +190,6 @@ class _Look:
         self._events = tuple(engine.journal.events())
         self._alone = bool(checked) or request.self_contained
         self._key = checked or request.key
-        if request.self_contained:
-            self._key = self._own_key()
         self._opened = self._in_memory(self._key)
         self._sets = tuple(self._header_sets())
         if self._opened is None or not (self._alone or self._good()):
@@ -219,22 +212,12 @@ class _Look:
             found += self._why_nothing(near)
         key, good = self._request.key, self._good()
         kernel, manifest = (self._key, "") if self._alone else ("", self._key)
-        if good is not None and not good.elsewhere:
+        if good is not None:
             kernel = good.key
         hit = not found
         return Explanation(hit, tuple(found), key, None if hit else near, kernel, manifest)
 
     # -- looking -----------------------------------------------------------------------------------
-
-    def _own_key(self) -> str:
-        """Return under which key the kernel of a self-contained source is, or would be."""
-        request = self._request
-        plain, named = self._open(request.key), request.named_key
-        if plain is None:
-            there = bool(named) and self._open(named) is not None
-        else:
-            there = plain.entry is not None and not is_called(plain.entry, request.source_name)
-        return named if named and there else request.key
 
     def _open(self, key: str) -> Opened | None:
         return self._in_memory(key) or self._stored(key)
@@ -264,15 +247,13 @@ class _Look:
                     for kind, path in found
                 )
                 key = header_set.result_key(request.key)
-                elsewhere = not header_set.good_at(request.location)
-                yield _Set(differences, key, self._open(key), elsewhere)
+                yield _Set(differences, key, self._open(key))
         except CorruptEntryError:  # intact, but without a manifest: the same as empty
             return
 
     def _good(self) -> _Set | None:
         """Return the header set that holds, or None."""
-        good = [each for each in self._sets if not each.differences]
-        return min(good, key=lambda each: each.elsewhere, default=None)
+        return next((each for each in self._sets if not each.differences), None)
 
     def _nearest(self) -> Near | None:
         """Return the latest kernel whose request differs least; None if all differ much.
@@ -321,9 +302,6 @@ class _Look:
 
     def _why_no_kernel(self, found: _Set) -> list[Cause]:
         """Return why the kernel for the present headers is not used; nothing if it is."""
-        if found.elsewhere:
-            what = "it was compiled in another place, and no proof has shown that it is good here"
-            return [Cause("directory", what)]
         if found.kernel is not None:
             sound = found.kernel.entry is not None and not found.kernel.item.problem
             return [] if sound else [_problem(found.kernel)]

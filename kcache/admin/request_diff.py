@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -45,8 +46,9 @@ def _source(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     if old.source_hash != new.source_hash:
         yield Cause("source", "the source's text changed")
     was, now = old.source_name, new.source_name
-    # The name is a part of the key if a bound says so.
-    if was != now and any(each.startswith("name=") for each in (*old.bound, *new.bound)):
+    # The last part of the name is always in the key, the whole name if it is bound.
+    whole = any(each.startswith("name=") for each in (*old.bound, *new.bound))
+    if was != now and (whole or os.path.basename(was) != os.path.basename(now)):
         yield Cause("source_name", f"the source is called {now}, and was {was}", was, now)
     if old.arch != new.arch:
         what = f"the target changed from {old.arch or 'none'} to {new.arch}"

@@ -85,8 +85,9 @@ def put_or_fail(engine: CacheEngine, key: str, entry: Entry) -> bool:
 def _merged(ours: Entry, theirs: Entry) -> Entry | None:
     """Return our manifest with the header sets of theirs; None if there is none to add."""
     sets = Manifest.from_entry(ours).header_sets
-    known = {each.raw for each in sets}
-    missing = [each for each in Manifest.from_entry(theirs).header_sets if each.raw not in known]
+    known = {each.identity for each in sets}
+    given = Manifest.from_entry(theirs).header_sets
+    missing = [each for each in given if each.identity not in known]
     missing = missing[: max(0, MAX_SETS - len(sets))]
     return Manifest([*sets, *missing]).to_entry() if missing else None
 

@@ -260,7 +260,7 @@ def _caller(program: Program, compiler: str) -> Caller:
         for name in _DECISIVE
     )
     path, directory = os.fsdecode(program.library), os.fsdecode(program.directory)
-    return Caller(path, compiler, directory, environment, _is_alone(program))
+    return Caller(path, compiler, directory, environment)
 
 
 def _answer(program: Program, kernel: CompiledKernel) -> Answer:
@@ -299,17 +299,6 @@ def _not_compiled(reason: str) -> Answer:
     """Return a compile error whose log is the reason."""
     log = f"kcache: {reason}\n".encode() + b"\0"
     return Answer(_COMPILATION, b"\0", b"", b"", log, [], hit=False)
-
-
-def _is_alone(program: Program) -> bool:
-    """Tell whether a source is alone in its directory: CuPy makes a temporary one for each."""
-    directory, name = os.path.split(program.name)
-    try:
-        return os.path.isabs(program.name) and set(os.listdir(directory)) <= {name}
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
 
 
 def _decoded(data: bytes) -> str:

@@ -51,8 +51,6 @@ class Stats(NamedTuple):
         wait_timeouts: requests whose wait timed out, and that did the work themselves.
         unlocked: requests that could not lock their key between processes, and went on without a
             lock.
-        proofs: compiles that only showed whether a kernel is good in another location; they are
-            not in `compiles`.
         layer_hits: those of `hits` that a layer answered.
         remote_hits: those of `hits` that a remote answered.
         remote_misses: requests for which all remotes answered that they have nothing.
@@ -78,7 +76,6 @@ class Stats(NamedTuple):
     coalesced: int = 0
     wait_timeouts: int = 0
     unlocked: int = 0
-    proofs: int = 0
     layer_hits: int = 0
     remote_hits: int = 0
     remote_misses: int = 0

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kcache.entry import JSON
     from kcache.launch import LoadedKernel
     from kcache.nvrtc.compiler import Compiled
+    from kcache.nvrtc.search import HeaderSearch
 
 _OUTPUTS = ("ptx", "cubin", "ltoir")
 #: How many kernels of a module `repr` names.
@@ -130,18 +131,22 @@ class CompiledKernel(NamedTuple):
         about = compiled.seconds, dependencies, compiled.raw_log
         return cls(*compiled[:3], names, compiled.log, key, False, *about)
 
-    def to_entry(self, about: Mapping[str, JSON]) -> Entry:
-        """Return the entry that holds this kernel; `about` is added to its metadata."""
+    def to_entry(self, about: Mapping[str, JSON], search: HeaderSearch) -> Entry:
+        """Return the entry that holds this kernel; `about` is added to its metadata.
+
+        The log in it has placeholders for the directories of `search`.
+        """
+        from kcache.nvrtc.places import portable_log  # a hit does not need it
+
         metadata: dict[str, JSON] = {
             "kind": "kernel",
             "compile_seconds": self.compile_seconds,
             "lowered_names": dict(self.lowered_names),
             "functions": [*self.functions()],
-            "log": self.log,
             **about,
         }
-        if self.raw_log is not None:
-            metadata["raw_log"] = self.raw_log.decode("latin-1")  # any bytes, as text for JSON
+        if self.raw_log is not None:  # any bytes, as text for JSON
+            metadata["log"] = portable_log(search, self.raw_log).decode("latin-1")
         return Entry(self._outputs(), metadata)
 
     def _outputs(self) -> dict[str, bytes]:
@@ -149,8 +154,10 @@ class CompiledKernel(NamedTuple):
         return {name: data for name, data in found.items() if data is not None}
 
     @classmethod
-    def from_entry(cls, entry: Entry, key: str, dependencies: tuple[str, ...]) -> CompiledKernel:
-        """Return the kernel in an entry.
+    def from_entry(
+        cls, entry: Entry, key: str, dependencies: tuple[str, ...], search: HeaderSearch
+    ) -> CompiledKernel:
+        """Return the kernel in an entry, for a request that searches its headers so.
 
         Raises:
             CorruptEntryError: the entry is not what `to_entry` makes.
@@ -159,9 +166,14 @@ class CompiledKernel(NamedTuple):
         if not any(name in payload for name in _OUTPUTS):
             raise CorruptEntryError("the entry holds no kernel")
         outputs = payload.get("ptx"), payload.get("cubin"), payload.get("ltoir")
-        lowered, log = names_and_log(entry)
-        names, said = MappingProxyType(_LoweredNames(lowered)), entry.metadata.get("raw_log")
-        raw_log = said.encode("latin-1", "replace") if isinstance(said, str) else None
+        lowered, stored = names_and_log(entry)
+        names = MappingProxyType(_LoweredNames(lowered))
+        log, raw_log = "", None
+        if stored:
+            from kcache.nvrtc.places import log_at, text_of_log  # few compilers have a message
+
+            raw_log = log_at(search, stored)
+            log = text_of_log(raw_log)
         return cls(*outputs, names, log, key, True, entry.cost, dependencies, raw_log)
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from kcache.engine.stats import NOTES
 from kcache.errors import CorruptEntryError
 from kcache.kernels.compiled_kernel import CompiledKernel
-from kcache.nvrtc import is_called
 from kcache.util import log
 
 if TYPE_CHECKING:
@@ -194,9 +193,7 @@ class Finder:
         """
         manifest = None
         if request.self_contained:
-            kernel = self._load(request.key, (), started, again, request.source_name)
-            if kernel is None and request.named_key:  # an output that shows the source's name
-                kernel = self._load(request.named_key, (), started, again)
+            kernel = self._load(request, request.key, (), started, again)
         else:
             kernel, manifest = self._look_by_headers(request, started, again=again)
         if kernel is None and self.below is not None:
@@ -219,7 +216,7 @@ class Finder:
         if manifest is None or header_set is None:
             return None, manifest
         key, dependencies = header_set.result_key(request.key), header_set.dependencies(request)
-        kernel = self._load(key, dependencies, started, again)
+        kernel = self._load(request, key, dependencies, started, again)
         if kernel is None:  # it was evicted
             return None, headers.manifest(request) if again else manifest
         if headers.digests.reads != reads and header_set.remember(request):
@@ -228,16 +225,13 @@ class Finder:
 
     def _load(
         self,
+        request: Request,
         key: str,
         dependencies: tuple[str, ...],
         started: float,
         again: bool,
-        name: str | None = None,
     ) -> CompiledKernel | None:
-        """Return the kernel under `key`, counted as a hit, or None.
-
-        With `name`, it must be good for a source of this name.
-        """
+        """Return the kernel under `key`, counted as a hit, or None."""
         engine = self.engine
         entry, from_memory = engine.fetch(key, again=again)
         if entry is None:
@@ -245,14 +239,10 @@ class Finder:
         kernel: CompiledKernel | None = entry.view
         saved = 0.0
         if kernel is None or kernel.dependencies is not dependencies:
-            kernel = self.kernel_in(entry, key, dependencies, again=again)
+            kernel = self.kernel_in(request, entry, key, dependencies, again=again)
             if kernel is None:
                 return None
             saved = entry.cost
-        if name is not None and name != entry.called:
-            if not is_called(entry, name):
-                return None
-            entry.called = name
         if saved:
             saved = self.counts.saved(key, saved)
         if "logging" in sys.modules and log.debugging():
@@ -264,11 +254,17 @@ class Finder:
         return kernel
 
     def kernel_in(
-        self, entry: Entry, key: str, dependencies: tuple[str, ...], *, again: bool
+        self,
+        request: Request,
+        entry: Entry,
+        key: str,
+        dependencies: tuple[str, ...],
+        *,
+        again: bool,
     ) -> CompiledKernel | None:
         """Return the kernel in an entry, which keeps it; None if the entry holds none."""
         try:
-            kernel = CompiledKernel.from_entry(entry, key, dependencies)
+            kernel = CompiledKernel.from_entry(entry, key, dependencies, request.search)
         except CorruptEntryError as error:
             if not again:
                 self.engine.refuse(key, error)

@@ -106,7 +106,8 @@ class RemoteKernels:
         self,
         request: Request,
         header_set: StoredHeaderSet | None,
-        compiled: tuple[str, Entry] | None = None,
+        key: str,
+        entry: Entry,
         lease: Lease | None = None,
     ) -> None:
         """Send a compiled kernel to every writable remote; return before that is done.
@@ -116,20 +117,15 @@ class RemoteKernels:
         Args:
             request: the request.
             header_set: the answers that its kernel depends on; None if there are no headers.
-            compiled: the kernel's key and entry; None if the remotes have it, and are only told
-                that a proof has shown where else it is good. Without headers, it says so itself.
+            key: of the kernel.
+            entry: of the kernel.
             lease: the right to compile it.
         """
         if not self._writes or not self.client.worth_asking:
             return
-        proven, engine = compiled is None, self._finder.engine
-        if proven and header_set is None:
-            entry, _ = engine.fetch(request.key, again=True)
-            if entry is None:  # it was evicted a moment ago
-                return
-            compiled = request.key, entry
+        engine = self._finder.engine
         try:
-            kernel = None if compiled is None else self._enveloped(*compiled)
+            kernel = self._enveloped(key, entry)
             manifest = None
             if header_set is not None:  # without this machine's stamps of files
                 only = Manifest([StoredHeaderSet(header_set.raw)])
@@ -139,7 +135,7 @@ class RemoteKernels:
             return
         held = None if lease is None else (lease.key, lease.token)
         self._has_put = True
-        if self.client.put(Upload(kernel, manifest, held), lease) and not proven:
+        if self.client.put(Upload(kernel, manifest, held), lease):
             engine.counters.add("remote_puts")
 
     def _enveloped(self, key: str, entry: Entry) -> tuple[str, bytes]:

@@ -41,12 +41,16 @@ class Requests:
     Args:
         memory_size: bound of the remembered requests, in bytes.
         record_to: a file that every request is recorded in; None for none.
+        relocatable: whether kernels may be used in other directories; see `places`.
 
     Attributes:
         recorders: they get every request, new or remembered.
     """
 
-    def __init__(self, memory_size: int, *, record_to: str | None = None) -> None:
+    def __init__(
+        self, memory_size: int, *, record_to: str | None = None, relocatable: bool = True
+    ) -> None:
+        self._relocatable = relocatable
         self._known: MemoryTier[tuple[object, ...], Request] = MemoryTier(memory_size)
         self._compiler: str | None = None
         self.recorders: tuple[RequestRecorder, ...] = ()
@@ -108,6 +112,7 @@ class Requests:
                 source_name=source_name,
                 compiler=(self._compiler or "") if caller is None else caller.compiler,
                 caller=caller,
+                relocatable=self._relocatable,
             )
             if call is not None:
                 self._known.put(call, request, 2 * len(request.source) + _REQUEST_OVERHEAD)

@@ -2,14 +2,11 @@
 
 1. `Resolver.get`: one thread of one process goes on, and the others wait for it
    (`engine.single_flight`). It looks again (`find`), and asks remotes (`remotes`).
-2. If the cache has the kernel for another location, a compile may prove that it is good here, too
-   (`proofs`).
-3. Otherwise the request is compiled (`nvrtc.frontend`). The kernel is stored, and then its
+2. Otherwise the request is compiled (`nvrtc.frontend`). The kernel is stored, and then its
    manifest, so that no manifest names a kernel that was never stored, whenever the process is
    killed. If two processes store header sets of one request at the same time, one of the two may be
    lost, and is compiled again.
-4. With eager relocation, a proof shows that the kernel is good in other locations (`proofs`).
-5. The threads that waited find the kernel in the cache, or adopt the answer.
+3. The threads that waited find the kernel in the cache, or adopt the answer.
 """
 
 from __future__ import annotations
@@ -20,8 +17,6 @@ from typing import TYPE_CHECKING
 
 from kcache.errors import CompileError, ConfigError, MissError
 from kcache.kernels.compiled_kernel import CompiledKernel
-from kcache.kernels.proofs import ProofQueue, prove, store_verdict
-from kcache.nvrtc import is_called
 from kcache.util import log
 from kcache.util.gpu_code import templates_in
 
@@ -55,7 +50,6 @@ class Resolver:
     Attributes:
         finder: as given.
         remotes: asked before a compile, and told of it; None if there are none.
-        proofs: those that are to be made in the background.
     """
 
     def __init__(
@@ -71,9 +65,7 @@ class Resolver:
         self._directory = None if finder.engine.read_only else opened.directory
         self._for_compiler = for_compiler
         self._writes = not config.disable.value
-        self._eager = _proves_eagerly(config)
         self._frontend: Frontend | None = None
-        self.proofs = ProofQueue()
         self._closed = False
 
     def get(self, request: Request) -> CompiledKernel:
@@ -95,9 +87,8 @@ class Resolver:
             kernel, manifest = self.finder.look(request, time.perf_counter(), again=True)
             return kernel
 
-        def make() -> tuple[CompiledKernel, tuple[Found, str] | None]:
-            kernel, shared = self._ask_or_compile(request, manifest)
-            return kernel, None if shared is None else (shared, request.source_name)
+        def make() -> tuple[CompiledKernel, Found | None]:
+            return self._ask_or_compile(request, manifest)
 
         return self.finder.engine.flight.run(
             request.key,
@@ -108,20 +99,21 @@ class Resolver:
             timeless=request.self_contained,
         )
 
-    def _adopt(self, request: Request, made: tuple[Found, str]) -> CompiledKernel | None:
+    def _adopt(self, request: Request, made: Found) -> CompiledKernel | None:
         """Return the kernel that another thread has compiled meanwhile, if it is good here, too.
 
         It is not good if a header was edited after that compile had read it, or if it was compiled
-        in another place. `made` has the name of the source, too.
+        in another place.
         """
-        (kernel, header_set), name = made
+        kernel, header_set = made
         if header_set is not None:
-            if not header_set.holds(request, self.finder.headers.digests):
+            at_home = header_set.sections().home == request.location  # so that its log is right
+            if not (at_home and header_set.holds(request, self.finder.headers.digests)):
                 return None
             if header_set.result_key(request.key) != kernel.key:
                 return None
             kernel = kernel._replace(dependencies=header_set.dependencies(request))
-        elif not request.self_contained or name != request.source_name:
+        elif not request.self_contained:
             return None
         self.finder.counts.adopted(kernel)
         return kernel._replace(cached=True)
@@ -136,18 +128,15 @@ class Resolver:
         return None if found is None else found[0]
 
     def close(self) -> None:
-        """Finish the proofs, and disconnect. Idempotent.
+        """Disconnect. Idempotent.
 
-        The kernel of a compile that goes on in another thread is not stored.
+        The kernel of a compile that another thread has begun is not stored.
         """
         self._closed = True
-        try:
-            self.proofs.finish()
-        finally:
-            if self.remotes is not None:
-                self.remotes.close()
+        if self.remotes is not None:
+            self.remotes.close()
 
-    # -- remotes, proof, compile, store ------------------------------------------------------------
+    # -- remotes, compile, store -------------------------------------------------------------------
 
     def _ask_or_compile(
         self, request: Request, manifest: Manifest | None
@@ -175,11 +164,6 @@ class Resolver:
         if self._config.on_miss.value == "error":
             self.finder.counts.miss()
             raise _refusal(self.finder, self._config, request)
-        provable = request.self_contained or manifest is not None
-        if provable and self._writes and self.finder.reads:
-            proven = self._prove_here(request, manifest)
-            if proven is not None:
-                return proven[0], proven
         self.finder.counts.miss()
         compiled, header_set = self._run(request)
         ran = self._for_compiler(request, compiled.identity)
@@ -188,14 +172,9 @@ class Resolver:
         # After `close`, the client has left, so no result is written any more.
         if compiled.problem or self._closed:
             return CompiledKernel.of(compiled, request.key, ()), None
-        kernel, entry, stored = _store(
-            self.finder, request, compiled, header_set, manifest=manifest
-        )
+        kernel, entry = _store(self.finder, request, compiled, header_set, manifest)
         if self.remotes is not None:
-            self.remotes.upload(request, header_set, (kernel.key, entry), lease)
-        eager = self._eager or (request.caller is not None and request.caller.alone)
-        if eager and stored and _may_be_good_elsewhere(request, kernel.key, header_set):
-            self.proofs.add(partial(self._prove_later, request, header_set))
+            self.remotes.upload(request, header_set, kernel.key, entry, lease)
         return kernel, (kernel, header_set)
 
     def _run(self, request: Request) -> tuple[Compiled, StoredHeaderSet | None]:
@@ -233,54 +212,6 @@ class Resolver:
             self._frontend = Frontend(self.finder.headers.digests, limits)
         return self._frontend
 
-    # -- proofs ------------------------------------------------------------------------------------
-
-    def _prove_here(self, request: Request, manifest: Manifest | None) -> Found | None:
-        """Return a kernel of another place if a proof shows now that it is good here, too.
-
-        The key's lock is held. The proof takes the time of a compile, so no time is saved.
-        """
-        started, header_set = time.perf_counter(), None
-        if manifest is not None:
-            header_set = manifest.provable(request, self.finder.headers.digests)
-        if header_set is None and not request.self_contained:
-            return None
-        found = prove(self.finder, self._front(), request, header_set)
-        if found is None or not store_verdict(self.finder, request, header_set, manifest, found):
-            return None
-        kernel, proven = found.kernel, found.verdict.header_set
-        if self.remotes is not None:
-            self.remotes.upload(request, proven)
-        self.finder.counts.saved(kernel.key, 0.0)
-        self.finder.engine.counters.hit(0.0, time.perf_counter() - started, False)
-        if proven is not None:
-            kernel = kernel._replace(dependencies=proven.dependencies(request))
-        return kernel, proven
-
-    def _prove_later(self, request: Request, header_set: StoredHeaderSet | None) -> None:
-        """Prove a stored kernel, and store the verdict; for the queue."""
-        finder = self.finder
-        found = prove(finder, self._front(), request, header_set)
-        if found is None:
-            return
-
-        def judge() -> tuple[bool, None]:
-            now = None if header_set is None else finder.headers.manifest(request)
-            return store_verdict(finder, request, header_set, now, found), None
-
-        # Under the key's lock, so that no header set of another process is lost.
-        good = finder.engine.flight.run(request.key, lambda: None, judge, lambda _: None)
-        if good and self.remotes is not None:
-            self.remotes.upload(request, found.verdict.header_set)
-
-
-def _may_be_good_elsewhere(request: Request, key: str, header_set: StoredHeaderSet | None) -> bool:
-    """Tell whether others may ask for a kernel from another place, where a proof would decide."""
-    if header_set is not None:
-        return header_set.may_be_good_elsewhere
-    # Without headers, the place is the source's name, which is the same everywhere if it is plain.
-    return not request.has_name and key == request.key and "/" in request.source_name
-
 
 # -- store -----------------------------------------------------------------------------------------
 
@@ -291,8 +222,8 @@ def _store(
     compiled: Compiled,
     header_set: StoredHeaderSet | None,
     manifest: Manifest | None,
-) -> tuple[CompiledKernel, Entry, bool]:
-    """Store a compiled kernel; return it, its entry, and whether it will be found.
+) -> tuple[CompiledKernel, Entry]:
+    """Store a compiled kernel; return it and its entry.
 
     Args:
         finder: of the cache.
@@ -303,17 +234,15 @@ def _store(
     """
     from kcache.nvrtc.inventory import metadata_of  # a waiting thread needs none of these
     from kcache.nvrtc.manifest import Manifest
-    from kcache.nvrtc.relocation import shows_name
 
     key, dependencies = request.key, tuple[str, ...]()
     if header_set is not None:
         key, dependencies = header_set.result_key(key), header_set.dependencies(request)
-    elif request.named_key and (shows_name(request, compiled) or _is_taken(finder, request)):
-        key = request.named_key
     kernel = CompiledKernel.of(compiled, key, dependencies)
     finder.counts.saved(key, 0.0)
     engine, headers = finder.engine, finder.headers
-    entry, stored = kernel.to_entry(metadata_of(request, key, compiled.version)), False
+    about = metadata_of(request, key, compiled.version)
+    entry, stored = kernel.to_entry(about, request.search), False
     rejected = engine.stats().rejected
     try:
         # The kernel comes first: a manifest must not promise a kernel that is not there.
@@ -328,13 +257,7 @@ def _store(
         engine.report("store", error)
     if not stored and key != request.key and engine.stats().rejected > rejected:
         engine.note("rejected", request.key)  # the next request asks for it by this key
-    return kernel, entry, stored
-
-
-def _is_taken(finder: Finder, request: Request) -> bool:
-    """Tell whether the key has a kernel that is not good for this name of the source."""
-    entry, _ = finder.engine.fetch(request.key, again=True)
-    return entry is not None and not is_called(entry, request.source_name)
+    return kernel, entry
 
 
 # -- why it is compiled ----------------------------------------------------------------------------
@@ -374,14 +297,3 @@ def _title(request: Request, names: Sequence[str] = ()) -> str:
     from kcache.nvrtc.inventory import title_of
 
     return title_of(request.source_name, names or request.kernels())
-
-
-def _proves_eagerly(config: Config) -> bool:
-    """Tell whether kernels are proven to be good elsewhere right after their first compile.
-
-    By default they are if they are made for others, that is with a writable remote. The argument or
-    the variable overrides that.
-    """
-    value, source = config.relocation
-    for_others = any(each.writable for each in config.remote.value) and not config.read_only.value
-    return value == "eager" or (source == "default" and for_others)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from kcache.entry import Entry, decode
 from kcache.errors import CorruptEntryError
 from kcache.kernels.find import VIEW_FACTOR, log_hit
-from kcache.nvrtc import is_called
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 from kcache.util import log
 
@@ -56,15 +55,13 @@ class SourceKernels:
             Exception: whatever the source raises.
         """
         if request.self_contained:
-            named = request.named_key
-            keys = (request.key, named) if named else (request.key,)
-            return self._find_under(keys, started, again=again, name=request.source_name)
+            return self._find_under(request, request.key, started, again=again)
         for manifest, keep in self._manifests(request.key, again=again):
             header_set = manifest.matching(request, self._finder.headers.digests)
             if header_set is None:
                 continue
-            keys, paths = (header_set.result_key(request.key),), header_set.dependencies(request)
-            found = self._find_under(keys, started, paths, header_set, again=again)
+            key, paths = header_set.result_key(request.key), header_set.dependencies(request)
+            found = self._find_under(request, key, started, paths, header_set, again=again)
             if found is not None:
                 header_set.remember(request)
                 both = _merged(here, manifest, header_set)
@@ -81,23 +78,20 @@ class SourceKernels:
 
     def _find_under(
         self,
-        keys: Sequence[str],
+        request: Request,
+        key: str,
         started: float,
         dependencies: tuple[str, ...] = (),
         header_set: StoredHeaderSet | None = None,
         *,
         again: bool,
-        name: str | None = None,
     ) -> Found | None:
-        """Return the kernel under one of the keys, counted as a hit, or None; raises as `find`.
-
-        With `name`, it must be good for a source of this name.
-        """
+        """Return the kernel under a key, counted as a hit, or None; raises as `find`."""
         finder = self._finder
         engine = finder.engine
-        for key, entry, keep in self._entries(keys, again=again):
-            kernel = finder.kernel_in(entry, key, dependencies, again=again)
-            if kernel is None or (name is not None and not is_called(entry, name)):
+        for entry, keep in self._entries(key, again=again):
+            kernel = finder.kernel_in(request, entry, key, dependencies, again=again)
+            if kernel is None:
                 continue
             self._keep(key, entry, entry.size, keep=keep)
             saved = finder.counts.saved(key, kernel.compile_seconds)
@@ -109,7 +103,7 @@ class SourceKernels:
         return None
 
     def _manifests(self, key: str, *, again: bool) -> Iterator[tuple[Manifest, bool]]:
-        for _, entry, keep in self._entries((key,), again=again):
+        for entry, keep in self._entries(key, again=again):
             try:
                 manifest = Manifest.from_entry(entry)
             except CorruptEntryError as error:
@@ -118,11 +112,11 @@ class SourceKernels:
                 sets = [StoredHeaderSet(header_set.raw) for header_set in manifest.header_sets]
                 yield Manifest(sets), keep
 
-    def _entries(self, keys: Sequence[str], *, again: bool) -> Iterator[tuple[str, Entry, bool]]:
+    def _entries(self, key: str, *, again: bool) -> Iterator[tuple[Entry, bool]]:
         engine = self._finder.engine
-        return sound_entries(
-            self._source, keys, engine.producer, partial(self._refuse, again=again)
-        )
+        refuse = partial(self._refuse, again=again)
+        for _, entry, keep in sound_entries(self._source, (key,), engine.producer, refuse):
+            yield entry, keep
 
     def _keep(self, key: str, entry: Entry, size: int, *, keep: bool) -> None:
         """Keep an entry in the cache, or only in memory."""
@@ -162,8 +156,8 @@ def sound_entries(
 def _merged(here: Manifest | None, theirs: Manifest, holding: StoredHeaderSet) -> Manifest:
     """Return the header sets of both manifests, the one that holds first."""
     known = [] if here is None else list(here.header_sets)
-    present = {header_set.raw for header_set in known}
-    others = [v for v in theirs.header_sets if v.raw not in present and v is not holding]
+    present = {header_set.identity for header_set in known}
+    others = [v for v in theirs.header_sets if v.identity not in present and v is not holding]
     both = Manifest([*known, *others])
     both.add(holding)
     return both

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 #: The version of the layout of stored entries. Raise it when the layout changes: older entries then
 #: miss.
-PRODUCER = "kcache-nvrtc/2"
+PRODUCER = "kcache-nvrtc/3"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 _NO_NAMES: dict[str, str] = {}
 
 
-def names_and_log(entry: Entry) -> tuple[dict[str, str], str]:
-    """Return the lowered names and the log in a kernel's entry, whose content may be wrong.
+def names_and_log(entry: Entry) -> tuple[dict[str, str], bytes]:
+    """Return the lowered names and the stored log in a kernel's entry, whose content may be wrong.
 
     Raises:
         CorruptEntryError: they are of another type.
@@ -27,10 +27,4 @@ def names_and_log(entry: Entry) -> tuple[dict[str, str], str]:
         from kcache.errors import CorruptEntryError
 
         raise CorruptEntryError("lowered names or log are of another type")
-    return names, log  # type: ignore[return-value]
-
-
-def is_called(entry: Entry, source_name: str) -> bool:
-    """Tell whether the kernel of a self-contained source may be used for one of this name."""
-    metadata = entry.metadata
-    return metadata.get("source_name") == source_name or metadata.get("proof") == "+"
+    return names, log.encode("latin-1", "replace")  # type: ignore[return-value, union-attr]

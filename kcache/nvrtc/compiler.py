@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CompileError, CompileOptionError, CompilerNotFoundError
 from kcache.nvrtc import library
+from kcache.nvrtc.places import questions, text_of_log
 from kcache.nvrtc.request import NO_DIRECTORY, Request
 from kcache.nvrtc.search import are_own_files
 from kcache.util.forks import after_fork
@@ -70,14 +71,8 @@ class Limits(NamedTuple):
 def compile_request(
     request: Request,
     limits: Limits = Limits(),  # noqa: B008  immutable
-    *,
-    moved: Mapping[str, str] | None = None,
 ) -> Compiled:
-    """Compile a request once.
-
-    With `moved`, the compile is for a proof: the compiler gets another time and, path that it is
-    told -> real path, other paths of directories; see `relocation`. Such a compile waits until no
-    other one wants a worker, and is tried once.
+    """Compile a request with a poisoned clock; with the true clock if the result depends on it.
 
     Threads: safe; each compile has a worker of its own. Fork, crash: see `workers.pool`.
 
@@ -90,24 +85,30 @@ def compile_request(
     caller = request.caller
     path = find().path if caller is None else caller.library
     if limits.workers == 0:
-        return _compile_here(request, path, "workers are switched off", moved)
+        return _compile_here(request, path, "workers are switched off")
     if request.search.directory == NO_DIRECTORY:  # no worker can enter it
-        return _compile_here(request, path, "the working directory was removed", moved)
+        return _compile_here(request, path, "the working directory was removed")
     if _names_own_files(request):
-        return _compile_here(request, path, "it names files of this process", moved)
+        return _compile_here(request, path, "it names files of this process")
+    from kcache.nvrtc.workers.messages import Status
     from kcache.nvrtc.workers.pool import shared
     from kcache.nvrtc.workers.process import CrashedError, NoWorkerError, TooLateError
 
     pool = shared(limits.workers)
     try:
-        ask = _ask(request, moved)._replace(slots=limits.slots)
+        ask = _ask(request)._replace(clock=request.key, slots=limits.slots)
         hello, reply = pool.compile(path, ask, limits.timeout)
+        problem = ""
+        if reply.status == Status.POISONED:
+            problem = "it depends on the date or the time of its compile"
+            hello, reply = pool.compile(path, ask._replace(clock=""), limits.timeout)
     except NoWorkerError as error:
-        return _compile_here(request, path, f"no worker can be started: {error}", moved)
+        return _compile_here(request, path, f"no worker can be started: {error}")
     except (CrashedError, TooLateError) as error:
         name = request.source_name
         raise CompileError(f"{name}: {error}", source_name=name) from error
-    return _answered(request, hello, reply)
+    compiled = _answered(request, hello, reply)
+    return compiled._replace(problem=compiled.problem or problem)
 
 
 def _names_own_files(request: Request) -> bool:
@@ -155,13 +156,11 @@ def hello(path: str | None = None) -> Hello:
 # -- inside ----------------------------------------------------------------------------------------
 
 
-def _ask(request: Request, moved: Mapping[str, str] | None) -> Ask:
+def _ask(request: Request) -> Ask:
     """Return the request to a worker."""
     from kcache.nvrtc.workers.messages import Ask
 
     environment = {} if request.caller is None else dict(request.caller.environment)
-    if request.spelled and moved and f"{request.search.directory}/" in moved:
-        environment["PWD"] = request.search.directory
     return Ask(
         request.source,
         request.source_name,
@@ -170,8 +169,7 @@ def _ask(request: Request, moved: Mapping[str, str] | None) -> Ask:
         request.headers,
         request.search.directory,
         environment,
-        moved is not None,
-        moved or {},
+        sought=[each.words for each in questions(request)],
     )
 
 
@@ -183,7 +181,7 @@ def _answered(request: Request, hello: Hello, reply: Reply) -> Compiled:
         raise _failure(request, reply, hello.archs)
     if reply.status != Status.COMPILED:
         raise CompileError(f"{name}: the worker failed: {reply.text}", source_name=name)
-    trace, log = reply.trace, _text(reply.log)
+    trace, log = reply.trace, text_of_log(reply.log)
     problem = "this platform's compiles can't be recorded" if trace is None else trace.unfollowed
     if not any(reply.outputs):  # such as with --optix-ir alone
         problem = "it has neither PTX, CUBIN nor LTOIR"
@@ -198,11 +196,6 @@ def _answered(request: Request, hello: Hello, reply: Reply) -> Compiled:
         trace,
         problem,
     )
-
-
-def _text(log: bytes) -> str:
-    # NVRTC ends each tool's part with a NUL.
-    return log.decode(errors="replace").replace("\0", "").strip(" \n")
 
 
 def _first_error(name: str, log: str) -> str:
@@ -222,7 +215,7 @@ def _first_error(name: str, log: str) -> str:
 
 
 def _failure(request: Request, refused: Reply, archs: tuple[int, ...]) -> CompileError:
-    code, raw_log, log = refused.code, refused.log, _text(refused.log)
+    code, raw_log, log = refused.code, refused.log, text_of_log(refused.log)
     name, arch = request.source_name, request.options.target
     if refused.doing:
         message = f"{name}: could not {refused.doing}: {refused.text}"
@@ -280,16 +273,13 @@ def _here(path: str) -> Nvrtc:
     return found
 
 
-def _compile_here(
-    request: Request, path: str, problem: str, moved: Mapping[str, str] | None
-) -> Compiled:
-    # Its directory and environment are not those of this process, or it proves something.
-    if request.caller is not None or moved is not None:
+def _compile_here(request: Request, path: str, problem: str) -> Compiled:
+    if request.caller is not None:  # its directory and environment are not those of this process
         name = request.source_name
         raise CompileError(f"{name}: only a worker can compile it: {problem}", source_name=name)
     with _inside.lock:
         nvrtc = _here(path)
-        reply = nvrtc.compile(_ask(request, None))
+        reply = nvrtc.compile(_ask(request))
         hello = nvrtc.hello()
     problem = f"it was compiled in this process ({problem})"
     return _answered(request, hello, reply)._replace(problem=problem)

@@ -1,25 +1,19 @@
-"""Frontend: compiles a request, and says what the result depends on."""
+"""Frontend: compiles a request, and finds out what the result depends on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
 
 from kcache import config
 from kcache.errors import CompileError
-from kcache.nvrtc import compiler
+from kcache.nvrtc import compiler, places
 from kcache.nvrtc.compiler import Compiled, Limits
 from kcache.nvrtc.files import FileDigests
 from kcache.nvrtc.headers import encode, is_directory, only_names
-from kcache.nvrtc.manifest import EVERYWHERE, GOOD, ONLY, StoredHeaderSet
-from kcache.nvrtc.relocation import alike, moved, shown
+from kcache.nvrtc.manifest import StoredHeaderSet
 from kcache.nvrtc.request import Request
-from kcache.nvrtc.search import HeaderSearch
 from kcache.nvrtc.workers.messages import Trace
 from kcache.util import log
-
-if TYPE_CHECKING:
-    from kcache.nvrtc.relocation import Outcome
 
 #: How often a compile is repeated because its headers changed meanwhile. After that its result is
 #: not cached.
@@ -28,21 +22,8 @@ MAX_REPEATS = 2
 _WORKING_DIRECTORY = "PWD"
 
 
-class Verdict(NamedTuple):
-    """The result of a proof.
-
-    Attributes:
-        good: whether the outcome is good in other places.
-        header_set: the answers that the proof got, which hold now; None without headers, or if it
-            is not good.
-    """
-
-    good: bool
-    header_set: StoredHeaderSet | None = None
-
-
 class Frontend:
-    """Compiles requests and keeps what their outcomes depend on.
+    """Compiles requests and keeps what their results depend on.
 
     Threads: safe to share.
 
@@ -58,9 +39,9 @@ class Frontend:
     def compile(
         self, request: Request, *, track: bool = True
     ) -> tuple[Compiled, StoredHeaderSet | None]:
-        """Compile a request; with `track`, find out what the outcome depends on.
+        """Compile a request; with `track`, find out what the result depends on.
 
-        Returns the outcome, whose `problem` says why it must not be cached, and the answers that
+        Returns the result, whose `problem` is why it must not be cached, and the answers that
         decided it, which hold now; None for a self-contained request, or with a problem.
 
         Raises:
@@ -74,118 +55,71 @@ class Frontend:
             except CompileError:
                 if run is None:
                     raise
-                break  # it compiled a moment ago, so somebody is changing a header
-            problem = run.problem or self._unusable(request, run)
+                break  # it compiled a moment ago, so a header is being changed
+            problem = run.problem or _unusable(request, run)
             if not track:
                 problem = "the cache is switched off"
             if problem or run.trace is None:
                 return run._replace(problem=problem), None
-            header_set = None
-            if not request.self_contained:
-                self._remember(request, request.search, run.trace, asked_at)
-                header_set = _header_set(request, run)
-            if header_set is None or header_set.holds(request, self._digests):
-                if run.trace.may_ask_time and not self._is_timeless(request, run):
-                    problem = "the outcome may depend on the time of the compile"
-                    return run._replace(problem=problem), None
+            if request.self_contained:
+                return run, None
+            self._remember(request, run.trace, asked_at)
+            header_set = _header_set(request, run)
+            if header_set.holds(request, self._digests):
                 return run, header_set
             log.debug("headers of %s changed during the compile: once more", request.source_name)
         assert run is not None
         return run._replace(problem="headers changed during the compile"), None
 
-    def prove(
-        self, request: Request, header_set: StoredHeaderSet | None, stored: Outcome
-    ) -> Verdict | None:
-        """Compile a request as if it was in another place, and compare the outcome.
-
-        Returns None if there is no result, or if headers were changed meanwhile.
-
-        Args:
-            request: the request.
-            header_set: the answers that an earlier compile of it got, which hold now; None for a
-                self-contained request.
-            stored: the outcome of that compile.
-        """
-        kept = () if header_set is None else tuple(header_set.sections().kept)
-        elsewhere, directories = moved(request, kept)
-        asked_at = self._digests.clock()
-        try:
-            run = compiler.compile_request(elsewhere, self._limits, moved=directories)
-        except CompileError as error:
-            if error.result is None:  # it crashed, or took too long
-                return None
-            run = None
-        if run is not None and run.identity != request.compiler:  # somebody replaced it
-            return None
-        if header_set is not None and not header_set.holds(request, self._digests, proven=True):
-            return None
-        if run is None or run.trace is None or run.problem or not alike(stored, run):
-            return Verdict(False)
-        if header_set is None:
-            return Verdict(True)
-        self._remember(request, elsewhere.search, run.trace, asked_at)
-        search, proof = request.search, (GOOD, header_set.origin)
-        proven = _answers(elsewhere, run.trace, search, kept=kept, location=EVERYWHERE, proof=proof)
-        same = proven.contents(search) == header_set.contents(search)
-        if not same or not proven.holds(request, self._digests):
-            return Verdict(False)
-        return Verdict(True, proven)
-
-    def _is_timeless(self, request: Request, run: Compiled) -> bool:
-        """Tell whether a compile at another time gets the same answers and the same outcome."""
-        try:
-            again = compiler.compile_request(request, self._limits, moved={})
-        except CompileError:
-            return False
-        if again.trace is None or again.problem or again.identity != run.identity:
-            return False
-        same = request.self_contained or (
-            _header_set(request, again).raw == _header_set(request, run).raw
-        )
-        return same and alike(run, again)
-
-    def _unusable(self, request: Request, run: Compiled) -> str:
-        """Return why a question of the compiler forbids caching the outcome, or nothing."""
-        trace = run.trace
-        if trace is None or not request.self_contained:
-            return ""
-        if not only_names(trace, request.search) or any(_more_variables(trace)):
-            return "it reads files or variables although nothing in it says so"
-        return ""
-
-    def _remember(self, request: Request, told: HeaderSearch, trace: Trace, asked_at: int) -> None:
+    def _remember(self, request: Request, trace: Trace, asked_at: int) -> None:
         """Take over the digests of the files that the worker has read."""
+        search = request.search
         for path, answer in trace.files.items():
             if answer.opened:
-                real = request.search.path(told.rooted(path))
+                real = search.path(search.rooted(path))
                 self._digests.remember(real, answer.stamp, answer.digest, asked_at)
 
 
+def _unusable(request: Request, run: Compiled) -> str:
+    """Return why a result must not be cached, or nothing."""
+    trace = run.trace
+    if not request.has_usable_name:
+        return f"NVRTC takes the source's name {request.source_name!r} for something else"
+    if trace is None:
+        return ""
+    if any(not each.condition for each in _answered(request, trace)):
+        return "its LTOIR may show the date or the time of its compile"
+    if request.self_contained and not (
+        only_names(trace, request.search) and not any(_more_variables(trace))
+    ):
+        return "it reads files or variables although nothing in it says so"
+    return ""
+
+
+def _answered(request: Request, trace: Trace) -> list[places.Question]:
+    """Return the questions whose words occur in what the compiler has read."""
+    asked = places.questions(request)
+    return [asked[number] for number in trace.found]
+
+
 def _header_set(request: Request, run: Compiled) -> StoredHeaderSet:
-    """Return the answers that an outcome depends on, and where it is good."""
-    assert run.trace is not None
-    kept = shown(request, run.trace.files, run)
-    location = ONLY * (kept is None) + request.location
-    return _answers(request, run.trace, request.search, kept=kept or (), location=location)
-
-
-def _answers(
-    request: Request,
-    trace: Trace,
-    real: HeaderSearch,
-    *,
-    kept: Iterable[str],
-    location: str,
-    proof: Iterable[str] = (),
-) -> StoredHeaderSet:
-    """Return the answers in a trace; `real` has the working directory that `PWD` names."""
-    asked = {
+    """Return the answers that a result depends on, and where it may be used."""
+    trace, search = run.trace, request.search
+    assert trace is not None
+    names = "\n".join(run.lowered_names.values()).encode()
+    outputs = (run.ptx, run.cubin, names)
+    files = {
         path: answer
         for path, answer in trace.files.items()
-        if answer.kind != "d" or not is_directory(path, real)
+        if answer.kind != "d" or not is_directory(path, search)
     }
-    variables, trace = _more_variables(trace), trace._replace(files=asked)
-    raw = encode(trace, request.search, variables, kept=kept, location=location, proof=proof)
+    raw = encode(
+        trace._replace(files=files),
+        search,
+        _more_variables(trace),
+        conditions=places.conditions(request, _answered(request, trace), outputs),
+        home=request.location,
+    )
     return StoredHeaderSet(raw)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CorruptEntryError
 from kcache.nvrtc.files import SIZE
-from kcache.nvrtc.search import ABSOLUTE, SOURCE, HeaderSearch, RootedPath
+from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, RootedPath
 
 if TYPE_CHECKING:
     from kcache.nvrtc.workers.messages import Trace
@@ -38,10 +38,8 @@ class Sections(NamedTuple):
     same: list[tuple[int, RootedPath]]
     denied: list[tuple[int, RootedPath]]
     variables: list[tuple[str, str | None]]
-    kept: list[str]
-    location: str
-    proof: str
-    origin: str
+    conditions: list[str]
+    home: str
     digests_at: int
     roots: int
 
@@ -51,26 +49,17 @@ def only_names(trace: Trace, search: HeaderSearch) -> bool:
 
     It opens none of these, but checks whether two of them are one file.
     """
-    # It may ask for the source and its directory by their shortened paths.
-    named, folder = set(map(_shortened, _names(search))), _shortened(search.roots[SOURCE])
+    named = _names(search)
     there = 0
     for asked, answer in trace.files.items():
-        path = _shortened(search.path(search.rooted(asked)))
+        path = search.path(search.rooted(asked))
         if answer.kind == "d" and is_directory(path, search):
-            continue
-        # Whether the source's directory is there decides how messages spell it. The log shows the
-        # spelling for a name that is part of the key. No other output depends on it.
-        if path == folder and answer.kind in "-d":
             continue
         denied = answer.denied and answer.error != errno.ENAMETOOLONG  # no file has such a name
         if path not in named or answer.kind not in "-fe" or answer.opened or denied:
             return False
         there += answer.kind == "f"
     return there <= 1
-
-
-def _shortened(path: str) -> str:
-    return "/" + os.path.normpath(path).lstrip("/")
 
 
 def is_header(path: str) -> bool:
@@ -160,9 +149,8 @@ def encode(
     search: HeaderSearch,
     variables: Iterable[tuple[str, str | None]] = (),
     *,
-    kept: Iterable[str] = (),
-    location: str = "",
-    proof: Iterable[str] = (),
+    conditions: Iterable[str] = (),
+    home: str = "",
 ) -> bytes:
     """Return the encoding of the set that a trace makes; see the description of `manifest`.
 
@@ -171,10 +159,8 @@ def encode(
         search: its roots.
         variables: those that the compiler asked for and that are not part of the key; None for one
             that is not set.
-        kept: what the outcome shows of the place of its compile; see `relocation.shown`.
-        location: of the compile (`Request.location`), with `manifest.ONLY` before it if the outcome
-            is known to be good at no other.
-        proof: what a proof came to, and the digest of the set before it; or empty.
+        conditions: for the use of the result elsewhere; see `places`.
+        home: location of the compile (`Request.location`).
     """
     answers = _Answers(trace, search)
     groups = [
@@ -186,8 +172,8 @@ def encode(
         *(f"i{rooted.root}\0{number}\0{rooted.path}" for number, rooted in answers.same()),
         *(f"e{rooted.root}\0{error}\0{rooted.path}" for rooted, error in sorted(answers.denied)),
         *(f"v0\0{n}" if v is None else f"v0\0{n}={v}" for n, v in sorted(variables, key=_first)),
-        "\0".join(("c0", *kept)),
-        "\0".join(("x0", location, *proof)),
+        "\0".join(("c0", *conditions)),
+        f"x0\0{home}",
     ]
     text = "\0\0".join(groups).encode("utf-8", "surrogateescape")
     digests = (answers.files[rooted] for rooted in sorted(answers.files))
@@ -289,9 +275,8 @@ def decode(raw: bytes) -> Sections:
         count = sum(len(paths) for _, paths in found["f"])
         if len(raw) != 4 + length + SIZE * count:
             raise ValueError("not one digest per file")
-        ((_, kept),) = found["c"]
-        ((_, (location, *verdict)),) = found["x"]
-        proof, origin = verdict or ("", "")
+        ((_, conditions),) = found["c"]
+        ((_, (home,)),) = found["x"]
         return Sections(
             found["f"],
             found["a"],
@@ -301,10 +286,8 @@ def decode(raw: bytes) -> Sections:
             [(int(number), RootedPath(root, path)) for root, (number, path) in found["i"]],
             [(int(error), RootedPath(root, path)) for root, (error, path) in found["e"]],
             [_variable(text) for _, (text,) in found["v"]],
-            kept,
-            location,
-            proof,
-            origin,
+            conditions,
+            home,
             4 + length,
             roots,
         )

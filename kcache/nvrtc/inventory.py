@@ -18,7 +18,9 @@ from kcache.backend import Backend, EntryInfo
 from kcache.entry import Entry, decode
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
 from kcache.nvrtc import names_and_log
+from kcache.nvrtc.options import parse_options
 from kcache.nvrtc.request import DEFAULT_NAME, Request, digest_fields, hash_source
+from kcache.nvrtc.search import HeaderSearch
 
 if TYPE_CHECKING:
     from kcache.entry import JSON
@@ -210,6 +212,15 @@ def _flags(value: JSON) -> tuple[str, ...]:
     flags = filter(None, texts_of(value))
     # Thousands of entries share most of them.
     return tuple(sys.intern(flag) for flag in flags if not flag.startswith(_TARGET))
+
+
+def stored_log(metadata: Mapping[str, JSON]) -> str:
+    """Return the log of a kernel's compile, with the paths of the compile."""
+    from kcache.nvrtc.places import log_at, text_of_log
+
+    paths = parse_options(texts_of(metadata.get("flags"))).include_paths
+    search = HeaderSearch(text_of(metadata.get("source_name")), paths, directory="/")
+    return text_of_log(log_at(search, text_of(metadata.get("log")).encode("latin-1", "replace")))
 
 
 # -- metadata ------------------------------------------------------------------------------------

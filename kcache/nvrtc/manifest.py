@@ -10,10 +10,9 @@ by NULs. Kinds whose fields are paths below the root: ``f`` files that were read
 ``p`` present and not opened, ``d`` directories, ``n`` names of in-memory texts. Others: ``i`` a
 number and one path: paths with equal numbers are one file, others are not; ``e`` an error's number
 and a path; ``v`` (root 0) a variable,
-``NAME=VALUE`` or ``NAME`` for one that is not set. Two groups come last: ``c`` (root 0) has what
-the outcome shows of the place of its compile, see `relocation.shown`; ``x`` (root 0) has the
-location that it is good at, what a proof came to (``+`` it is good everywhere, ``-`` it is not, or
-nothing), and the digest of the set before the proof. The key of a kernel is made of that digest.
+``NAME=VALUE`` or ``NAME`` for one that is not set. Two groups come last: ``c`` (root 0) has the
+conditions for the use of the result elsewhere, see `places`; ``x`` (root 0) has the location of the
+compile. The key of a kernel is made of everything else in the set.
 
 Stamps are five signed 64-bit integers (`Stamp`), zeros for what is not trusted: first one per
 file; then a u32 count of directories, their stamps, and their absolute paths separated by NULs.
@@ -31,9 +30,9 @@ from typing import NamedTuple
 
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
+from kcache.nvrtc import places
 from kcache.nvrtc.files import (
     NO_STAMP,
-    SIZE,
     FileDigests,
     Stamp,
     Watched,
@@ -61,12 +60,6 @@ MAX_SETS = 16
 MAX_LOCATIONS = 4
 
 _STAMP = struct.Struct("<5q")
-#: Stands before the location of a set if the outcome is good nowhere else.
-ONLY = "!"
-#: In place of a location, for an outcome that a proof has shown to be good everywhere.
-EVERYWHERE = "*"
-#: The result of a proof: the outcome is good everywhere, or it is not.
-GOOD, BAD = "+", "-"
 
 
 class Difference(NamedTuple):
@@ -77,8 +70,7 @@ class Difference(NamedTuple):
             there; `vanished`, of something that was; `identity`, of files that became one, or two;
             `root`, of a set that is for another include path; `variable`, of an environment
             variable; `answer`, of a path that could not be read, or now can't be so for another
-            reason; `called`, of a source that has another name; `place`, of a directory that the
-            outcome shows.
+            reason; `place`, of a directory that the result depends on.
         path: absolute path of the file, or name of the variable or the source; empty where no
             single one is meant.
     """
@@ -95,11 +87,12 @@ class _Seen:
         dependencies: the same, sorted.
         stamps: under which each had its digest; `NO_STAMP` for what must be read again.
         directories: what the last check for absent files found; None before the first.
-        misplaced: why the outcome is not used here, as far as names tell; None before the first
+        misplaced: why the result is not used here, as far as names decide; None before the first
             look.
+        readings: see `places`.
     """
 
-    __slots__ = ("dependencies", "directories", "misplaced", "paths", "stamps")
+    __slots__ = ("dependencies", "directories", "misplaced", "paths", "readings", "stamps")
 
     def __init__(self, paths: list[str]) -> None:
         self.paths = paths
@@ -107,6 +100,7 @@ class _Seen:
         self.stamps = [NO_STAMP] * len(paths)
         self.directories: dict[str, Watched] | None = None
         self.misplaced: tuple[Difference, ...] | None = None
+        self.readings: list[Request] = []
 
     def pack(self) -> bytes:
         """Return what another process may trust, as the module describes it."""
@@ -151,12 +145,13 @@ class StoredHeaderSet:
         raw, stamps: as given; `remember` adds stamps.
     """
 
-    __slots__ = ("_result", "_sections", "_seen", "raw", "stamps")
+    __slots__ = ("_identity", "_result", "_sections", "_seen", "raw", "stamps")
 
     def __init__(self, raw: bytes, stamps: Mapping[str, bytes] = MappingProxyType({})) -> None:
         self.raw = raw
         self.stamps = dict(stamps)
         self._sections: Sections | None = None
+        self._identity = ""
         #: The last key of a request, and that of its outcome.
         self._result = "", ""
         self._seen: dict[str, _Seen] = {}
@@ -175,101 +170,68 @@ class StoredHeaderSet:
         """Return the absolute paths of the headers, sorted; one tuple per location."""
         return self._at(request).dependencies
 
-    def contents(self, search: HeaderSearch) -> dict[str, bytes]:
-        """Return the digests of the headers by their absolute paths."""
-        sections = self.sections()
-        ends = range(sections.digests_at + SIZE, len(self.raw) + 1, SIZE)
-        paths = map(search.path, each_path(sections.files))
-        return {path: self.raw[end - SIZE : end] for path, end in zip(paths, ends, strict=True)}
+    @property
+    def conditions(self) -> list[str]:
+        """What must hold where the result was not compiled; see `places`."""
+        return self.sections().conditions
 
     def result_key(self, request_key: str) -> str:
         """Return the key of the outcome: the request, and the answers that the compiler got."""
         known, key = self._result
         if known != request_key:
-            fields = [("request", request_key.encode()), ("headers", self.origin.encode())]
-            key = digest_fields("kcache-result/4", fields)
+            fields = [("request", request_key.encode()), ("headers", self.identity.encode())]
+            key = digest_fields("kcache-result/5", fields)
             self._result = request_key, key
         return key
 
-    # -- where the outcome is good ---------------------------------------------------------------
-
-    def good_at(self, location: str) -> bool:
-        """Tell whether the outcome may be used at a location, if the set holds there."""
-        return self.sections().proof == GOOD or self._is_home(location)
-
-    def _is_home(self, location: str) -> bool:
-        return self.sections().location.removeprefix(ONLY) == location
-
     @property
-    def bound(self) -> str:
-        """The location that the outcome is good at; empty if it is good everywhere."""
-        return self.sections().location.removeprefix(EVERYWHERE)
-
-    @property
-    def may_be_good_elsewhere(self) -> bool:
-        """Whether nothing has shown yet where else the outcome is good."""
-        return not (self.is_bound or self.sections().proof)
-
-    @property
-    def is_bound(self) -> bool:
-        """Whether the outcome is known to be good for its location alone."""
-        return self.is_refuted or self.sections().location.startswith(ONLY)
-
-    @property
-    def is_refuted(self) -> bool:
-        """Whether a proof has shown that."""
-        return self.sections().proof == BAD
-
-    @property
-    def origin(self) -> str:
-        """The digest of the set as it was before a proof."""
-        return self.sections().origin or digest_fields("kcache-set/1", [("set", self.raw)])
-
-    def answers(self) -> bytes:
-        """Return the encoding without the place of the compile, which its last groups tell."""
-        end = self.sections().digests_at
-        *groups, _, _ = self.raw[4:end].split(b"\0\0")
-        return b"\0\0".join((*groups, self.raw[end:]))
-
-    def refuted(self) -> StoredHeaderSet:
-        """Return the set with the verdict that it is good for its location alone."""
-        sections = self.sections()
-        *groups, _ = self.raw[4 : sections.digests_at].split(b"\0\0")
-        verdict = f"x0\0{sections.location}\0{BAD}\0{self.origin}".encode()
-        text = b"\0\0".join((*groups, verdict))
-        raw = struct.pack("<I", len(text)) + text + self.raw[sections.digests_at :]
-        return StoredHeaderSet(raw, self.stamps)
+    def identity(self) -> str:
+        """The digest of the answers and the conditions, wherever the result was compiled."""
+        if not self._identity:
+            text, digests = self.raw, b""
+            with suppress(CorruptEntryError):  # intact, but not a header set
+                at = self.sections().digests_at
+                text, digests = self.raw[4:at].rpartition(b"\0\0")[0], self.raw[at:]  # no home
+            self._identity = digest_fields("kcache-set/2", [("set", text), ("digests", digests)])
+        return self._identity
 
     # -- whether it holds ------------------------------------------------------------------------
 
-    def holds(self, request: Request, digests: FileDigests, *, proven: bool = False) -> bool:
-        """Tell whether every file is now as the set says, and keep what was verified.
-
-        With `proven`, as if a proof had shown that the outcome is good here.
-        """
+    def holds(self, request: Request, digests: FileDigests) -> bool:
+        """Return whether every file is now as the set says, and keep what was verified."""
         verified: list[Stamp] = []
-        found = self.differences(request, digests, verified)
-        if not (proven or self.good_at(request.location)) or next(found, None) is not None:
+        if next(self.differences(request, digests, verified), None) is not None:
             return False
         self._at(request).stamps = verified
         return True
 
     def differences(
-        self, request: Request, digests: FileDigests, verified: list[Stamp]
+        self,
+        request: Request,
+        digests: FileDigests,
+        verified: list[Stamp],
+        *,
+        reading: bool = False,
     ) -> Iterator[Difference]:
         """Yield the differences from the set, those first that are cheapest to find.
 
-        `verified` gets the stamps of the files that have none.
+        Args:
+            request: the request.
+            digests: the contents of files.
+            verified: gets the stamps of the files that have none.
+            reading: whether the request is another reading of one that was checked; see `places`.
         """
         sections, search = self.sections(), request.search
         if sections.roots > len(search.roots):
             yield Difference("root", "")
             return
         seen = self._at(request)
-        if not self._is_home(request.location):
+        if not (reading or sections.home == request.location):
             if seen.misplaced is None:
-                seen.misplaced = tuple(self._misplaced(search))
+                seen.misplaced = tuple(self._misplaced(request, seen.readings))
             yield from seen.misplaced
+            for each in seen.readings:
+                yield from self.differences(each, digests, [], reading=True)
         at = sections.digests_at
         for path in digests.differing(seen.paths, self.raw, at, seen.stamps, verified):
             yield Difference("changed" if is_header(path) else "gone", path)
@@ -287,13 +249,17 @@ class StoredHeaderSet:
             yield Difference("identity", path)
         yield from self._other_answers(sections, search)
 
-    def _misplaced(self, search: HeaderSearch) -> Iterator[Difference]:
-        """Yield what keeps the outcome from being used where it was not compiled."""
-        sections = self.sections()
-        for field in sections.kept:
-            if not search.shows(field):
-                what, _, text = field.partition("=")
-                yield Difference("called" if what in ("name", "last") else "place", text)
+    def _misplaced(self, request: Request, readings: list[Request]) -> Iterator[Difference]:
+        """Yield what keeps the result from being used where it was not compiled.
+
+        `readings` gets the other readings of the request for which the answers must hold, too.
+        """
+        sections, search = self.sections(), request.search
+        for condition in sections.conditions:
+            try:
+                readings += places.readings(condition, request)
+            except ValueError:
+                yield Difference("place", places.text_of(condition))
         # A question for one of the compiler's own texts would be answered from memory.
         source, *headers = map(os.path.normpath, search.in_memory())
         own = {source, *headers}
@@ -408,49 +374,14 @@ class Manifest:
                     return header_set
         return None
 
-    def provable(self, request: Request, digests: FileDigests) -> StoredHeaderSet | None:
-        """Return a set that holds, was made in another location, and may be good for all.
-
-        Return None if a set that holds was found to depend on its location.
-        """
-        found = None
-        for header_set in self.header_sets:
-            with suppress(CorruptEntryError):
-                open_ = header_set.may_be_good_elsewhere or header_set.is_refuted
-                if open_ and header_set.holds(request, digests, proven=True):
-                    if header_set.is_refuted:
-                        return None
-                    found = found or header_set
-        return found
-
-    def judge(self, header_set: StoredHeaderSet, proven: StoredHeaderSet | None) -> StoredHeaderSet:
-        """Note the verdict of a proof; return the set as it is now.
-
-        `proven` is the set that is good everywhere, or None: it comes first, and replaces those
-        with the same answers whose outcomes show the same. No set is good everywhere if another
-        with the same answers is not.
-        """
-        sets, answers = self.header_sets, header_set.answers()
-        if proven is None or any(old.is_refuted and old.answers() == answers for old in sets):
-            judged = header_set.refuted()
-            self.header_sets = [judged if old.raw == header_set.raw else old for old in sets]
-            return judged
-        same = (answers, proven.answers())
-        shown = proven.sections().kept
-        kept = [
-            old
-            for old in sets
-            if old.is_bound or old.answers() not in same or old.sections().kept != shown
-        ]
-        self.header_sets = [proven, *kept][:MAX_SETS]
-        return proven
-
     def add(self, header_set: StoredHeaderSet) -> None:
         """Put a header set first; it replaces an equal one, and takes over its stamps."""
+        kept: list[StoredHeaderSet] = []
         for old in self.header_sets:
-            if old.raw == header_set.raw:
+            if old.identity == header_set.identity:
                 header_set.stamps = {**old.stamps, **header_set.stamps}
-        kept = [old for old in self.header_sets if old.raw != header_set.raw]
+            else:
+                kept.append(old)
         self.header_sets = [header_set, *kept][:MAX_SETS]
 
     def to_entry(self) -> Entry:

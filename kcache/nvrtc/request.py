@@ -13,7 +13,7 @@ from kcache import config
 from kcache.config import COMPILER_VARIABLES
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.options import CompileOptions, are_harmless
-from kcache.nvrtc.search import HeaderSearch, may_include
+from kcache.nvrtc.search import SOURCE, HeaderSearch, may_include
 
 #: Part of every key. Raise it when the meaning of a field changes.
 KEY_SCHEMA = "kcache-key/3"
@@ -21,11 +21,12 @@ KEY_SCHEMA = "kcache-key/3"
 DEFAULT_NAME = "kernel.cu"
 #: A path that leads nowhere. It stands for a working directory that was removed.
 NO_DIRECTORY = "/(removed working directory)"
-#: Options whose output always names the directory that the compiler ran in. LTOIR does so where no
-#: text can be searched for it.
-_SHOWS_PATHS = ("--device-debug", "--dlink-time-opt", "--gen-opt-lto")
-#: One whose output names it unless all names are absolute.
-_MAY_SHOW_PATHS = "--generate-line-info"
+#: Options whose output is LTOIR, which is encoded: it can't be searched for a path.
+_MAKE_LTOIR = frozenset(("--dlink-time-opt", "--gen-opt-lto"))
+#: Options whose output names the directories of the compile.
+_SHOW_PATHS = frozenset(("--device-debug", "--generate-line-info"))
+#: How the name of a source begins that NVRTC takes for an option, or for a text of its own.
+_MISTAKEN = ("-", "__nv_")
 
 
 class Caller(NamedTuple):
@@ -40,15 +41,12 @@ class Caller(NamedTuple):
         directory: the working directory.
         environment: variables as that process has them, as (name, value) in any fixed order; None
             for one that is not set. Variables that are not named are as in this process.
-        alone: whether the source lies alone in its directory, which may have been made for it, so
-            that the next process will use another.
     """
 
     library: str
     compiler: str
     directory: str
     environment: tuple[tuple[str, str | None], ...]
-    alone: bool = False
 
     def variable(self, name: str) -> str | None:
         """Return the value of a variable, or None."""
@@ -79,12 +77,13 @@ class Request(NamedTuple):
             `key` alone decides the outcome.
         anywhere: whether it does not depend on the working directory, either.
         search: where its headers are searched.
-        location: digest of the place: these directories as they are spelled, the working directory
-            and the source's name.
+        location: digest of these directories as they are spelled, the working directory and the
+            source's name.
         spelled: the working directory as debug information spells it; empty without any.
         bound: the directories and variables in `key`.
         variables: the environment variables that are in the key; see `config`.
         caller: of the process that asks, or None if that is this one.
+        relocatable: whether the result may be used elsewhere if it shows no path.
     """
 
     source: str
@@ -103,6 +102,7 @@ class Request(NamedTuple):
     bound: tuple[str, ...]
     variables: tuple[str, ...]
     caller: Caller | None = None
+    relocatable: bool = True
 
     def is_here(self) -> bool:
         """Tell whether the working directory is still the one that the request was made in."""
@@ -114,7 +114,15 @@ class Request(NamedTuple):
     def for_compiler(self, identity: str) -> Request:
         """Return the same request for another compiler."""
         return self.make(
-            *self[:5], source_name=self.source_name, compiler=identity, caller=self.caller
+            self.source,
+            self.names,
+            self.options,
+            self.headers,
+            self.extra_key,
+            source_name=self.source_name,
+            compiler=identity,
+            caller=self.caller,
+            relocatable=self.relocatable,
         )
 
     def kernels(self) -> tuple[str, ...]:
@@ -131,23 +139,18 @@ class Request(NamedTuple):
 
     @property
     def shows_paths(self) -> bool:
-        """Whether the output names directories, which are then part of the key."""
+        """Whether all directories are part of the key, because the outputs may show them."""
         return bool(self.bound) and self.bound[0].startswith("directory=")
 
     @property
-    def has_name(self) -> bool:
-        """Whether the source's name is part of the key."""
-        return any(each.startswith("name=") for each in self.bound)
+    def makes_ltoir(self) -> bool:
+        """Whether the output is LTOIR."""
+        return not _MAKE_LTOIR.isdisjoint(each.name for each in self.options.parsed)
 
     @property
-    def named_key(self) -> str:
-        """The key of an outcome that shows the source's name, if `key` does not contain the name.
-
-        It is empty for a source with headers, because its header sets say what they are bound to.
-        """
-        if not self.self_contained or self.has_name:
-            return ""
-        return digest_fields("named", [("request", self.key.encode()), (self.source_name, b"")])
+    def has_usable_name(self) -> bool:
+        """Whether NVRTC takes the source's name for one."""
+        return not os.path.basename(self.source_name).startswith(_MISTAKEN)
 
     @classmethod
     def make(
@@ -161,6 +164,7 @@ class Request(NamedTuple):
         source_name: str,
         compiler: str,
         caller: Caller | None = None,
+        relocatable: bool = True,
     ) -> Request:
         """Check the arguments and derive the rest; `options` names an architecture.
 
@@ -193,12 +197,11 @@ class Request(NamedTuple):
         # An option that we have not tried may name files.
         tried = are_harmless(parsed)
         named = {each.name for each in parsed}
-        lines = _MAY_SHOW_PATHS in named
-        contained = tried and not lines and not any(map(may_include, texts))
+        # A directory in the source's name is looked at, and `__FILE__` shows it.
+        contained = tried and not search.prefixes[SOURCE] and not any(map(may_include, texts))
         odd = not (contained or search.is_plain())
-        # LTOIR depends on all directories, and it is no text that could be searched for them.
-        shows_paths = odd or not named.isdisjoint(_SHOWS_PATHS)
-        spelled = search.spelled() if lines or shows_paths else ""
+        shows_paths = odd or not (relocatable and named.isdisjoint(_SHOW_PATHS | _MAKE_LTOIR))
+        spelled = search.spelled() if shows_paths else ""
         bound = list(_places(search, options, odd=odd)) if shows_paths else []
         bound += [f"variable={each}" for each in variables]
         if shows_paths or not tried:
@@ -206,6 +209,7 @@ class Request(NamedTuple):
         fields = [
             ("source", hash_source(source).encode()),
             ("arch", (options.target or "").encode()),
+            *_texts("called", (os.path.basename(source_name),)),
             ("compiler", compiler.encode()),
             ("extra", extra_key),
             *_texts("option", parsed.without_include_paths()),
@@ -219,7 +223,9 @@ class Request(NamedTuple):
         location = digest_fields("location", ((part, b"") for part in place))
         given = (source, expressions, options, in_memory, extra_key, source_name, compiler)
         made = (digest_fields(KEY_SCHEMA, fields), contained, contained and not shows_paths)
-        return cls(*given, *made, search, location, spelled, tuple(bound), variables, caller)
+        return cls(
+            *given, *made, search, location, spelled, tuple(bound), variables, caller, relocatable
+        )
 
 
 class CompileRequest(NamedTuple):

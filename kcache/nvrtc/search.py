@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from copy import copy
 from typing import NamedTuple
 
 from kcache import config
@@ -105,6 +106,12 @@ class HeaderSearch:
         """Return the absolute path."""
         return rooted.path if rooted.root == ABSOLUTE else self.roots[rooted.root] + rooted.path
 
+    def moved(self, root: int, path: str) -> HeaderSearch:
+        """Return a search in which one root lies elsewhere, for `path` alone."""
+        other = copy(self)
+        other.roots = (*self.roots[:root], path, *self.roots[root + 1 :])
+        return other
+
     def in_memory(self) -> tuple[str, ...]:
         """Return the absolute paths of the texts that the compiler has in memory, source first."""
         names = (self.source_name, *self._headers)
@@ -118,21 +125,6 @@ class HeaderSearch:
                 if os.path.samefile(spelled, self.directory):
                     return spelled
         return self.directory
-
-    def shows(self, field: str) -> bool:
-        """Tell whether an outcome that shows this may be one of this search.
-
-        It is `name=` and the source's name, `last=` and the last part of that, `directory=` and the
-        working directory, or a root's number, `=` and the root as it is spelled.
-        """
-        what, _, text = field.partition("=")
-        if what == "name":
-            return self.source_name == text
-        if what == "last":
-            return os.path.basename(self.source_name) == text
-        if what == "directory":
-            return self.spelled() == text
-        return what.isdecimal() and self.prefixes[int(what) :][:1] == (text,)
 
 
 def _prefix(path: str) -> str:

@@ -240,12 +240,9 @@ class Turns:
         self._beginning = threading.Lock()
         self._queue: list[ref[Turn]] = []
 
-    def turn(self, *, patient: bool = False) -> Turn:
-        """Return a turn, for a `with` statement, which waits for it.
-
-        A patient one lets all others go first that come before it begins.
-        """
-        return Turn(self, patient=patient)
+    def turn(self) -> Turn:
+        """Return a turn, for a `with` statement, which waits for it."""
+        return Turn(self)
 
     def live(self) -> list[Turn]:
         """Return the turns that are taken or waited for, in order."""
@@ -275,11 +272,7 @@ class Turns:
             for each in self.live():
                 if each is turn:
                     ahead = False
-                elif (
-                    each.begun
-                    or (turn.patient and not each.patient)
-                    or (ahead and each.patient <= turn.patient)
-                ):
+                elif each.begun or ahead:
                     before += 1
             turn.begun = before < self.most
         return turn.begun
@@ -287,7 +280,6 @@ class Turns:
     def wake(self, _: object = None) -> None:
         """Let the threads that come next look whether their turn has come."""
         waiting = [turn for turn in self.live() if not turn.begun]
-        waiting.sort(key=lambda turn: turn.patient)
         for turn in waiting[: self.most]:
             if turn.woken is not None:
                 with suppress(RuntimeError):  # it is awake
@@ -297,11 +289,10 @@ class Turns:
 class Turn:
     """The turn of one thread; see `Turns`."""
 
-    __slots__ = ("__weakref__", "_turns", "begun", "over", "patient", "ref", "woken")
+    __slots__ = ("__weakref__", "_turns", "begun", "over", "ref", "woken")
 
-    def __init__(self, turns: Turns, *, patient: bool) -> None:
+    def __init__(self, turns: Turns) -> None:
         self._turns = turns
-        self.patient = patient
         self.begun = self.over = False
         #: Released to wake the thread.
         self.woken: threading.Lock | None = None

@@ -87,7 +87,7 @@ VALUES: dict[str, tuple[str, Any, Any, list[str]]] = {
     "KCACHE_DISABLE": ("1", True, False, ["2", "never"]),
     "KCACHE_RECACHE": ("On", True, False, ["2", "again"]),
     "KCACHE_HEADER_CHECK": ("once", "once", "always", ["never", "1"]),
-    "KCACHE_RELOCATION": ("eager", "eager", "lazy", ["never", "1"]),
+    "KCACHE_RELOCATION": ("off", "off", "on", ["never", "lazy"]),
     "KCACHE_WAIT": ("2.5", 2.5, 7, ["-1", "nan", "inf", "1e9", "soon"]),
     "KCACHE_WORKERS": ("3", 3, 2, ["-1", "1.5", "many", "99999"]),
     "KCACHE_ON_MISS": ("Error", "error", "compile", ["fail", "1"]),

@@ -27,10 +27,8 @@ from nvrtc.reference import KERNEL, PTX, compile_fresh, next_tick
 
 import kcache
 from kcache.nvrtc import PRODUCER, files
-from kcache.nvrtc.compiler import find
 from kcache.nvrtc.inventory import MANIFEST, look_into
 from kcache.nvrtc.manifest import Manifest
-from kcache.nvrtc.request import Request
 
 SOURCES = ["#include <n.h>\n" + KERNEL + f"// {n}\n" for n in range(2)]
 PLACES = ("one", "two/2")
@@ -91,24 +89,10 @@ class Machine:
             text=True,
             bufsize=1,
         )
-        compiler = find().identity
-        self.searches = {}
-        for place in PLACES:
-            request = Request.make(
-                SOURCES[0],
-                (),
-                options_of(folder, place),
-                None,
-                b"",
-                source_name="kernel.cu",
-                compiler=compiler,
-            )
-            self.searches[request.location] = request.search
 
     def open(self) -> kcache.KernelCache:
-        relocation = self.chance.choice(("lazy", "eager"))
         remote = self.chance.choice((None, f"file://{self.folder / 'layer'}?keep=1"))
-        return kcache.KernelCache(self.folder / "cache", relocation=relocation, remote=remote)
+        return kcache.KernelCache(self.folder / "cache", remote=remote)
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -244,9 +228,10 @@ class Machine:
                     self.check_set(header_set)
 
     def check_set(self, header_set: Any) -> None:
-        for location, raw in header_set.stamps.items():
-            contents = header_set.contents(self.searches[location])
-            for number, digest in enumerate(contents.values()):
+        for raw in header_set.stamps.values():
+            raw_set, start = header_set.raw, header_set.sections().digests_at
+            contents = [raw_set[at : at + 16] for at in range(start, len(raw_set), 16)]
+            for number, digest in enumerate(contents):
                 stamp = tuple(
                     int.from_bytes(raw[at : at + 8], "little", signed=True)
                     for at in range(40 * number, 40 * number + 40, 8)

@@ -6,7 +6,7 @@ of JSON with what was counted, or ends with the steps that led to a failure. Mod
 
 *plain*: as it comes. *trust*: what a file holds is believed by its status at once, not after two
 seconds.
-*together*: with eager relocation, and after each step three threads and a process ask at the same
+*together*: after each step three threads and a process ask at the same
 time for kernels, some of them with debug information, for link time, or such as do not compile.
 """
 
@@ -54,8 +54,7 @@ class Run:
         self.refusal = ""
 
     def open(self) -> kcache.KernelCache:
-        eager = "eager" if self.mode == "together" else "lazy"
-        return kcache.KernelCache(self.folder / "cache", relocation=eager)
+        return kcache.KernelCache(self.folder / "cache")
 
     def prepare(self) -> None:
         if self.mode == "trust":

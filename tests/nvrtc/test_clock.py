@@ -1,72 +1,82 @@
-"""The clock: where a text may use it, a compile at another time decides."""
+"""The clock: what shows the date or the time of its compile is not cached, and everything else is."""
 
 from __future__ import annotations
 
+import re
 import time
 from random import Random
 
 import pytest
 from nvrtc.reference import KERNEL, PTX, agreed, compile_fresh, write
 
-from kcache.nvrtc.workers.clock import ClockTest, another_time
+from kcache.nvrtc.workers.import_table import ImportTable
+
+pytestmark = pytest.mark.usefixtures("nvrtc")
 
 GLUE = "#define GLUE_(a, b) a##b\n#define GLUE(a, b) GLUE_(a, b)\n"
-#: Uses of the clock; the texts are the source and headers `a.h` and `b.h`.
+TEXT = "#define TEXT_(x) #x\n#define TEXT(x) TEXT_(x)\n#define AGAIN(x) TEXT(x)\n"
+#: Uses of the clock; the texts are those of the headers `a.h` and `b.h`.
 USES = {
     "plain": ("#define V __TIME__[7]\n", ""),
     "date": ("#define V __DATE__[1]\n", ""),
+    "size": ("#define V sizeof(__DATE__)\n", ""),
     "glued": (GLUE + "#define V GLUE(__TI, ME__)[7]\n", ""),
+    "glued by NVRTC's own macro": ("#define V _NV_CONCAT_EVAL(__TI, ME__)[7]\n", ""),
     "another header": ("#define DUNDER(x) __##x##__\n", "#define V DUNDER(TIME)[7]\n"),
     "letters": (
         "#define G(a, b, c, d, e, f, g, h) a##b##c##d##e##f##g##h\n",
         "#define V G(_, _, T, I, M, E, _, _)[7]\n",
     ),
-    "a letter by a macro": (GLUE, "#define X M\n#define V GLUE(GLUE(__TI, X), E__)[7]\n"),
-    "between characters": (GLUE, "#define V (u8'1' * GLUE(__TI, GLUE(M, E__))[7] * 'q')\n"),
-    "after a raw literal": (GLUE, '#define V (R"(/*)"[0] * GLUE(__TI, GLUE(M, E__))[7])\n'),
     "a joint over two lines": ("#define G(a, b) a#\\\n#b\n", "#define V G(__TI, ME__)[7]\n"),
-    "length": ("#define V (__TIME__[7] & 1)\n", ""),
+    "a text": (TEXT + "#define V TEXT(__TIME__)[8]\n", ""),
+    "a text of a text": (TEXT, "#define V AGAIN(TEXT(__TIME__))[12]\n"),
+    "a wide literal": (GLUE, "#define V GLUE(L, __TIME__)[7]\n"),
+    "not compiled into the kernel": (
+        "__device__ inline const char* f() { return __DATE__; }\n#define V 1\n",
+        "",
+    ),
+    "line": ("#line 7 __DATE__\n#define V 1\n", ""),
 }
-#: Texts with pieces of it, and nothing that uses it.
+#: Texts with pieces of it, and nothing that expands it.
 IDLE = {
     "in an unused macro": "#define NOW __DATE__\n#define V 1\n",
     "in a comment": "// at __TIME__\n#define V 1\n",
     "in a text": '#define V sizeof("__TIME__")\n',
-    "template parameter": GLUE + "template <class __T> struct S {};\n#define V 1\n",
-    "pieces": GLUE + "#define ME_ 1\n#define DATE_ ME_\n#define V DATE_\n",
+    "not taken": "#if 0\n__DATE__\n#endif\n#define V 1\n",
     "defined": "#ifdef __TIME__\n#define V 1\n#endif\n",
+    "an argument that is dropped": "#define DROP(x) 1\n#define V DROP(__TIME__)\n",
+    "undefined": "#ifdef __TIMESTAMP__\n#define V 2\n#else\n#define V 1\n#endif\n",
 }
+WHOLE = '__device__ const char* text = V;\nextern "C" __global__ void k() {}\n'
 
 
+@pytest.mark.parametrize("options", [PTX, PTX.replace(extra_options=("-w",))])
 @pytest.mark.parametrize("use", USES)
-def test_no_use_of_the_clock_is_overlooked(use):
-    files = [(name, text.encode()) for name, text in zip((b"a.h", b"b.h"), USES[use], strict=True)]
-    assert ClockTest().may_ask(files, [KERNEL.encode()])
-
-
-@pytest.mark.usefixtures("nvrtc")
-@pytest.mark.parametrize("use", ["plain", "date", "length"])
-def test_what_uses_the_clock_is_never_cached(cache, tree, use):
+def test_what_uses_the_clock_compiles_and_is_not_cached(cache, tree, use, options):
     first, second = USES[use]
     write(tree / "a.h", first)
     write(tree / "b.h", second)
     source = '#include "a.h"\n#include "b.h"\n' + KERNEL
-    assert not cache.get_or_compile(source, (), PTX).cached
-    assert cache.lookup(source, (), PTX) is None
+    if use == "a text of a text":
+        source = source.replace(KERNEL, WHOLE).replace("[12]", "")
+        write(tree / "b.h", second.replace("[12]", ""))
+    kernel = cache.get_or_compile(source, (), options)
+    assert b"u04" not in (kernel.ptx or b"")
+    assert "117, 48, 52" not in (kernel.ptx or b"").decode()
+    assert "universal character" not in kernel.log
+    assert cache.lookup(source, (), options) is None
     assert (cache.stats().uncacheable, cache.entry_count) == (1, 0)
 
 
-@pytest.mark.usefixtures("nvrtc")
-def test_a_letter_that_an_option_defines(cache, tree):
-    write(tree / "a.h", GLUE)
-    source = '#include "a.h"\n#define V GLUE(__, GLUE(GLUE(LETTER, A), TE__))[4]\n' + KERNEL
-    assert not cache.get_or_compile(source, (), PTX.replace(defines={"LETTER": "D"})).cached
-    assert (cache.stats().uncacheable, cache.entry_count) == (1, 0)
+def test_the_true_date_is_in_it(cache):
+    source = '__device__ const char* d = __DATE__;\nextern "C" __global__ void k() {}\n'
+    days = {time.strftime("%b %e %Y", time.localtime(time.time() + shift)) for shift in (-60, 60)}
+    ptx = (cache.get_or_compile(source, (), PTX).ptx or b"").decode()
+    assert any(", ".join(str(each) for each in day.encode()) in ptx for day in days)
 
 
-@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("idle", IDLE)
-def test_what_only_names_it_is_cached(cache, tree, idle):
+def test_what_only_names_it_is_compiled_once_and_cached(cache, tree, idle):
     write(tree / "a.h", IDLE[idle])
     for source, headers in (
         (IDLE[idle] + KERNEL, None),
@@ -79,58 +89,11 @@ def test_what_only_names_it_is_cached(cache, tree, idle):
     assert (cache.stats().compiles, cache.stats().uncacheable) == (3, 0)
 
 
-@pytest.mark.usefixtures("nvrtc")
-def test_internal_names_tell_the_time_and_nobody_can_use_them(cache):
-    """NVRTC makes them of the clock and the process id; they keep nothing from being cached."""
-    source = (
-        "// __TIME__\n__device__ static __noinline__ int g(int a) { return a * a; }\n"
-        "template <int N> __global__ void k(int* out) { *out = g(N); }\n"
-    )
-    for cached in (False, True):
-        assert cache.get_or_compile(source, "k<3>", PTX).cached is cached
-
-
-#: What the preprocessor drops, and tokens that stay as they are.
-BESIDE = [" ", "/* < */", " e ", "z()", "w(<)", "\\\n", "\n", "\t", "// <\n", "w('x')", "w(1'0)"]
-
-
-def joined(random: Random, text: str, defined: list[str]) -> str:
-    """Return an expression that `##` makes this text of, in macros that `glue.h` defines."""
-    if len(text) > 1 and (len(text) == 8 or random.random() < 0.7):
-        cut = random.randrange(1, len(text))
-        parts = (joined(random, each, defined) for each in (text[:cut], text[cut:]))
-        return f"GLUE({', '.join(parts)})"
-    before, after = ("".join(random.choices(["", *BESIDE], k=2)) for _ in range(2))
-    form = random.choice(["%s", "%s", "I(%s)", "LAST(<, %s)", "CALL(I, (%s))"])
-    if random.random() < 0.2:
-        defined.append(f"#define m{len(defined)} {text}\n")
-        text = f"m{len(defined) - 1}"
-    return form % f"{before} {text} {after}"
-
-
-@pytest.mark.usefixtures("nvrtc")
-def test_no_spelling_hides_the_clock(long):
-    """The judge is a compile whose output has today's date."""
-    names = "#define e\n#define z()\n#define w(x)\n#define I(x) x\n#define LAST(x, y) y\n"
-    files = {"a.h": GLUE, "b.h": names + "#define CALL(f, x) f x\n"}
-    random, found = Random(21), 0
-    today = ", ".join(str(each) for each in time.strftime("%b %e %Y").encode())
-    for _ in range(4000 if long else 40):
-        defined: list[str] = []
-        text = joined(random, "__DATE__", defined)
-        code = f'#include "a.h"\n#include "b.h"\n{"".join(defined)}__device__ const char* d = {text};\n'
-        if today in (compile_fresh(code, PTX.flags(), headers=files).ptx or b"").decode():
-            found += 1
-            known = [(name.encode(), each.encode()) for name, each in files.items()]
-            assert ClockTest().may_ask(known, [code.encode()]), code
-    assert found > 20
-
-
-@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize(
     "arguments",
     [
         {"names": ["k<(__TIME__[7])>"]},
+        {"options": ["-DT_=__TIME__[7]"]},
         {"options": ["-Xcudafe=-DT_=__TIME__[7]"]},
         {"options": ["-Xcudafe", "--define_macro=T_=__TIME__[7]"]},
     ],
@@ -145,35 +108,97 @@ def test_the_clock_in_a_name_or_an_option(cache, arguments):
     assert cache.lookup(source, names, options) is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "#if 0\n#error don't /*\n#endif\nconst char* t = __TIME__; /* */\n",
-        '#if 0\n"open /*\n#endif\nconst char* t = __TIME__; /* */\n',
-        "int n = 1'000; // '\nconst char* t = __TI\\\nME__;\n",
-        "const char* t = __TI??/\nMESTAMP__;\n",
-        "#define GLUE(a, b) a##b\nconst char* t = GLUE(__TI, // no trigraph??/\nME__);\n",
-        "#define GLUE(a, b) a##b\nconst char* t = GLUE(__TI, // and blanks\\ \nME__);\n",
-        "#define GLUE(a, b) a##b\nconst char* t = GLUE(__DA, TE__);\n",
-        "#define GLUE(a, b) a##b##a\nconst char* t = GLUE(__, DATE);\n",
-    ],
-)
-def test_nothing_hides_the_clock(text):
-    assert ClockTest().may_ask([(b"", text.encode())], ())
+@pytest.mark.parametrize("name", ["__DATE__", "__TIME__"])
+def test_the_clock_in_ltoir_which_nobody_can_search(cache, name):
+    options = PTX.replace(lto=True)
+    source = f"{TEXT}__device__ const char* t = AGAIN(TEXT({name}));\n__global__ void k() {{}}\n"
+    assert not cache.get_or_compile(source, (), options).cached
+    assert cache.lookup(source, (), options) is None
+    cache.get_or_compile(KERNEL, (), options.replace(defines={"V": 1}))
+    assert cache.get_or_compile(KERNEL, (), options.replace(defines={"V": 1})).cached
 
 
-def test_the_usual_text_costs_no_second_compile():
-    for text in (
-        KERNEL,
-        "int time; // at this time, update the DATE\n",
-        "#define TIMEOUT 3\n",
-        "template <class D, class A, class T, class E> void f(_, D, A, T, E);\n",
-        "#define ADD(a, b) a##b\nenum { DATE, TIME, MAX_TIME };\n",
-    ):
-        assert not ClockTest().may_ask([], [text.encode()])
+def test_an_error_is_that_of_the_true_clock(cache):
+    from kcache import CompileError
+
+    for text in (r'const char* t = "\u04";', "const char* t = __DATE__ + ;"):
+        with pytest.raises(CompileError) as caught:
+            cache.get_or_compile(f"{text}\n{KERNEL}", (), PTX.replace(defines={"V": 1}))
+        judge = compile_fresh(f"{text}\n{KERNEL}", PTX.replace(defines={"V": 1}).flags())
+        assert caught.value.log.strip() == judge.log.replace("\0", "").strip()
 
 
-def test_another_time_is_written_otherwise_in_each_place():
-    for _ in range(20):
-        pairs = zip(time.ctime(), time.ctime(another_time()), strict=True)
-        assert all(a != b for a, b in pairs if a.isalnum())
+def internal_names(kernel):
+    return set(re.findall(rb"_[0-9a-f]{8}_10007", kernel.ptx))
+
+
+def test_internal_names_are_those_of_the_request(cache, tmp_path):
+    """NVRTC makes them of the clock, the directory and the process; here they can be repeated."""
+    source = (
+        "static __device__ __noinline__ int g(int a) { return a * a; }\n"
+        "template <int N> __global__ void k(int* out) { out[N] = g(out[0]); }\n"
+    )
+    first = cache.get_or_compile(source, "k<3>", PTX)
+    again = type(cache)(tmp_path / "other").get_or_compile(source, "k<3>", PTX)
+    assert again.ptx == first.ptx
+    other = cache.get_or_compile(source, "k<4>", PTX)
+    assert internal_names(first)
+    assert not internal_names(first) & internal_names(other)
+
+
+def joined(random: Random, text: str, defined: list[str]) -> str:
+    """Return an expression that `##` makes this text of, in macros that `glue.h` defines."""
+    beside = ["", " ", "/* < */", " e ", "z()", "w(<)", "\\\n", "\n", "\t", "// <\n", "w('x')"]
+    if len(text) > 1 and (len(text) == 8 or random.random() < 0.7):
+        cut = random.randrange(1, len(text))
+        parts = (joined(random, each, defined) for each in (text[:cut], text[cut:]))
+        return f"GLUE({', '.join(parts)})"
+    before, after = random.choices(beside, k=2)
+    form = random.choice(["%s", "%s", "I(%s)", "LAST(<, %s)", "CALL(I, (%s))"])
+    if random.random() < 0.2:
+        defined.append(f"#define m{len(defined)} {text}\n")
+        text = f"m{len(defined) - 1}"
+    return form % f"{before} {text} {after}"
+
+
+def test_no_spelling_hides_the_clock(cache, long):
+    """The judge is a compile whose output has today's date."""
+    names = "#define e\n#define z()\n#define w(x)\n#define I(x) x\n#define LAST(x, y) y\n"
+    files = {"a.h": GLUE, "b.h": names + "#define CALL(f, x) f x\n"}
+    random, found = Random(21), 0
+    for _ in range(2000 if long else 30):
+        defined: list[str] = []
+        text = joined(random, "__DATE__", defined)
+        code = f'#include "a.h"\n#include "b.h"\n{"".join(defined)}__device__ const char* d = {text};\n'
+        today = ", ".join(str(each) for each in time.strftime("%b %e %Y").encode())
+        if today in (compile_fresh(code, PTX.flags(), headers=files).ptx or b"").decode():
+            found += 1
+            cache.get_or_compile(code, (), PTX, headers=files)
+            assert cache.lookup(code, (), PTX, headers=files) is None, code
+    assert found > 15
+
+
+def test_a_compiler_that_does_not_ask_ctime_caches_nothing(tmp_path, monkeypatch):
+    """A worker of such a library; there is none among the releases."""
+    import os
+
+    from kcache.nvrtc import library
+    from kcache.nvrtc.workers.messages import Ask
+    from kcache.nvrtc.workers.worker import _Worker
+
+    slots = ImportTable._read_relocations
+
+    def without_ctime(self, *given):
+        slots(self, *given)
+        self.slots.pop("ctime", None)
+
+    monkeypatch.setattr(ImportTable, "_read_relocations", without_ctime)
+    if os.fork() == 0:  # so that no other test has this compiler
+        try:
+            worker = _Worker(library.find().path)
+            flags, code = PTX.flags(), KERNEL.replace("V", "1")
+            reply = worker.answer(Ask(code, "k.cu", flags, (), {}, os.getcwd(), {}, clock="0" * 64))
+            os._exit(0 if "ctime" in reply.trace.unfollowed else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 0

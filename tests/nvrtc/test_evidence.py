@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from nvrtc.reference import KERNEL, PTX, agreed, next_tick, python, working_dire
 
 import kcache
 from kcache.nvrtc.files import FRESH_NS, NO_STAMP, is_fresh, lasting, stamp_of
-from kcache.nvrtc.frontend import Frontend
 from kcache.util import mounts
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -97,52 +95,6 @@ def test_a_stamp_is_trusted_once_its_change_is_older_than_the_coarsest_clock(whi
     ages = (0, FRESH_NS, FRESH_NS + 1)
     assert [is_fresh(stamp, changed + age) for age in ages] == [True, True, False]
     assert is_fresh(NO_STAMP, changed)
-
-
-def test_a_header_is_edited_beside_a_proof(tree, tmp_path, at_once):
-    """While one kernel is proven, another one reads the edited header, which all now know."""
-    for place in ("a", "b"):
-        write(tree / place / "n.h", "#define V 1\n")
-    header = tree / "a/n.h"
-    sources = [SOURCE, SOURCE + "// another\n"]
-    options = {place: PTX.replace(include_paths=[tree / place]) for place in ("a", "b")}
-    with kcache.KernelCache(tmp_path / "cache", relocation="eager") as cache:
-        for value in (2, 3):
-            cache.get_or_compile(sources[0], (), options["a"])
-            next_tick()
-            header.write_text(f"#define V {value}\n")
-            asking = [
-                threading.Thread(target=cache.get_or_compile, args=(sources[1], (), options[p]))
-                for p in ("a", "b")
-            ]
-            for each in asking:
-                each.start()
-            for each in asking:
-                each.join()
-            for source in sources:
-                agreed(cache, source, options["a"])
-            cache.clear_memory()
-    next_tick()
-    header.write_text("#define V 2\n")
-    for source in sources:
-        python(ELSEWHERE, tree, tmp_path / "cache", source, tree / "a")
-
-
-def test_a_verdict_stands_with_the_kernel_that_was_proven(cache, monkeypatch):
-    """Another process stores another kernel under the key while the proof runs."""
-    source, prove = KERNEL.replace("V", "3"), Frontend.prove
-    first = cache.get_or_compile(source, (), PTX, source_name="/a/k.cu")
-    old = cache.engine.get(first.key)
-
-    def replacing(self, request, header_set, stored):
-        found = prove(self, request, header_set, stored)
-        cache.engine.put(first.key, kcache.Entry({"ptx": b"// not proven"}, dict(old.metadata)))
-        return found
-
-    monkeypatch.setattr(Frontend, "prove", replacing)
-    assert cache.get_or_compile(source, (), PTX, source_name="/b/longer.cu").ptx == first.ptx
-    now = cache.engine.get(first.key)
-    assert ("proof" in now.metadata, now.payload["ptx"]) == (True, old.payload["ptx"])
 
 
 def test_a_directory_whose_first_survey_was_fresh(tree, cache):

@@ -1,4 +1,4 @@
-"""What a source is called separates kernels only where an output shows it."""
+"""The last part of a source's name is in the key; its directory is a root like any other."""
 
 from __future__ import annotations
 
@@ -6,28 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nvrtc.reference import agreed
+from nvrtc.reference import agreed, compile_fresh
 
 import kcache
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
 ARCH = kcache.CompileOptions(arch="compute_90")
-#: The outcome shows nothing of the name; with the headers that it includes.
-ALIKE: dict[str, str] = {
+SOURCES: dict[str, str] = {
     "plain": "__global__ void f(int* p) { *p = 1; }",
-    "template": "template <class T> __global__ void f(T* p) { *p = 1; }",
-    "static variable": "static __device__ int s; __global__ void f(int* p) { *p = s++; }",
     "header": '#include "n.h"\n__global__ void f(int* p) { *p = N; }',
-}
-#: It shows the name, or may depend on it.
-NAMED: dict[str, str] = {
+    "static variable": "static __device__ int s; __global__ void f(int* p) { *p = s++; }",
     "__FILE__": "__device__ const char* n = __FILE__; "
     "__global__ void f(const char** p) { *p = n; }",
     "size of __FILE__": "__global__ void f(int* p) { *p = sizeof(__FILE__); }",
     "assert": "__global__ void f(int* p) { assert(*p); }",
-    "text of an assert and header": '#include "n.h"\n#define TEXT_OF(x) #x\n#define TEXT(x) '
-    "TEXT_OF(x)\n__global__ void f(int* p) { *p = sizeof(TEXT(assert(N))); }",
     "internal linkage": "static __device__ __noinline__ int g(int a) { return a * a; } "
     "__global__ void f(int* p) { *p = g(*p); }",
 }
@@ -45,29 +38,13 @@ def outputs(kernel: kcache.CompiledKernel) -> tuple[Any, ...]:
     return kernel.ptx, kernel.cubin, dict(kernel.lowered_names), kernel.log
 
 
-@pytest.mark.parametrize("source", ALIKE.values(), ids=ALIKE)
-def test_a_kernel_hits_under_any_name_where_none_is_shown(source: str, project: Path) -> None:
-    options = ARCH.replace(include_paths=["include"])
-    with kcache.KernelCache(project / "cache") as cache:
-        first = cache.get_or_compile(source, options=options, source_name="k.cu")
-        for name in ("kernel.cu", "elsewhere/k.cu"):
-            found = cache.get_or_compile(source, options=options, source_name=name)
-            assert (found.cached, outputs(found)) == (True, outputs(first)), name
-    with kcache.KernelCache(disable=True) as none:
-        clean = none.get_or_compile(source, options=options, source_name="kernel.cu")
-    assert outputs(clean) == outputs(first)
-
-
-@pytest.mark.parametrize("source", NAMED.values(), ids=NAMED)
-def test_a_kernel_that_shows_its_name_is_another_under_another_name(
-    source: str, project: Path
-) -> None:
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_a_source_of_another_name_is_compiled(source: str, project: Path) -> None:
     options = ARCH.replace(include_paths=["include"])
     with kcache.KernelCache(project / "cache") as cache:
         cache.get_or_compile(source, options=options, source_name="k.cu")
-        told = cache.why(source, options=options, source_name="kernel.cu")
-        # Only a proof could tell that the name is not in what the compiler made of a text.
-        assert {cause.kind for cause in told.causes} <= {"source_name", "directory"}, told
+        found = cache.why(source, options=options, source_name="kernel.cu")
+        assert {cause.kind for cause in found.causes} == {"source_name"}, found
         other = cache.get_or_compile(source, options=options, source_name="kernel.cu")
         assert not other.cached
         for name in ("k.cu", "kernel.cu"):
@@ -76,6 +53,46 @@ def test_a_kernel_that_shows_its_name_is_another_under_another_name(
     with kcache.KernelCache(disable=True) as none:
         clean = none.get_or_compile(source, options=options, source_name="kernel.cu")
     assert outputs(clean) == outputs(other)
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+def test_a_directory_in_the_name_binds_only_what_shows_it(source: str, project: Path) -> None:
+    options = ARCH.replace(include_paths=["include"])
+    shows = "n = __FILE__" in source or "assert" in source
+    with kcache.KernelCache(project / "cache") as cache:
+        for name in ("elsewhere/k.cu", "some/where/k.cu", f"{project}/k.cu"):
+            cache.get_or_compile(source, options=options, source_name=name)
+            assert cache.get_or_compile(source, options=options, source_name=name).cached
+            if "sizeof" not in source:  # what computes with a path keeps that of the first place
+                agreed(cache, source, options, source_name=name)
+        # Whether the directory exists is an answer, too.
+        assert cache.stats().compiles == (3 if shows else 2)
+
+
+@pytest.mark.parametrize("name", ["-x.cu", "--version", "--", "__nv_name_map", "sub/__nv_x.cu"])
+def test_a_name_that_nvrtc_takes_for_something_else(name: str, project: Path) -> None:
+    with kcache.KernelCache(project / "cache") as cache:
+        for _ in range(2):
+            judged = compile_fresh(SOURCES["plain"], ARCH.flags(), source_name=name)
+            if judged.failed:
+                with pytest.raises(kcache.CompileError):
+                    cache.get_or_compile(SOURCES["plain"], options=ARCH, source_name=name)
+            else:
+                found = cache.get_or_compile(SOURCES["plain"], options=ARCH, source_name=name)
+                assert (found.ptx, found.cached) == (judged.ptx, False)
+        assert cache.entry_count == 0
+
+
+def test_a_source_that_includes_itself_by_its_name(project: Path) -> None:
+    """The compiler answers from memory, and asks nothing; under another name it reads a file."""
+    source = (
+        '#ifndef ONCE\n#define ONCE\n#include "elsewhere/k.cu"\n#else\n'
+        "__global__ void f(int* p) { *p = 1; }\n#endif\n"
+    )
+    (project / "elsewhere" / "k.cu").write_text("__global__ void f(int* p) { *p = 2; }\n")
+    with kcache.KernelCache(project / "cache") as cache:
+        for name in ("elsewhere/k.cu", f"{project}/k.cu", "elsewhere/k.cu"):
+            agreed(cache, source, ARCH, source_name=name)
 
 
 def test_a_name_expression_that_asks_for_the_name_of_the_source(project: Path) -> None:
@@ -103,7 +120,7 @@ def test_a_name_under_which_the_source_is_one_of_its_headers_is_looked_at(projec
 
 def test_a_path_is_its_text_and_headers_in_quotes_are_beside_it(project: Path) -> None:
     (project / "src").mkdir()
-    (project / "src" / "k.cu").write_text(ALIKE["header"])
+    (project / "src" / "k.cu").write_text(SOURCES["header"])
     (project / "src" / "n.h").write_text("#define N 4\n")
     path = Path("src/k.cu")
     with kcache.KernelCache(project / "cache") as cache:
@@ -115,7 +132,7 @@ def test_a_path_is_its_text_and_headers_in_quotes_are_beside_it(project: Path) -
         (again,) = cache.compile_many([kcache.CompileRequest(path, (), ARCH)])
         assert isinstance(again, kcache.CompiledKernel)
         assert (again.cached, again.key) == (True, first.key)
-        path.write_text(ALIKE["header"].replace("N;", "N + 1;"))
+        path.write_text(SOURCES["header"].replace("N;", "N + 1;"))
         assert not cache.get_or_compile(path, options=ARCH).cached
         (project / "src" / "n.h").write_text("#define N 5\n")
         assert not cache.get_or_compile(path, options=ARCH).cached
@@ -134,7 +151,7 @@ def test_a_source_without_headers_is_cached_however_its_name_is_written(
     monkeypatch.chdir(project / "work")
     with kcache.KernelCache(project / "cache") as cache:
         for cached in (False, True):
-            found = cache.get_or_compile(ALIKE["plain"], options=ARCH, source_name=name)
+            found = cache.get_or_compile(SOURCES["plain"], options=ARCH, source_name=name)
             assert found.cached == cached
 
 

@@ -69,19 +69,6 @@ def test_every_way_to_ask(strict: kcache.KernelCache) -> None:
         assert strict.stats().compiles == 0
 
 
-def test_no_proof_is_made(strict: kcache.KernelCache, header: Path) -> None:
-    """A kernel of another directory would need a compile to be proven good here."""
-    folder = header.parent / "elsewhere"
-    folder.mkdir()
-    (folder / "scale.h").write_text(header.read_text())
-    options = OPTIONS.replace(include_paths=[folder])
-    with strict:
-        header.unlink()
-        with pytest.raises(kcache.MissError):
-            strict.get_or_compile(SOURCE, options=options)
-        assert (strict.stats().compiles, strict.stats().proofs) == (0, 0)
-
-
 def test_a_layer_answers(header: Path) -> None:
     layer = f"file://{header.parent / 'cache'}"
     with kcache.KernelCache(header.parent / "new", on_miss="error", remote=layer) as cache:

@@ -303,9 +303,9 @@ def checkout(folder: Path) -> kcache.CompileOptions:
 
 @pytest.fixture(scope="module")
 def makers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a cache and its bundle of two kernels, proven to be good in any checkout."""
+    """A folder with a cache and its bundle of two kernels."""
     folder = tmp_path_factory.mktemp("makers")
-    with kcache.KernelCache(folder / "maker", relocation="eager") as cache:
+    with kcache.KernelCache(folder / "maker") as cache:
         cache.get_or_compile(source(), options=ARCH)
         cache.get_or_compile(WITH_HEADER, options=checkout(folder / "one"))
     with kcache.KernelCache(folder / "maker") as cache:

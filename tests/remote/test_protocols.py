@@ -103,7 +103,7 @@ import kcache
 folder, remote, bundle = sys.argv[1:]
 text = 'extern "C" __global__ void k(int* out) { *out = %s; }'
 options = kcache.CompileOptions(arch="sm_80", include_paths=["inc"])
-with kcache.KernelCache(folder, remote=remote or None, relocation="eager") as cache:
+with kcache.KernelCache(folder, remote=remote or None) as cache:
     sources = [text % "1", text % "2", '#include <x.h>\\n' + text % "VALUE"]
     kernels = [cache.get_or_compile(each, options=options) for each in sources]
     if remote and not remote.startswith("file:"):
@@ -209,7 +209,7 @@ def test_a_node_asks_twice_for_each_kernel(hosts: Machines, tmp_path: Path) -> N
         for node in ("cold", "warm"):
             before = gets(server.port)
             remote = f"redis://127.0.0.1:{server.port}?leases=1&{PATIENT}"
-            cache = hosts.cache(node, remote, relocation="lazy")  # no proofs meanwhile
+            cache = hosts.cache(node, remote)
             for number in range(kernels):
                 cache.get_or_compile(text % number, options=options)
             assert of_client(cache).flush(60)

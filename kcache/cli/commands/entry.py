@@ -26,7 +26,14 @@ from kcache.cli.terminal import (
 )
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import KERNEL, MANIFEST, Item, items, unique_length
+from kcache.nvrtc.inventory import (
+    KERNEL,
+    MANIFEST,
+    Item,
+    items,
+    stored_log,
+    unique_length,
+)
 from kcache.util.units import counted, format_age, format_size, format_time, local_time
 
 if TYPE_CHECKING:
@@ -201,7 +208,7 @@ def _lines(item: Item, entry: Entry | None) -> Iterator[str]:
     known = lowered if isinstance(lowered, dict) else {}
     names = {**dict.fromkeys(item.names, ""), **known}
     yield from _block("names", ((name, _text(value)) for name, value in names.items()))
-    log = str(metadata.get("log") or "")
+    log = stored_log(metadata)
     yield from _block("log", ((line,) for line in log.splitlines()))
     if item.kind == MANIFEST:
         for number, header_set in enumerate(_header_sets(entry)):
@@ -223,9 +230,7 @@ def _header_set(number: int, header_set: StoredHeaderSet) -> Iterator[str]:
     for name, rows in found.items():
         table = (tuple(map(str, row.values())) for row in rows)
         yield from _block(f"{_KINDS[name]} ({len(rows)})", table)
-    if header_set.bound:
-        known = "holds" if header_set.bound.startswith("!") else "may hold"
-        yield f"\nThe outcome {known} paths: it is good for these directories only."
+    yield from _block("conditions elsewhere", ((each,) for each in header_set.conditions))
 
 
 def _text(value: JSON) -> str:
@@ -249,7 +254,7 @@ def _as_json(item: Item, entry: Entry | None) -> dict[str, object]:
         known["metadata"] = dict(entry.metadata)
         if item.kind == MANIFEST:
             known["header_sets"] = [
-                {**_paths(header_set), "bound": header_set.bound}
+                {**_paths(header_set), "conditions": header_set.conditions}
                 for header_set in _header_sets(entry)
             ]
     return known

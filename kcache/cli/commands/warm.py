@@ -73,8 +73,6 @@ def warm(
     started = time.perf_counter()
     with open_cache(
         config.directory.value,
-        # Kernels are often warmed for other machines.
-        relocation="eager" if config.relocation.source == "default" else None,
         workers=_workers(config, jobs),
         on_miss="compile",
     ) as cache:
@@ -98,9 +96,9 @@ def warm(
 
 
 def _workers(config: Config, jobs: int | None) -> int | None:
-    """Return how many compilers may run at a time, those that make proofs included."""
+    """Return how many compilers may run at a time; None for as many as the settings allow."""
     allowed = config.workers.value
-    if jobs is None or allowed == 0:  # without workers there are no proofs
+    if jobs is None or allowed == 0:
         return None
     return min(jobs, usable_cores() if allowed is None else allowed)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import NamedTuple
 
 from kcache.nvrtc.workers.slots import Slots
@@ -26,6 +25,8 @@ class Status:
     REFUSED = "refused"
     #: The compiler got other variables before: ask a new worker.
     ELSEWHERE = "elsewhere"
+    #: The result depends on the poisoned clock: ask again, for the true clock.
+    POISONED = "poisoned"
     FAILED = "failed"
 
 
@@ -82,9 +83,9 @@ class Ask(NamedTuple):
         directory: the working directory.
         environment: variables that differ from those the worker was started with; None for one that
             is not set.
-        proof: whether the compiler gets another time, another process id and other random numbers;
-            with `moved`, headers can't compute with their names, either.
-        moved: directories for which the compiler gets other paths, path that it knows -> real path.
+        clock: hexadecimal digits. If there are any, the compiler gets a poisoned clock with these
+            digits; see `recorder.POISON`. Otherwise it gets the true one.
+        sought: lists of words to look for in everything that the compiler reads.
         slots: they bound the compiles of all processes together; None if nothing does.
     """
 
@@ -95,8 +96,8 @@ class Ask(NamedTuple):
     headers: Mapping[str, str]
     directory: str
     environment: Mapping[str, str | None]
-    proof: bool = False
-    moved: Mapping[str, str] = MappingProxyType({})
+    clock: str = ""
+    sought: Sequence[Sequence[str]] = ()
     slots: Slots | None = None
 
     def pack(self) -> list[bytes]:
@@ -138,13 +139,14 @@ class Trace(NamedTuple):
         files: path as asked -> answer.
         variables: name -> value of environment variables, None for one that is not set.
         unfollowed: what can't be recorded, in words; empty if there is nothing.
-        may_ask_time: whether a text may use the time of the compile; see `clock`.
+        found: positions in `Ask.sought` of the lists whose words all occur in what the compiler
+            has read.
     """
 
     files: Mapping[str, FileAnswer]
     variables: Mapping[str, str | None]
     unfollowed: str
-    may_ask_time: bool
+    found: Sequence[int]
 
     @classmethod
     def unpack(cls, field: bytes) -> Trace:

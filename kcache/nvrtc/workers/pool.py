@@ -78,8 +78,6 @@ class WorkerPool:
     def compile(self, library: str, ask: Ask, timeout: float | None = None) -> tuple[Hello, Reply]:
         """Compile a request in a worker; return the worker's hello, and its reply.
 
-        Nobody waits for a proof, so it lets all others go first, and is not tried again.
-
         Args:
             library: path of the compiler.
             ask: the request; `environment` is completed here.
@@ -89,8 +87,8 @@ class WorkerPool:
             NoWorkerError: no worker can be started; CrashedError: the compiler crashed, twice;
             TooLateError: it took too long.
         """
-        for left in reversed(range(1 if ask.proof else _TRIES)):
-            with self._turns_now().turn(patient=ask.proof) as turn:
+        for left in reversed(range(_TRIES)):
+            with self._turns_now().turn() as turn:
                 try:
                     return self._compile(turn, library, ask, timeout)
                 except CrashedError:
@@ -137,7 +135,7 @@ class WorkerPool:
             idle = self._idle()
             full = len(self._workers) >= self._turns.most
             fitting = [each for each in idle if each.library == library and each.standing == here]
-            # The compiler may remember its working directory: a proof has another one.
+            # The compiler may remember its working directory.
             told = [each for each in fitting if each.directory in (directory, None)]
             best = told or (fitting if full else [])
             chosen = best[-1] if best else None

@@ -8,7 +8,9 @@ a trace is a *verifying trace*; see Mokhov, Mitchell, Peyton Jones, "Build syste
 - gives each question one answer per compile, so that the outcome belongs to one state of the files
   even while somebody changes them;
 - gives the compiler the very bytes that it has hashed, not the file;
-- writes the answers down.
+- writes the answers down;
+- poisons the clock: a kernel that shows the date or the time of its compile must not be cached, and
+  `ctime` is the only source of both (see `POISON`).
 
 A question that it can't answer that way (a pipe, a process to start, a file to write) goes to the
 operating system, and is noted: such an outcome is not cached.
@@ -20,19 +22,33 @@ Seen with NVRTC 12.4 to 13.5, by strace: the compiler asks nothing but `fopen`, 
 from __future__ import annotations
 
 import ctypes
-import errno
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
-from kcache.nvrtc.workers import PROCESS_IDS
-from kcache.nvrtc.workers.clock import another_time
 from kcache.nvrtc.workers.import_table import ImportTable
+from kcache.nvrtc.workers.messages import Reply, Status
 from kcache.nvrtc.workers.told import FileAnswers, PathAnswer, ToldEnvironment
 
+#: The answer to `ctime`. NVRTC cuts `__DATE__` and `__TIME__` out of it by position (12.4 to 13.5).
+#: Each of the two has half of a universal character name, so that an expansion that reaches the
+#: parser, or is stringized, is an error that no option suppresses. An expansion that is dropped
+#: changes nothing. An expansion that is stringized twice shows the poison; see `_SHOWN`. What
+#: follows the line break only becomes a part of the hash in the names of internal symbols.
+POISON = b'Fri "\\u04" "\\u042"+ xxxx\n'
+#: The message of the error.
+_POISONED = b"incorrectly formed universal character name"
+#: The poison in a literal, as bytes, and as PTX writes bytes.
+_SHOWN = re.compile(
+    rb'u04\\*" xxxx|u042\\*"\+'
+    rb"|117, 48, 52(?:, 92)*, 34, 32, 120|117, 48, 52, 50(?:, 92)*, 34, 43"
+)
+#: The process id that the compiler gets in every worker. If a source exports no name of its own,
+#: NVRTC puts the process id into the names of internal symbols.
+PROCESS_ID = 10_007
 #: How the directories of automatic precompiled headers (`--pch`) begin.
 _AUTOMATIC = b"__nvrtc_auto_pch_"
 #: System calls by number that ask nothing about files: futex, gettid, getrandom, sched_*.
@@ -64,9 +80,8 @@ class Recorder:
         self.unfollowed: list[str] = []
         self._files = FileAnswers(self.unfollowed)
         self.tells_process = False
-        self._told_directory = b""
-        #: The time that the compiler is told in a proof; None for the true one.
-        self._told_time: int | None = None
+        #: The poisoned answer to `ctime`; None for the true one.
+        self._poison: ctypes.Array[ctypes.c_char] | None = None
         self._values: dict[bytes, Any] = {}
         #: Streams that the compiler has open: address -> the bytes that it reads.
         self._streams: dict[int, PathAnswer] = {}
@@ -77,33 +92,24 @@ class Recorder:
         self._table = ImportTable(library)
         self._fmemopen = self._function("fmemopen", _POINTER, _POINTER, ctypes.c_size_t, _TEXT)
         self._ftell = self._function("ftell", _LONG, _POINTER)
-        self._strdup = self._function("strdup", _POINTER, _TEXT)
         self._hook_all()
 
-    def begin(
-        self,
-        environment: Mapping[bytes, bytes],
-        directory: bytes,
-        moved: Mapping[bytes, bytes] = MappingProxyType({}),
-        *,
-        spelled: bytes = b"",
-        proof: bool = False,
-    ) -> None:
-        """Forget the last compile. The compiler is told that it works in `directory`.
+    def begin(self, environment: Mapping[bytes, bytes], directory: bytes, clock: str = "") -> None:
+        """Forget the last compile, and prepare the answers for the next one.
 
-        `moved` are directories for which the compiler gets other paths: the path that it is told,
-        and the one that files are read from; both end in a slash. The trace has the paths as the
-        compiler asks for them. `spelled` is the working directory as `PWD` has it. In a proof, the
-        time, the process id and random numbers are others, too.
+        Args:
+            environment: the variables that the compiler gets.
+            directory: the working directory.
+            clock: digits for the poisoned clock; without any, the compiler gets the true one.
         """
         self.files.clear()
         self.unfollowed.clear()
         self._streams.clear()
         self._files.written.clear()
-        self.environment.begin(environment, spelled or directory)
-        self._files.moved = sorted(moved.items(), key=lambda pair: len(pair[0]), reverse=True)
-        self._told_directory = directory
-        self._told_time = another_time() if proof else None
+        self.environment.begin(environment, directory)
+        self._poison = ctypes.create_string_buffer(POISON + clock.encode()) if clock else None
+        if clock and "ctime" not in self._table.slots:
+            self.unfollowed.append("this NVRTC does not ask `ctime` for the date and the time")
 
     @property
     def files(self) -> dict[bytes, PathAnswer]:
@@ -119,26 +125,27 @@ class Recorder:
         """Return which effects of the compile a cache can't repeat, or nothing."""
         return ", ".join(dict.fromkeys(self.unfollowed))
 
+    def is_poisoned(self, reply: Reply) -> bool:
+        """Return whether the result of the compile depends on the poisoned clock."""
+        if reply.status == Status.REFUSED:
+            return _POISONED in reply.log
+        return any(_SHOWN.search(text) for text in (reply.log, *filter(None, reply.outputs)))
+
     # -- what the compiler calls -----------------------------------------------------------------
 
     def _hook_all(self) -> None:
         status, text, number = _POINTER, _TEXT, _INT
-        size = ctypes.c_size_t
         for names, ours, result, arguments in (
             ("fopen fopen64", self._fopen, _POINTER, (text, text)),
             ("fclose", self._fclose, number, (_POINTER,)),
             ("open open64", self._open, number, (text, number, number)),
             ("__xstat __xstat64", self._xstat, number, (number, text, status)),
             ("stat stat64", self._stat, number, (text, status)),
-            ("getcwd", self._getcwd, _POINTER, (_POINTER, size)),
             ("getenv secure_getenv", self._getenv, _POINTER, (text,)),
             ("syscall", self._syscall, _LONG, (_LONG,) * 7),
             ("mkstemp", self._mkstemp, number, (_POINTER,)),
             ("getpid", self._getpid, number, ()),
-            ("time", self._time, _LONG, (_POINTER,)),
-            ("gettimeofday", self._gettimeofday, number, (_POINTER, _POINTER)),
-            ("clock", self._random, _LONG, ()),
-            ("rand", self._random, number, ()),
+            ("ctime", self._ctime, _POINTER, (_POINTER,)),
             ("unlink remove rmdir system", self._effect, number, (text,)),
             ("mkdir", self._effect, number, (text, number)),
             ("rename link symlink", self._effect, number, (text, text)),
@@ -148,6 +155,8 @@ class Recorder:
             ("access opendir readlink realpath scandir glob", self._unseen, _LONG, (_LONG,) * 6),
             ("lstat lstat64 __lxstat __lxstat64 statx", self._unseen, _LONG, (_LONG,) * 6),
             ("fstatat __fxstatat ftw nftw openat openat64", self._unseen, _LONG, (_LONG,) * 6),
+            ("asctime ctime_r gmtime gmtime_r localtime", self._unseen, _LONG, (_LONG,) * 6),
+            ("localtime_r strftime __strftime_l", self._unseen, _LONG, (_LONG,) * 6),
         ):
             for name in names.split():
                 self._hook(name, ours, result, *arguments)
@@ -229,17 +238,6 @@ class Recorder:
         ctypes.memmove(status, answer.status, len(answer.status))
         return 0
 
-    def _getcwd(self, real: Callable[..., Any], buffer: int | None, size: int) -> int | None:
-        if not self._files.moved:
-            return real(buffer, size)  # type: ignore[no-any-return]
-        if buffer is None:  # the caller wants memory that it can free
-            return self._strdup(self._told_directory)  # type: ignore[no-any-return]
-        if size <= len(self._told_directory):  # the caller will ask again with a larger buffer
-            ctypes.set_errno(errno.ERANGE)
-            return None
-        ctypes.memmove(buffer, self._told_directory + b"\0", len(self._told_directory) + 1)
-        return buffer
-
     def _getenv(self, real: Callable[..., Any], name: bytes) -> int | None:
         value = self.environment.tell(name)
         if value is None:
@@ -255,29 +253,10 @@ class Recorder:
         return real(number, *arguments)  # type: ignore[no-any-return]
 
     def _getpid(self, real: Callable[..., Any]) -> int:
-        """Answer with the same number in every worker.
+        return real() if self.tells_process else PROCESS_ID
 
-        If a source exports no name of its own, NVRTC puts the process id into the names of internal
-        symbols. Then two compiles of one source would never be equal.
-        """
-        return real() if self.tells_process else PROCESS_IDS[self._told_time is not None]
-
-    def _time(self, real: Callable[..., Any], place: int | None) -> int:
-        now: int = real(None) if self._told_time is None else self._told_time
-        if place:
-            ctypes.c_long.from_address(place).value = now
-        return now
-
-    def _gettimeofday(self, real: Callable[..., Any], place: int, zone: int | None) -> int:
-        done: int = real(place, zone)
-        if self._told_time is not None:  # seconds come first
-            ctypes.c_long.from_address(place).value = self._told_time
-        return done
-
-    def _random(self, real: Callable[..., Any]) -> int:
-        """Answer with another number in a proof, also for the processor time of the process."""
-        found: int = real()
-        return found if self._told_time is None else found ^ 0x2A5A5A5A
+    def _ctime(self, real: Callable[..., Any], when: int) -> int | None:
+        return real(when) if self._poison is None else ctypes.addressof(self._poison)
 
     def tidy(self) -> None:
         """Remove the files of automatic precompiled headers, which NVRTC leaves until it exits."""

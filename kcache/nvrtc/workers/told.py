@@ -10,7 +10,7 @@ import os
 import stat
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import xxhash
 
@@ -95,29 +95,17 @@ class FileAnswers:
     Attributes:
         answers: path as asked -> answer.
         written: files that the compiler writes, whose content is its own.
-        moved: directories that the compiler knows by another name, (told, real), the longest first;
-            see `Recorder.begin`.
     """
 
     def __init__(self, unfollowed: list[str]) -> None:
         self.unfollowed = unfollowed
         self.answers: dict[bytes, PathAnswer] = {}
         self.written: set[bytes] = set()
-        self.moved: Sequence[tuple[bytes, bytes]] = ()
-
-    def _real(self, path: bytes) -> bytes:
-        """Return the real path of one that the compiler asks for."""
-        for told, real in self.moved:
-            if path.startswith(told):
-                return real + path[len(told) :]
-            if path == told[:-1]:
-                return real
-        return path
 
     def look(self, path: bytes) -> PathAnswer:
         """Return the answer about a path; the first one is kept for the whole compile."""
         try:
-            status = os.stat(self._real(path))
+            status = os.stat(path)
         except OSError as error:
             number = error.errno or errno.EIO
             kind = "-" if number in _NOTHING else "e"
@@ -143,7 +131,7 @@ class FileAnswers:
         if answer is not None and answer.kind in "-ae":
             return _sought(answer)
         try:
-            fd = os.open(self._real(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             return self._unopened(path, answer, error.errno or errno.EIO)
         try:

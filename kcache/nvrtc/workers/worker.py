@@ -11,17 +11,18 @@ that of a new one.
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import sys
 import threading
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from functools import cache
 
 from kcache.environment import worker_variables
 from kcache.nvrtc.options import parse_options
-from kcache.nvrtc.workers import import_table, opaque
-from kcache.nvrtc.workers.clock import ClockTest
+from kcache.nvrtc.workers import import_table
 from kcache.nvrtc.workers.messages import BEGUN, Ask, FileAnswer, Hello, Reply, Status, Trace
 from kcache.nvrtc.workers.nvrtc import Nvrtc
 from kcache.util.wire import WireError, receive, send
@@ -36,8 +37,11 @@ if TYPE_CHECKING:
 #: Milliseconds between two checks that the parent is still there, in addition to the end of the
 #: input, and between two messages that the worker goes on.
 _LOOK_EVERY_MS = 500
-#: NVRTC_ERROR_COMPILATION.
-_COMPILATION = 6
+#: How much of a text is looked at around a word.
+_CONTEXT = 80
+_WORD, _WORD_END = re.compile(rb"\w"), re.compile(rb"\w\Z")
+_ARGUMENT = re.compile(rb"""(?:[(,=]|#[ \t]*define[ \t]+\w+)[ \t]*["<]?\Z""")
+_ARGUMENT_END = re.compile(rb"""[ \t]*(?:[,)\r\n">]|\Z)""")
 
 
 def main() -> None:
@@ -128,13 +132,11 @@ class _Worker:
         self._environment = worker_variables()
         self._nvrtc = Nvrtc(path)
         self._recorder: Recorder | None = None
-        self._path = os.path.realpath(path)
-        self._clock = ClockTest()
         if import_table.supported():
             from kcache.nvrtc.workers.recorder import Recorder
 
             with suppress(OSError, ValueError, KeyError):
-                self._recorder = Recorder(self._path)
+                self._recorder = Recorder(os.path.realpath(path))
         self.hello = self._nvrtc.hello()
 
     def tidy(self) -> None:
@@ -145,60 +147,29 @@ class _Worker:
     def answer(self, ask: Ask) -> Reply:
         """Return the reply to a request."""
         environment = _changed(self._environment, ask.environment)
-        told = _encoded(ask.directory)
-        moved = {_encoded(path): _encoded(real) for path, real in ask.moved.items()}
-        directory = moved.get(told + b"/", told)
-        if self._recorder is not None:
-            # LLVM remembers `PWD`. Only debug information uses it, so only its proofs change it.
-            spelled = told if environment.get(b"PWD") == told else directory
-            if self._recorder.environment.told_otherwise(environment, spelled):
+        directory = _encoded(ask.directory)
+        recorder = self._recorder
+        if recorder is not None:
+            if recorder.environment.told_otherwise(environment, directory):
                 return Reply(Status.ELSEWHERE)
-            self._recorder.begin(environment, told, moved, spelled=spelled, proof=ask.proof)
-            self._recorder.tells_process = any(
-                "pch" in option.name for option in parse_options(ask.flags)
-            )
+            recorder.begin(environment, directory, ask.clock)
+            recorder.tells_process = any("pch" in each.name for each in parse_options(ask.flags))
         elif environment != self._environment:
             return Reply(Status.ELSEWHERE)
-        elif ask.proof:
-            return Reply(Status.FAILED, text="nothing can be proven here")
         try:
             _enter(directory)
-            reply = self._prove(ask, environment) if ask.proof else self._nvrtc.compile(ask)
+            reply = self._nvrtc.compile(ask)
         except (OSError, MemoryError) as error:
             return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
-        return reply._replace(peak=_peak(), trace=self._trace(ask, environment))
-
-    def _prove(self, ask: Ask, environment: Mapping[bytes, bytes]) -> Reply:
-        """Compile with the names of headers opaque, or with the time opaque if nothing moves."""
-        names: Mapping[bytes, bytes] = opaque.FILES if ask.moved else opaque.CLOCK
-        if ask.moved:
-            kept = not any(map(ask.source_name.startswith, ask.moved))
-            name = ask.source_name if kept else None
-            source, flags = opaque.told(ask.source, name, ask.flags, environment)
-        else:
-            source, flags = opaque.timeless(ask.source, ask.flags)
-        try:
-            with opaque.renamed(self._path, names):
-                reply = self._nvrtc.compile(ask._replace(source=source, flags=flags))
-        except OSError as error:
-            return Reply(Status.REFUSED, code=_COMPILATION, text=str(error))
-        assert self._recorder is not None
-        texts = [each.content for each in self._recorder.files.values() if each.content]
-        own = (ask.source, *ask.headers.values(), *ask.flags)
-        given = (*texts, *map(_encoded, own), *environment.values())
-        if ask.moved and any(map(opaque.evades, given)):
-            text = "a text may use a header's name unseen"
-            return Reply(Status.REFUSED, code=_COMPILATION, text=text)
-        return reply
-
-    def _trace(self, ask: Ask, environment: Mapping[bytes, bytes]) -> Trace | None:
-        recorder = self._recorder
+        reply = reply._replace(peak=_peak())
         if recorder is None:
-            return None
-        files = [(each.digest, each.content) for each in recorder.files.values() if each.content]
-        code = map(_encoded, (ask.source, *ask.headers.values()))
-        texts = map(_encoded, (*ask.flags, *ask.names))
-        variables = (environment.get(name, b"") for name in recorder.environment.asked)
+            return reply
+        if ask.clock and recorder.is_poisoned(reply):
+            return reply._replace(status=Status.POISONED)
+        return reply._replace(trace=self._trace(recorder, ask, environment))
+
+    @staticmethod
+    def _trace(recorder: Recorder, ask: Ask, environment: Mapping[bytes, bytes]) -> Trace:
         return Trace(
             {
                 os.fsdecode(path): FileAnswer(
@@ -214,8 +185,50 @@ class _Worker:
                 for name, value in recorder.environment.asked.items()
             },
             recorder.effects(),
-            self._clock.may_ask(files, code, (*texts, *variables)),
+            _found(ask, recorder, environment) if ask.sought else (),
         )
+
+
+def _found(ask: Ask, recorder: Recorder, environment: Mapping[bytes, bytes]) -> list[int]:
+    """Return the positions in `ask.sought` of the lists whose words the compiler has all read."""
+    own = map(_encoded, (ask.source, *ask.headers.values(), *_without_folders(ask), *ask.names))
+    files = (each.content for each in recorder.files.values() if each.content)
+    variables = (environment.get(name, b"") for name in recorder.environment.asked)
+    read = (*own, *files, *variables)
+
+    @cache
+    def occurs(word: str) -> bool:
+        raw = _encoded(word)
+        return any(_spells(text, raw.removesuffix(b"/"), raw.endswith(b"/")) for text in read)
+
+    return [number for number, words in enumerate(ask.sought) if all(map(occurs, words))]
+
+
+def _spells(text: bytes, word: bytes, in_path: bool) -> bool:
+    """Return whether a text has a word; with `in_path`, where it may become a part of a path.
+
+    That is beside a slash, as the argument of a macro, or as its body.
+    """
+    at = text.find(word)
+    while at >= 0:
+        before, after = (
+            text[max(0, at - _CONTEXT) : at],
+            text[at + len(word) : at + len(word) + _CONTEXT],
+        )
+        if not (_WORD_END.search(before) or _WORD.match(after)) and (
+            not in_path
+            or before.endswith(b"/")
+            or after.startswith(b"/")
+            or (_ARGUMENT.search(before) and _ARGUMENT_END.match(after))
+        ):
+            return True
+        at = text.find(word, at + 1)
+    return False
+
+
+def _without_folders(ask: Ask) -> Sequence[str]:
+    """Return the options without the include directories, which no text can use."""
+    return parse_options(ask.flags).without_include_paths()
 
 
 def _enter(directory: bytes) -> None:

@@ -1,0 +1,188 @@
+"""Places: decides where else the result of a compile may be used.
+
+A kernel is compiled with the true paths. It is used in another checkout, container or machine if
+the recorded answers hold there, and so do its *conditions*:
+
+- `shown ROOT TEXT`: the outputs show the directory with this number, which must be spelled so.
+- `location DIGEST`: the outputs show a directory that was spelled otherwise, so the whole location
+  must be the same.
+- `within ROOT OUTER PATH`: one directory lies in another, at this path, and the texts that the
+  compiler has read spell each part of the path, where it may become a path. So a file in both may
+  have been asked for from either: `#include <a.h>` with `-Iinc`, or `#include "inc/a.h"`. Where the
+  directories do not lie so, the answers must hold for both readings. The outermost directory is the
+  file system: a text may include a file by its absolute path.
+
+What only *computes* with the letters of a path (its length, a hash, a single letter) shows no path.
+Such a kernel keeps the letters of the first place; `relocation="off"` binds every kernel to its
+location. gcc's `-fmacro-prefix-map` and ccache's `base_dir` have the same limit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from kcache.nvrtc.request import digest_fields
+from kcache.nvrtc.search import ABSOLUTE, SOURCE
+
+if TYPE_CHECKING:
+    from kcache.nvrtc.request import Request
+    from kcache.nvrtc.search import HeaderSearch
+
+SHOWN, LOCATION, WITHIN = "shown", "location", "within"
+#: LTOIR is encoded, so a literal that was stringized twice can't be found in it. There, a text that
+#: spells one of these is enough for the result not to be cached.
+_CLOCK = ("__DATE__", "__TIME__")
+#: What stands in a stored log for a root, or for the name of the source.
+_PLACEHOLDER = re.compile(rb"\x01(\d+)\x02")
+#: What may stand before a path in a log is none of these.
+_IN_A_PATH = rb"[\w./+~\x80-\xff-]"
+
+
+class Question(NamedTuple):
+    """What depends on whether the compiler has read certain words.
+
+    Attributes:
+        condition: that the result has if all of the words occur in what the compiler has read;
+            empty if the result must not be cached then.
+        words: each must occur; one with a slash at its end, where it may become a part of a path.
+    """
+
+    condition: str
+    words: Sequence[str]
+
+
+def questions(request: Request) -> list[Question]:
+    """Return what a worker has to find out about the texts that the compiler reads."""
+    found: list[Question] = []
+    if request.makes_ltoir:
+        found += (Question("", (word,)) for word in _CLOCK)
+    if request.shows_paths:  # the key has all directories
+        return found
+    search = request.search
+    # An include with this very text is answered from memory, and no question shows that.
+    found.append(Question(_shown(search, SOURCE), (request.source_name,)))
+    roots = {ABSOLUTE: "/", **dict(enumerate(search.roots))}
+    for root, path in enumerate(search.roots):
+        for outer, above in roots.items():
+            if path.startswith(above) and (len(path), root) > (len(above), outer):
+                below = path[len(above) :]
+                parts = sorted(filter(None, below.split("/")), key=len, reverse=True)
+                words = [f"{part}/" for part in parts]
+                found.append(Question(f"{WITHIN} {root} {outer} {below}", words))
+    return found
+
+
+def conditions(
+    request: Request, found: Iterable[Question], outputs: Iterable[bytes | None]
+) -> list[str]:
+    """Return the conditions for the use of a result elsewhere.
+
+    Args:
+        request: the request.
+        found: the questions whose words occur in what the compiler has read.
+        outputs: PTX, CUBIN, lowered names: all that may show a path.
+    """
+    if request.shows_paths:
+        return []
+    kept = dict.fromkeys(each.condition for each in found)
+    kept.update(dict.fromkeys(_shown_in(request, list(filter(None, outputs)))))
+    return list(kept)
+
+
+def readings(condition: str, request: Request) -> list[Request]:
+    """Return the readings of a request for which the answers must hold by a condition.
+
+    There are none if the condition holds as it is.
+
+    Raises:
+        ValueError: the condition does not hold, or is malformed.
+    """
+    kind, _, rest = condition.partition(" ")
+    search = request.search
+    with suppress(IndexError):
+        if kind == WITHIN:
+            root, outer, below = rest.split(" ", 2)
+            path = ("/" if int(outer) == ABSOLUTE else search.roots[int(outer)]) + below
+            if search.roots[int(root)] == path:
+                return []
+            elsewhere = digest_fields("reading", [(request.location, b""), (condition, b"")])
+            return [request._replace(search=search.moved(int(root), path), location=elsewhere)]
+        if kind == SHOWN:
+            root, text = rest.split(" ", 1)
+            if search.prefixes[int(root)] == text:
+                return []
+        if kind == LOCATION and request.location == rest:
+            return []
+    raise ValueError(condition)
+
+
+def text_of(condition: str) -> str:
+    """Return the path in a condition, for messages."""
+    return condition.split(" ", {SHOWN: 2, WITHIN: 3}.get(condition.partition(" ")[0], 1))[-1]
+
+
+def _shown(search: HeaderSearch, root: int) -> str:
+    return f"{SHOWN} {root} {search.prefixes[root]}"
+
+
+def _shown_in(request: Request, outputs: list[bytes]) -> Iterator[str]:
+    """Yield the conditions for what outputs show, the longest directories first.
+
+    A directory of one letter and a slash may be found by chance. That only costs a compile at
+    another location.
+    """
+    search, elsewhere = request.search, f"{LOCATION} {request.location}"
+    texts = {path: elsewhere for path in (*search.roots, search.spelled()) if len(path) > 1}
+    for root, prefix in reversed(list(enumerate(search.prefixes))):
+        if prefix:
+            texts[prefix] = _shown(search, root)
+    # Wide literals have zeros between the letters.
+    outputs += [each.replace(b", 0", b"").replace(b"\0", b"") for each in outputs]
+    for text in sorted(texts, key=len, reverse=True):
+        raw = os.fsencode(text)
+        forms = (raw, ", ".join(map(str, raw)).encode())  # PTX: `.b8 name[3] = {47, 97, 0}`
+        if any(form in output for output in outputs for form in forms):
+            yield texts[text]
+            for form in forms:
+                outputs = [output.replace(form, b"") for output in outputs]
+
+
+# -- logs ------------------------------------------------------------------------------------------
+
+
+def portable_log(search: HeaderSearch, log: bytes) -> bytes:
+    """Return a log with placeholders for the source's name and the roots; see `log_at`."""
+    numbers = _spelled(search)
+    if not numbers or b"\x01" in log:
+        return log
+    paths = b"|".join(map(re.escape, sorted(numbers, key=len, reverse=True)))
+    pattern = re.compile(rb"(?<!%s)(?:%s)" % (_IN_A_PATH, paths))
+    return pattern.sub(lambda match: b"\x01%d\x02" % numbers[match[0]], log)
+
+
+def log_at(search: HeaderSearch, log: bytes) -> bytes:
+    """Return a stored log as the compiler would have written it for a request with these roots."""
+    if b"\x01" not in log:
+        return log
+    paths = {number: path for path, number in reversed(_spelled(search).items())}
+    return _PLACEHOLDER.sub(lambda match: paths.get(int(match[1]), match[0]), log)
+
+
+def text_of_log(log: bytes) -> str:
+    """Return a log as text, without the NULs that NVRTC puts after the part of each tool."""
+    return log.decode(errors="replace").replace("\0", "").strip(" \n")
+
+
+def _spelled(search: HeaderSearch) -> dict[bytes, int]:
+    """Return a number for each path that messages begin with; the first one of equal paths."""
+    paths = (search.source_name, *search.prefixes)
+    numbered = ((path.encode("utf-8", "surrogateescape"), n) for n, path in enumerate(paths))
+    found: dict[bytes, int] = {}
+    for path, number in numbered:
+        if path:
+            found.setdefault(path, number)
+    return found
