@@ -28,9 +28,15 @@ _OF_REMOTES = frozenset(
     )
 )
 _OF_OBJECT_STORES = ("AWS_", "AZURE_")
-#: Variables that obstore reads and that would weaken what protects credentials: plain HTTP, any
-#: certificate, another proxy, a key that is sent with each request and with each redirect.
-_UNSAFE = ("_ALLOW_HTTP", "_ALLOW_INVALID_CERTIFICATES", "_PROXY_URL", "_ENCRYPTION_KEY")
+#: Endings of variables of obstore that would weaken the protection of credentials: plain HTTP, any
+#: certificate, another proxy or server, a key that is also sent to the host of a redirect.
+_UNSAFE = (
+    "_ALLOW_HTTP",
+    "_ALLOW_INVALID_CERTIFICATES",
+    "_PROXY_URL",
+    "_ENCRYPTION_KEY",
+    "_EMULATOR",
+)
 
 
 def variables() -> dict[str, str]:

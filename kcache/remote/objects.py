@@ -226,6 +226,9 @@ def _made(address: Address, timeout: float) -> object:
         endpoint: address.option("endpoint"),
         "skip_signature": address.flag("anonymous"),
     }
+    more: dict[str, Any] = {}
+    if address.scheme == "az":  # the emulator's server is in no address, and has no TLS
+        more["use_emulator"] = False
     if address.scheme == "s3":
         known["region"] = address.option("region")
         known["virtual_hosted_style_request"] = address.flag("virtual_hosted")
@@ -237,6 +240,7 @@ def _made(address: Address, timeout: float) -> object:
         client_options=options,
         # A program that asks has no time for a second try; the service tries again later.
         retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
+        **more,
         **{name: value for name, value in known.items() if value},
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from remote.fakes import MOST, SOUND, VALUE, Open, RawServer, answering, key, value_in
-from remote.servers import S3, Nginx
+from remote.servers import S3, Nginx, free_port
 
 from kcache.environment import remote_variables
 from kcache.errors import ConfigError
@@ -127,11 +127,29 @@ def test_credentials_are_not_sent_in_the_clear(
     assert b"authorization" not in sent.lower()
 
 
+def test_the_emulator_is_no_way_around(
+    server: RawServer, store: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, answers, asked = server
+    answers.append(SOUND)
+    variables = {
+        "STORAGE_ACCOUNT_NAME": "me",
+        "STORAGE_TOKEN": "hidden",
+        "STORAGE_USE_EMULATOR": "1",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(f"AZURE_{name}", value)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+    everything(store(f"az://bucket/x?endpoint=https://127.0.0.1:{free_port()}"))
+    assert asked == []
+
+
 def test_the_daemon_gets_no_variables_that_weaken_this(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ALLOW_HTTP", "ALLOW_INVALID_CERTIFICATES", "PROXY_URL"):
         monkeypatch.setenv(f"AWS_{name}", "1")
         monkeypatch.setenv(f"AZURE_{name}", "1")
     monkeypatch.setenv("AZURE_STORAGE_ENCRYPTION_KEY", "hidden")
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "1")
     named = {name for name in remote_variables() if name.startswith(("AWS_", "AZURE_"))}
     assert named == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"}
 
