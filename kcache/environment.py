@@ -34,7 +34,9 @@ _UNSAFE = (
     "_ALLOW_HTTP",
     "_ALLOW_INVALID_CERTIFICATES",
     "_PROXY_URL",
+    "_SERVER_SIDE_ENCRYPTION",
     "_ENCRYPTION_KEY",
+    "_KEY_BASE64",
     "_EMULATOR",
 )
 
@@ -72,9 +74,18 @@ def remote_variables() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if name in _OF_REMOTES
-        or (name.startswith(_OF_OBJECT_STORES) and not name.endswith(_UNSAFE))
+        if name in _OF_REMOTES or name.startswith(_OF_OBJECT_STORES)
     }
+
+
+def drop_unsafe_variables() -> None:
+    """Remove variables of object stores that would send credentials where they must not go.
+
+    Only the daemon and `kcache doctor` call this, in their own process.
+    """
+    for name in list(os.environ):
+        if name.startswith((*_OF_OBJECT_STORES, "GOOGLE_")) and name.endswith(_UNSAFE):
+            del os.environ[name]
 
 
 def remote_token() -> str | None:

@@ -28,6 +28,7 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from kcache.config import variable
+from kcache.environment import drop_unsafe_variables
 from kcache.errors import ConfigError
 from kcache.remote.credentials import content_of, is_private, not_private
 from kcache.remote.http import HttpValues, origin_of
@@ -63,6 +64,7 @@ def open_bucket(address: Address) -> Storage:
     Raises:
         ConfigError: a file or an option can't be used.
     """
+    drop_unsafe_variables()
     signature = _shared_access_signature() if address.scheme == "az" else ""
     if address.flag("anonymous") or (address.scheme != "s3" and not signature):
         return ObjectStorage(address)
