@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.backend import Backend, EntryInfo
+from kcache.engine.engine import Put
 from kcache.entry import Entry, encode
 from kcache.errors import BackendError
 from kcache.nvrtc import PRODUCER
@@ -73,13 +74,12 @@ def put_or_fail(engine: CacheEngine, key: str, entry: Entry) -> bool:
     Raises:
         BackendError: the backend can't be written to.
     """
-    errors = engine.stats().errors
-    stored = engine.put(key, entry)
-    if engine.stats().errors > errors:
+    done = engine.put(key, entry)
+    if done is Put.FAILED:
         raise BackendError("the backend can't be written to: see the warning above")
     # A use by another process does not count as one by this.
     engine.memory.delete(key)
-    return stored
+    return bool(done)
 
 
 def _merged(ours: Entry, theirs: Entry) -> Entry | None:

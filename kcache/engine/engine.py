@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,22 @@ TOUCH_INTERVAL = 60.0
 SURVIVED = (BackendError, OSError, MemoryError)
 #: The counts are written to the statistics file at most once in this many seconds, and at exit.
 FLUSH_INTERVAL = 5.0
+
+
+class Put(Enum):
+    """What `CacheEngine.put` did. Only `STORED` is true."""
+
+    STORED = "stored"
+    #: The entry alone exceeds the cap. It is counted as rejected, and evicts nothing.
+    TOO_LARGE = "too large"
+    #: Nothing could be evicted for it. It is counted as rejected.
+    NO_ROOM = "no room"
+    #: The backend failed, or the cache is read-only.
+    FAILED = "failed"
+
+    def __bool__(self) -> bool:
+        """Return whether the entry is stored now."""
+        return self is Put.STORED
 
 
 class CacheEngine:
@@ -130,11 +147,8 @@ class CacheEngine:
             self.counters.add("misses")
         return entry
 
-    def put(self, key: str, entry: Entry) -> bool:
-        """Store `entry` under `key`, evicting others if needed; tell whether it is stored now.
-
-        An entry that alone exceeds the cap is not stored, evicts nothing and is counted as
-        rejected.
+    def put(self, key: str, entry: Entry) -> Put:
+        """Store `entry` under `key`, evicting others if needed; return what happened.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
@@ -143,7 +157,7 @@ class CacheEngine:
         check_key(key)
         blob = encode(key, entry, producer=self._producer)
         if self.read_only:
-            return False
+            return Put.FAILED
         if self._clock() >= self._next_flush:
             self._flush_now()
         cost = len(blob) + self.backend.overhead
@@ -152,7 +166,8 @@ class CacheEngine:
             log.debug("entry %s of %d bytes exceeds the cap of %d", key, cost, self.max_size)
             self.note("rejected", key, f"{cost} bytes, and the cap is {self.max_size}")
             self._forget(key)
-            return False
+            return Put.TOO_LARGE
+        done = Put.FAILED
         with self._room.turn(), self._surviving("put"):
             stored = self._eviction(partial(self._evict, "evicted")).put(key, blob, cost)
             self._flush_journal()
@@ -165,11 +180,12 @@ class CacheEngine:
                         entry = copy(entry)
                     entry.due = self._clock() + TOUCH_INTERVAL
                     self.memory.put(key, entry, len(blob))
-                return True
+                return Put.STORED
+            done = Put.NO_ROOM
             self.counters.add("rejected")
             self.note("rejected", key, "nothing could be evicted for it")
         self.memory.delete(key)
-        return False
+        return done
 
     def get_or_create(self, key: str, create: Callable[[], Entry]) -> Entry:
         """Return the entry under `key`; on a miss return what `create` makes, and store it.

@@ -18,7 +18,7 @@ from kcache.util import log
 
 if TYPE_CHECKING:
     from kcache.config import Config
-    from kcache.engine.engine import CacheEngine
+    from kcache.engine.engine import CacheEngine, Put
     from kcache.engine.stats import Counters
     from kcache.entry import Entry
     from kcache.kernels.sources import SourceKernels
@@ -147,8 +147,8 @@ class HeaderChecks:
             self._engine.memory.put(key, entry, VIEW_FACTOR * entry.size)
         return manifest, from_memory
 
-    def put(self, request: Request, manifest: Manifest) -> bool:
-        """Store the manifest of a request; tell whether it is stored now."""
+    def put(self, request: Request, manifest: Manifest) -> Put:
+        """Store the manifest of a request; return what happened."""
         entry = manifest.to_entry()
         entry.view = manifest
         return self._engine.put(request.key, entry)

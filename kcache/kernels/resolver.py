@@ -15,6 +15,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kcache.engine.engine import Put
 from kcache.errors import CompileError, ConfigError, MissError
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.util import log
@@ -242,20 +243,19 @@ def _store(
     finder.counts.saved(key, 0.0)
     engine, headers = finder.engine, finder.headers
     about = metadata_of(request, key, compiled.version)
-    entry, stored = kernel.to_entry(about, request.search), False
-    rejected = engine.stats().rejected
+    entry, done = kernel.to_entry(about, request.search), Put.FAILED
     try:
         # The kernel comes first: a manifest must not promise a kernel that is not there.
-        stored = engine.put(key, entry)
-        if stored and header_set is not None:
+        done = engine.put(key, entry)
+        if done and header_set is not None:
             header_set.remember(request)
             merged = Manifest(list(manifest.header_sets) if manifest is not None else [])
             merged.add(header_set)
             merged.checked[request.location] = header_set
-            stored = headers.put(request, merged)
+            done = headers.put(request, merged)
     except (ConfigError, OSError) as error:
         engine.report("store", error)
-    if not stored and key != request.key and engine.stats().rejected > rejected:
+    if key != request.key and done in (Put.TOO_LARGE, Put.NO_ROOM):
         engine.note("rejected", request.key)  # the next request asks for it by this key
     return kernel, entry
 

@@ -145,7 +145,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.sizes[name] = self.look()[name]
             self.damaged.discard(name)
             assert self.sizes[name] <= reserve
-        assert not self.exact or accepted is (reserve <= self.cap)
+        assert not self.exact or bool(accepted) is (reserve <= self.cap)
 
     @rule(name=_NAMES, size=st.sampled_from(SIZES))
     def get(self, name: str, size: int) -> None:

@@ -75,7 +75,7 @@ def test_a_database_of_somebody_else_is_not_opened_and_not_touched(
     before = (tmp_path / "lmdb/db/data.mdb").read_bytes()
     with open_engine(tmp_path, backend="lmdb", read_only=read_only) as engine:
         assert engine.get(key(1)) is None
-        assert engine.put(key(2), entry()) is False
+        assert not engine.put(key(2), entry())
         assert engine.stats().errors > 0
         with pytest.raises(BackendError, match="can't be trusted"):
             engine.backend.get(key(1))
@@ -92,7 +92,7 @@ def test_a_backends_folder_of_somebody_else_is_not_written_to(
     harm(tmp_path / name)
     before = sorted(tmp_path.rglob("*"))
     with open_engine(tmp_path, backend=name) as engine:
-        assert engine.put(key(2), entry()) is False
+        assert not engine.put(key(2), entry())
         assert engine.stats().errors > 0
         with pytest.raises(BackendError, match="can't be trusted"):
             engine.backend.usage()

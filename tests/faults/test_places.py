@@ -161,7 +161,7 @@ def test_a_read_only_mount_still_serves(name: str, disk: Path) -> None:
         def read(read_only: bool) -> None:
             with open_engine(place, backend=name, read_only=read_only) as engine:
                 has_all(engine)
-                assert engine.put(key(1), sealed(1, 2, 100)) is False
+                assert not engine.put(key(1), sealed(1, 2, 100))
                 engine.delete(key(2))
                 engine.clear()
                 has_all(engine)

@@ -139,7 +139,7 @@ def test_a_stopped_holder_of_a_lock_is_waited_for_and_then_gone_without(
     with open_engine(tmp_path, backend=name) as engine:
         assert engine.put(key(1), sealed(1, 1, 1000))
         with stopped(hold):
-            assert engine.put(key(1), sealed(1, 2, 1000)) is False
+            assert not engine.put(key(1), sealed(1, 2, 1000))
             found = engine.get(key(1))
             assert found.metadata["version"] == 1
             assert engine.stats().errors == 1
