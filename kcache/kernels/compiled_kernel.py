@@ -127,9 +127,19 @@ class CompiledKernel(NamedTuple):
     @classmethod
     def of(cls, compiled: Compiled, key: str, dependencies: tuple[str, ...]) -> CompiledKernel:
         """Return the kernel that a compile just made."""
-        names = MappingProxyType(_LoweredNames(compiled.lowered_names))
-        about = compiled.seconds, dependencies, compiled.raw_log
-        return cls(*compiled[:3], names, compiled.log, key, False, *about)
+        artifact = compiled.artifact
+        return cls(
+            artifact.ptx,
+            artifact.cubin,
+            artifact.ltoir,
+            MappingProxyType(_LoweredNames(artifact.lowered_names)),
+            artifact.log,
+            key,
+            False,
+            artifact.seconds,
+            dependencies,
+            artifact.raw_log,
+        )
 
     def to_entry(self, about: Mapping[str, JSON], search: HeaderSearch) -> Entry:
         """Return the entry that holds this kernel; `about` is added to its metadata.
@@ -170,7 +180,8 @@ class CompiledKernel(NamedTuple):
         names = MappingProxyType(_LoweredNames(lowered))
         log, raw_log = "", None
         if stored:
-            from kcache.nvrtc.places import log_at, text_of_log  # few compilers have a message
+            from kcache.nvrtc.artifact import text_of_log
+            from kcache.nvrtc.places import log_at  # few compilers have a message
 
             raw_log = log_at(search, stored)
             log = text_of_log(raw_log)

@@ -251,8 +251,8 @@ def compile_to_ptx(
     request = Request.make(
         source, (), with_target(options), None, b"", source_name=DEFAULT_NAME, compiler=""
     )
-    compiled = compiler.compile_request(request)
-    return compiled.ptx, compiled.cubin
+    artifact = compiler.compile_request(request).artifact
+    return artifact.ptx, artifact.cubin
 
 
 def _identify_compiler() -> str:

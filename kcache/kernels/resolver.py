@@ -192,7 +192,7 @@ class Resolver:
             log.debug("miss: %s is compiled: %s", _title(request, names), why)
         engine = self.finder.engine
         engine.counters.add("compiles")
-        engine.counters.add("compile_seconds", compiled.seconds)
+        engine.counters.add("compile_seconds", compiled.artifact.seconds)
         if not request.names and request.caller is None:
             warn_if_empty(CompiledKernel.of(compiled, "", ()), request.source, request.source_name)
         if compiled.problem and self._writes:

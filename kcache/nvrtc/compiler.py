@@ -9,12 +9,12 @@ process may have used the same library, and nobody can see what state that left 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CompileError, CompileOptionError, CompilerNotFoundError
 from kcache.nvrtc import library
-from kcache.nvrtc.places import questions, text_of_log
+from kcache.nvrtc.artifact import Artifact
+from kcache.nvrtc.places import questions
 from kcache.nvrtc.request import NO_DIRECTORY, Request
 from kcache.nvrtc.search import are_own_files
 from kcache.util.forks import after_fork
@@ -28,26 +28,17 @@ _INVALID_INPUT, _INVALID_OPTION = 3, 5
 
 
 class Compiled(NamedTuple):
-    """One compile, and what it returned.
+    """One successful compile.
 
     Attributes:
-        ptx, cubin, ltoir: the outputs; None if the target has none of that kind.
-        lowered_names: name expression -> mangled name.
-        log: the compiler's log, warnings included.
-        seconds: wall time of the compile alone, without waiting for a worker.
-        raw_log: the log as NVRTC returned it, or None if it is empty.
-        identity: of the library that compiled; likewise `version`, (major, minor).
+        artifact: what it produced.
+        identity: of the library that compiled.
+        version: of the library, (major, minor).
         trace: what it asked the operating system; None if nothing recorded that.
-        problem: why there is no trace, or why the outcome can't be cached, or empty.
+        problem: why there is no trace, or why the result can't be cached, or empty.
     """
 
-    ptx: bytes | None
-    cubin: bytes | None
-    ltoir: bytes | None
-    lowered_names: Mapping[str, str]
-    log: str
-    seconds: float
-    raw_log: bytes | None
+    artifact: Artifact
     identity: str
     version: tuple[int, int]
     trace: Trace | None
@@ -181,21 +172,11 @@ def _answered(request: Request, hello: Hello, reply: Reply) -> Compiled:
         raise _failure(request, reply, hello.archs)
     if reply.status != Status.COMPILED:
         raise CompileError(f"{name}: the worker failed: {reply.text}", source_name=name)
-    trace, log = reply.trace, text_of_log(reply.log)
+    artifact, trace = reply.artifact, reply.trace
     problem = "this platform's compiles can't be recorded" if trace is None else trace.unfollowed
-    if not any(reply.outputs):  # such as with --optix-ir alone
+    if not artifact.outputs:  # such as with --optix-ir alone
         problem = "it has neither PTX, CUBIN nor LTOIR"
-    return Compiled(
-        *reply.outputs,
-        dict(zip(request.names, reply.lowered_names, strict=True)),
-        log,
-        reply.seconds,
-        reply.log if log else None,
-        hello.identity,
-        hello.version,
-        trace,
-        problem,
-    )
+    return Compiled(artifact, hello.identity, hello.version, trace, problem)
 
 
 def _first_error(name: str, log: str) -> str:
@@ -215,7 +196,7 @@ def _first_error(name: str, log: str) -> str:
 
 
 def _failure(request: Request, refused: Reply, archs: tuple[int, ...]) -> CompileError:
-    code, raw_log, log = refused.code, refused.log, text_of_log(refused.log)
+    code, raw_log, log = refused.code, refused.artifact.raw_log, refused.artifact.log
     name, arch = request.source_name, request.options.target
     if refused.doing:
         message = f"{name}: could not {refused.doing}: {refused.text}"

@@ -106,8 +106,9 @@ def _header_set(request: Request, run: Compiled) -> StoredHeaderSet:
     """Return the answers that a result depends on, and where it may be used."""
     trace, search = run.trace, request.search
     assert trace is not None
-    names = "\n".join(run.lowered_names.values()).encode()
-    outputs = (run.ptx, run.cubin, names)
+    artifact = run.artifact
+    names = "\n".join(artifact.lowered_names.values()).encode()
+    outputs = (artifact.ptx, artifact.cubin, names)
     files = {
         path: answer
         for path, answer in trace.files.items()

@@ -18,6 +18,7 @@ from kcache.backend import Backend, EntryInfo
 from kcache.entry import Entry, decode
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
 from kcache.nvrtc import names_and_log
+from kcache.nvrtc.artifact import text_of_log
 from kcache.nvrtc.options import parse_options
 from kcache.nvrtc.request import DEFAULT_NAME, Request, digest_fields, hash_source
 from kcache.nvrtc.search import HeaderSearch
@@ -216,7 +217,7 @@ def _flags(value: JSON) -> tuple[str, ...]:
 
 def stored_log(metadata: Mapping[str, JSON]) -> str:
     """Return the log of a kernel's compile, with the paths of the compile."""
-    from kcache.nvrtc.places import log_at, text_of_log
+    from kcache.nvrtc.places import log_at
 
     paths = parse_options(texts_of(metadata.get("flags"))).include_paths
     search = HeaderSearch(text_of(metadata.get("source_name")), paths, directory="/")

@@ -172,11 +172,6 @@ def log_at(search: HeaderSearch, log: bytes) -> bytes:
     return _PLACEHOLDER.sub(lambda match: paths.get(int(match[1]), match[0]), log)
 
 
-def text_of_log(log: bytes) -> str:
-    """Return a log as text, without the NULs that NVRTC puts after the part of each tool."""
-    return log.decode(errors="replace").replace("\0", "").strip(" \n")
-
-
 def _spelled(search: HeaderSearch) -> dict[bytes, int]:
     """Return a number for each path that messages begin with; the first one of equal paths."""
     paths = (search.source_name, *search.prefixes)

@@ -52,10 +52,11 @@ def worker(library: str | None = None) -> Generator[WorkerProcess]:
 
 def fresh_of(reply: Reply) -> Fresh:
     """Return what a worker made in the form of what a plain compile gives."""
-    log = reply.log.decode(errors="replace").strip("\0 \n")
+    made = reply.artifact
+    log = (made.raw_log or b"").decode(errors="replace").strip("\0 \n")
     if reply.status != Status.COMPILED:
         return Fresh(None, None, None, {}, log, failed=True)
-    return Fresh(*reply.outputs, {}, log, failed=False)
+    return Fresh(made.ptx, made.cubin, made.ltoir, {}, log, failed=False)
 
 
 def slow(count: int) -> str:

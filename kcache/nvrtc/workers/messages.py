@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from kcache.nvrtc.artifact import Artifact
 from kcache.nvrtc.workers.slots import Slots
 from kcache.util.wire import WireError
 
@@ -164,43 +165,40 @@ class Reply(NamedTuple):
 
     Attributes:
         status: one of `Status`.
-        seconds: wall time of the compile.
+        artifact: what the compile produced.
         peak: most bytes of memory that the worker has taken so far.
-        code, doing, text: of a refusal, see `nvrtc.Refused`; `text` of a failure says why.
-        log: the compiler's log.
-        outputs: PTX, CUBIN, LTOIR; None if there is none.
-        lowered_names: in the order of the name expressions.
+        code: NVRTC's error code of a refusal.
+        doing: what the compiler refused to do; empty for the compile itself.
+        text: the error in words, of a refusal or a failure.
         trace: what the compile asked.
     """
 
     status: str
-    seconds: float = 0.0
+    artifact: Artifact = Artifact()
     peak: int = 0
     code: int = 0
     doing: str = ""
     text: str = ""
-    log: bytes = b""
-    outputs: tuple[bytes | None, bytes | None, bytes | None] = (None, None, None)
-    lowered_names: Sequence[str] = ()
     trace: Trace | None = None
 
     def pack(self) -> list[bytes]:
         """Return the fields of the message."""
-        present = [output is not None for output in self.outputs]
+        artifact = self.artifact
+        about = (self.status, self.peak, self.code, self.doing, self.text)
+        large = (artifact.ptx, artifact.cubin, artifact.ltoir, artifact.raw_log)
         return [
-            _field((*self[:6], self.lowered_names, present)),
-            self.log,
-            *(output or b"" for output in self.outputs),
-            *(() if self.trace is None else (_field(self.trace),)),
+            _field((*about, artifact.lowered_names, artifact.seconds)),
+            *(each or b"" for each in large),
+            b"" if self.trace is None else _field(self.trace),
         ]
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Reply:
         """Return the message in the fields; raises WireError."""
         with _checked("the worker's reply"):
-            head, log, ptx, cubin, ltoir, *trace = fields
-            *values, lowered, present = json.loads(head)
-            pairs = zip((ptx, cubin, ltoir), present, strict=True)
-            outputs = tuple(output if there else None for output, there in pairs)
-            told = Trace.unpack(*trace) if trace else None
-            return cls._make((*values, log, outputs, lowered, told))
+            head, *outputs, raw_log, trace = fields
+            status, peak, code, doing, text, lowered_names, seconds = json.loads(head)
+            ptx, cubin, ltoir = (output or None for output in outputs)
+            artifact = Artifact(ptx, cubin, ltoir, lowered_names, raw_log or None, seconds)
+            asked = Trace.unpack(trace) if trace else None
+            return cls(status, artifact, peak, code, doing, text, asked)

@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 
 from kcache.nvrtc import library as libraries
+from kcache.nvrtc.artifact import Artifact, text_of_log
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status
 
 _SUCCESS = 0
@@ -59,14 +60,18 @@ class Nvrtc:
                 for each in names:
                     code = self._library.nvrtcAddNameExpression(program, each)
                     self._check(code, f"add the name expression {each.decode()!r}")
-                log, seconds = self._compile(program, ask.flags)
-                lowered = [self._lowered(program, each) for each in names]
-                ptx = self._output(program, "PTX")
-                ptx = ptx.rstrip(b"\0") if ptx is not None and len(ptx) > 1 else None
-                outputs = ptx, self._output(program, "CUBIN"), self._output(program, "LTOIR")
+                done = self._compile(program, ask.flags)
+                lowered = (self._lowered(program, each) for each in names)
+                ptx = self._output(program, "PTX") or b""
+                artifact = done._replace(
+                    ptx=ptx.rstrip(b"\0") or None,
+                    cubin=self._output(program, "CUBIN"),
+                    ltoir=self._output(program, "LTOIR"),
+                    lowered_names=dict(zip(ask.names, lowered, strict=True)),
+                )
         except _RefusedError as error:
             return error.reply
-        return Reply(Status.COMPILED, seconds, log=log, outputs=outputs, lowered_names=lowered)
+        return Reply(Status.COMPILED, artifact)
 
     @contextmanager
     def _program(self, ask: Ask) -> Generator[ctypes.c_void_p]:
@@ -82,14 +87,16 @@ class Nvrtc:
         finally:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
-    def _compile(self, program: ctypes.c_void_p, flags: Sequence[str]) -> tuple[bytes, float]:
+    def _compile(self, program: ctypes.c_void_p, flags: Sequence[str]) -> Artifact:
+        """Compile a program; return its log and the time of the compile."""
         started = time.perf_counter()
         code = self._library.nvrtcCompileProgram(program, len(flags), _strings(flags))
         seconds = time.perf_counter() - started
         log = self._output(program, "ProgramLog") or b""
+        done = Artifact(raw_log=log if text_of_log(log) else None, seconds=seconds)
         if code != _SUCCESS:
-            raise self._refused(code, "", log, seconds)
-        return log, seconds
+            raise self._refused(code, "", done)
+        return done
 
     def _output(self, program: ctypes.c_void_p, what: str) -> bytes | None:
         size = ctypes.c_size_t()
@@ -111,11 +118,9 @@ class Nvrtc:
         if code != _SUCCESS:
             raise self._refused(code, doing)
 
-    def _refused(
-        self, code: int, doing: str, log: bytes = b"", seconds: float = 0.0
-    ) -> _RefusedError:
+    def _refused(self, code: int, doing: str, done: Artifact = Artifact()) -> _RefusedError:  # noqa: B008  immutable
         text = self._library.nvrtcGetErrorString(code).decode(errors="replace")
-        return _RefusedError(Reply(Status.REFUSED, seconds, 0, code, doing, text, log))
+        return _RefusedError(Reply(Status.REFUSED, done, code=code, doing=doing, text=text))
 
 
 def _load_builtins(path: str) -> None:

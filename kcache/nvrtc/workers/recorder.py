@@ -127,9 +127,10 @@ class Recorder:
 
     def is_poisoned(self, reply: Reply) -> bool:
         """Return whether the result of the compile depends on the poisoned clock."""
+        log = reply.artifact.raw_log or b""
         if reply.status == Status.REFUSED:
-            return _POISONED in reply.log
-        return any(_SHOWN.search(text) for text in (reply.log, *filter(None, reply.outputs)))
+            return _POISONED in log
+        return any(_SHOWN.search(text) for text in (log, *reply.artifact.outputs.values()))
 
     # -- what the compiler calls -----------------------------------------------------------------
 
