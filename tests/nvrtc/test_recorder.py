@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from nvrtc.talk import ask, fresh_of, worker
 from kcache.nvrtc import compiler
 from kcache.nvrtc.options import parse_options
 from kcache.nvrtc.search import HeaderSearch
-from kcache.nvrtc.workers import told
+from kcache.nvrtc.workers import import_table, recorder, told
 from kcache.nvrtc.workers.messages import Status, Trace
 
 pytestmark = [
@@ -207,3 +208,55 @@ def test_a_file_that_changes_while_it_is_read_has_no_stamp(
     assert answer is not None
     assert answer.content == b"#define V 1\n"
     assert (answer.stamp[:3] == (0, 0, 0)) is changes
+
+
+# -- what differs from processor to processor --------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/", "file"])
+def test_the_status_of_a_file_is_laid_out_as_libc_does(path: str, tmp_path: Path) -> None:
+    place = tmp_path / path
+    if path == "file":
+        place.write_bytes(b"123")
+        os.utime(place, ns=(1_234_567_890_123_456_789, 987_654_321_987_654_321))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "stat"):
+        pytest.skip("glibc before 2.33 has stat inline")
+    filled = ctypes.create_string_buffer(256)
+    assert libc.stat(os.fsencode(place), filled) == 0
+    ours = told.answer_of(place.stat()).status
+    assert ours == filled.raw[: len(ours)]
+
+
+def defined(header: str) -> dict[str, int]:
+    """Returns the numbers that a header of C defines."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    done = subprocess.run(
+        ["cc", "-E", "-dM", "-include", header, "-x", "c", os.devnull],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"there is no {header}")
+    found = re.findall(r"^#define (\w+) (\d+)$", done.stdout, re.MULTILINE)
+    return {name: int(number) for name, number in found}
+
+
+@pytest.mark.parametrize("machine", import_table._RELOCATIONS)
+def test_the_relocations_are_those_of_the_abi(machine: str) -> None:
+    numbers = defined("elf.h")
+    prefix = {"x86_64": "R_X86_64_", "aarch64": "R_AARCH64_"}[machine]
+    absolute = {"x86_64": "64", "aarch64": "ABS64"}[machine]
+    expected = [numbers[prefix + name] for name in ("GLOB_DAT", "JUMP_SLOT", absolute)]
+    assert [*import_table._RELOCATIONS[machine]] == expected
+
+
+def test_the_system_calls_that_ask_nothing_about_files_are_the_same_ones() -> None:
+    headers = {"x86_64": "asm/unistd_64.h", "aarch64": "asm-generic/unistd.h"}
+    named = {}
+    for machine, header in headers.items():
+        names = {number: name for name, number in defined(header).items() if "__NR_" in name}
+        named[machine] = {names[number] for number in recorder._HARMLESS_CALLS[machine]}
+    assert named["x86_64"] == named["aarch64"]
