@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from kcache.errors import BackendError, ConfigError
 from kcache.util.locks import lock, locked_directory, release
-from kcache.util.open_file import MARKER, NotOursError, OwnFile, open_or_replace, open_own
+from kcache.util.open_file import NotOursError, OwnFile, is_own, open_own, owner_problem
 from kcache.util.path_safety import (
     foreign,
     is_ambiguous,
@@ -34,6 +34,8 @@ from kcache.util.path_safety import (
     why_no_user,
 )
 
+#: The file that makes a directory a cache.
+MARKER = "kcache.json"
 _FORMAT = "kcache-directory/1"
 _KIND = _FORMAT.partition("/")[0] + "/"
 #: The largest size of ``kcache.json`` in bytes. Each of the eight settings has less than 100.
@@ -49,6 +51,11 @@ _LOCKED, _PATIENCE = 1 << 20, 10.0
 _MAKING = 1.0
 #: How often kcache looks at a directory that seems to be somebody else's, and the seconds between.
 _LOOKS, _PAUSE = 3, 0.01
+#: The byte that a process locks while it renames a damaged file: beyond the contents of any file
+#: of ours, and beyond the bytes of other locks.
+_RENAMING = (1 << 63) - 2
+#: How often an unsound file is renamed before the caller gets an error.
+_TRIES = 3
 
 #: Tells backup programs that they can leave out the directory. See https://bford.info/cachedir/.
 _TAG = b"""Signature: 8a477f597d28d172789f06886806bc55
@@ -187,12 +194,55 @@ def make_folder(folder: str) -> None:
 
 
 def open_file_of_cache(path: str, flags: int, is_sound: Callable[[OwnFile], bool]) -> OwnFile:
-    """Do what `open_or_replace` does; a directory that was emptied while open is marked again."""
+    """Open a file of a cache for writing; an unsound one is renamed, and a new one is created.
+
+    Its content is kept under the file's name with `.damaged` appended, because it may have been
+    damaged, or written by another program. In a directory without a marker, an unsound file keeps
+    its name. A directory that was emptied while the cache was open gets its marker again.
+
+    Args:
+        path: the file, created if it does not exist.
+        flags: as for `os.open`.
+        is_sound: returns whether the opened file is new, or one that kcache wrote.
+
+    Raises:
+        NotOursError: it is not a plain file of the present user with one name, or it is not sound
+            and its directory has no marker. Nothing was changed.
+        OSError: it can't be opened or renamed.
+    """
+    folder = os.path.dirname(path)
     if not os.path.lexists(path):
-        with suppress(OSError):  # it is not there, or can't be marked
-            if not os.listdir(os.path.dirname(path)):
-                _make(os.path.dirname(path))
-    return open_or_replace(path, flags, is_sound)
+        with suppress(OSError):  # the folder does not exist, or can't be marked
+            if not os.listdir(folder):
+                _make(folder)
+    for _ in range(_TRIES):
+        file = open_own(path, flags | os.O_CREAT)
+        if is_sound(file):
+            return file
+        if not os.path.lexists(os.path.join(folder, MARKER)):
+            raise NotOursError(f"it is not a file of kcache, and {MARKER} is missing there", path)
+        # Several processes may find the damage. One renames the file; the others then find the new
+        # one.
+        lock(file, _RENAMING, timeout=1.0)
+        if file.is_at(path):
+            _set_aside(path)
+        file.close()
+    raise NotOursError(f"it is still not a file of kcache after {_TRIES} attempts", path)
+
+
+def _set_aside(path: str) -> None:
+    """Rename a damaged file: append `.damaged` to its name.
+
+    Raises:
+        NotOursError: the other name belongs to a file that is not ours.
+        OSError: it can't be renamed.
+    """
+    aside = f"{path}.damaged"
+    with suppress(FileNotFoundError):
+        status = os.stat(aside, follow_symlinks=False)
+        if not is_own(status):
+            raise NotOursError(f"it is {owner_problem(status)}", aside)
+    os.rename(path, aside)
 
 
 def _require_safe_path(path: str) -> None:

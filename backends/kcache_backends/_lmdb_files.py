@@ -18,11 +18,10 @@ from stat import S_ISDIR
 import lmdb
 
 from kcache.backend import NO_ROOM, failure
-from kcache.directory import claim
+from kcache.directory import MARKER, claim
 from kcache.errors import BackendError, DiskFullError, FullError
 from kcache.util.locks import pread
 from kcache.util.open_file import (
-    MARKER,
     NotOursError,
     OwnFile,
     has_header,

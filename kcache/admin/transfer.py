@@ -13,13 +13,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.backend import Backend, EntryInfo
+from kcache.directory import MARKER
 from kcache.engine.engine import Put
 from kcache.entry import Entry, encode
 from kcache.errors import BackendError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, MANIFEST, Item, coldest_first, look_into
 from kcache.nvrtc.manifest import MAX_SETS, Manifest
-from kcache.util.open_file import MARKER
 
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine

@@ -18,10 +18,9 @@ from kcache.config import (
     default_cache_directory,
     temporary_cache_directory,
 )
-from kcache.directory import CacheDirectory, is_usable, open_directory
+from kcache.directory import MARKER, CacheDirectory, is_usable, open_directory
 from kcache.errors import BackendError, ConfigError, KcacheError, UnknownBackendError
 from kcache.util import log
-from kcache.util.open_file import MARKER
 from kcache.util.path_safety import why_no_user
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kcache.engine.opening import engine_of, open_configured
 from kcache.entry import Entry, encode
 from kcache.errors import BackendError
+from kcache.gpu_code import arch_of, kernels_of
 from kcache.kernels.find import RequestCounts
 from kcache.kernels.sources import sound_entries
 from kcache.kernels.tiers import open_layers, open_remotes
@@ -21,7 +22,6 @@ from kcache.readonly.directory_tier import ReadOnlyTiers
 from kcache.remote.daemon_protocol import Upload
 from kcache.remote.storage import RemoteError
 from kcache.util import log
-from kcache.util.gpu_code import arch_of, kernels_of
 
 if TYPE_CHECKING:
     import os

@@ -80,7 +80,7 @@ class CompiledKernel(NamedTuple):
         return f"{type(self).__name__}({', '.join(self._described())})"
 
     def _described(self) -> Iterator[str]:
-        from kcache.util.gpu_code import arch_of
+        from kcache.gpu_code import arch_of
         from kcache.util.units import format_size
 
         names = self.functions()
@@ -96,7 +96,7 @@ class CompiledKernel(NamedTuple):
 
     def functions(self) -> list[str]:
         """Return the name expressions, and the kernels that none of them stands for."""
-        from kcache.util.gpu_code import kernels_of
+        from kcache.gpu_code import kernels_of
 
         named = {*self.lowered_names.values()}
         own = (name for name in kernels_of(self.ptx, self.cubin) if name not in named)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from kcache.engine.engine import Put
 from kcache.errors import CompileError, ConfigError, MissError
+from kcache.gpu_code import templates_in
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.util import log
-from kcache.util.gpu_code import templates_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,9 +8,9 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from kcache.errors import ArgumentTypeError, ConfigError, DeviceError
+from kcache.gpu_code import kernels_of
 from kcache.launch.arguments import address_of, pack
 from kcache.launch.contexts import Context, core, driver
-from kcache.util.gpu_code import kernels_of
 
 #: The address of CUDA's default stream (CU_STREAM_LEGACY of cuda.h).
 _LEGACY = 1

@@ -127,7 +127,7 @@ class Request(NamedTuple):
 
     def kernels(self) -> tuple[str, ...]:
         """Return the name expressions; without any, the kernels that the source seems to define."""
-        from kcache.util.gpu_code import kernels_in  # a hit does not need it
+        from kcache.gpu_code import kernels_in  # a hit does not need it
 
         return self.names or tuple(kernels_in(self.source))
 

@@ -17,14 +17,11 @@ from io import FileIO
 from typing import TYPE_CHECKING
 
 from kcache.util.forks import after_fork
-from kcache.util.locks import lock, pread, pwrite
+from kcache.util.locks import pread, pwrite
 from kcache.util.path_safety import present_user
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-#: The file that makes a directory a cache; see `kcache.directory`.
-MARKER = "kcache.json"
+    from collections.abc import Generator
 
 #: Flags for every open: programs that we start do not inherit it, it follows no link, it never
 #: waits (for the other end of a pipe), and it never becomes our terminal.
@@ -42,10 +39,6 @@ _NO_FILE = {
     errno.ENXIO: "a socket",
     errno.EISDIR: "a directory",
 }
-#: Locked while a damaged file is set aside. This byte is far behind the contents of our files, and
-#: behind the bytes that other locks use.
-_ASIDE = (1 << 63) - 2
-_TRIES = 3
 
 
 class NotOursError(OSError):
@@ -121,10 +114,10 @@ def is_plain(status: os.stat_result) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
-def _owner_problem(status: os.stat_result) -> str:
+def owner_problem(status: os.stat_result) -> str:
     """Return why `is_own` is false, in words that continue "it is"."""
     if not stat.S_ISREG(status.st_mode):
-        return "no plain file, and so no file of kcache"
+        return "not a plain file, so not a file of kcache"
     if status.st_uid != present_user():
         return f"a file of user {status.st_uid}, and you are user {present_user()}"
     return f"a file with {status.st_nlink} names; kcache makes no hard links"
@@ -145,12 +138,14 @@ def open_own(path: str, flags: int) -> OwnFile:
         file = opened(path, flags)
     except OSError as error:
         if error.errno in _NO_FILE:
-            raise NotOursError(f"it is {_NO_FILE[error.errno]}, no file of kcache", path) from error
+            raise NotOursError(
+                f"it is {_NO_FILE[error.errno]}, not a file of kcache", path
+            ) from error
         raise
     status = os.fstat(file.fd)
     if not is_own(status):
         file.close()
-        raise NotOursError(f"it is {_owner_problem(status)}", path)
+        raise NotOursError(f"it is {owner_problem(status)}", path)
     after_fork(file)
     return file
 
@@ -164,53 +159,6 @@ def has_header(file: OwnFile, header: bytes) -> bool:
     if not any(found):
         return pwrite(file.fd, header, 0) == len(header)
     return found == header
-
-
-def open_or_replace(path: str, flags: int, is_sound: Callable[[OwnFile], bool]) -> OwnFile:
-    """Open a file for writing; an unsound one gets another name, and a new one is made.
-
-    So its content is not lost: it may have been damaged, or it may never have been ours. The other
-    name is that of the file with `.damaged` behind it. In a directory that is no cache, the file
-    keeps its name, because it is somebody else's.
-
-    Args:
-        path: the file, made if it is not there.
-        flags: as for `os.open`.
-        is_sound: tells whether the opened file is new, or one that kcache wrote.
-
-    Raises:
-        NotOursError: it is not a plain file of the present user with one name, or it is not sound
-            and lies in a directory that is no cache. Nothing was changed.
-        OSError: it can't be opened or renamed.
-    """
-    for _ in range(_TRIES):
-        file = open_own(path, flags | os.O_CREAT)
-        if is_sound(file):
-            return file
-        if not os.path.lexists(os.path.join(os.path.dirname(path), MARKER)):
-            raise NotOursError(f"it is no file of kcache, and there is no {MARKER} beside it", path)
-        # Several processes may find the damage. One sets the file aside; the others then find the
-        # new file.
-        lock(file, _ASIDE, timeout=1.0)
-        if file.is_at(path):
-            _set_aside(path)
-        file.close()
-    raise NotOursError("it is no file of kcache, time and again", path)
-
-
-def _set_aside(path: str) -> None:
-    """Give a damaged file its own name with `.damaged` behind it.
-
-    Raises:
-        NotOursError: something that is not ours has the other name.
-        OSError: it can't be renamed.
-    """
-    aside = f"{path}.damaged"
-    with suppress(FileNotFoundError):
-        status = os.stat(aside, follow_symlinks=False)
-        if not is_own(status):
-            raise NotOursError(f"it is {_owner_problem(status)}", aside)
-    os.rename(path, aside)
 
 
 @contextmanager

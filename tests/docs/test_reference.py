@@ -15,7 +15,7 @@ import kcache
 import kcache.errors
 import kcache.launch
 from kcache.config import VARIABLES
-from kcache.util.open_file import MARKER
+from kcache.directory import MARKER
 
 REFERENCE = DOCS / "reference"
 

@@ -26,10 +26,10 @@ from kcache import (
     KernelCache,
     open_engine,
 )
+from kcache.directory import MARKER as NAME
 from kcache.directory import open_directory
 from kcache.engine.journal import Journal
 from kcache.engine.stats import FIELDS, StatsFile
-from kcache.util.open_file import MARKER as NAME
 from kcache_backends.file import FileBackend
 from kcache_backends.zstd import zstd_file
 
@@ -384,7 +384,7 @@ def test_statistics_and_a_journal_replace_no_file_of_another_program(place: Path
     before = snapshot(place)
     for name in ("stats", "slots"):
         file = StatsFile(place / name)
-        with pytest.raises(BackendError, match="no file of kcache|symbolic|such device"):
+        with pytest.raises(BackendError, match="not a file of kcache|symbolic|such device"):
             file.add([1.0] * len(FIELDS))
         with pytest.raises(BackendError):
             file.zero()

@@ -3,7 +3,7 @@
 import pytest
 from nvrtc.reference import compile_fresh
 
-from kcache.util.gpu_code import arch_of, kernels_of
+from kcache.gpu_code import arch_of, kernels_of
 
 SOURCE = """
 // .visible .entry commented(
