@@ -1,144 +1,91 @@
-"""Everything that is measured, side by side, in one run on one machine.
+"""Ratios: what two rows of a group measured lap by lap, divided, and the targets for that.
 
-    python bench/ratios.py --quick                   fewer rounds, fewer entries: a quarter hour
-    python bench/ratios.py                           the full run (--full says the same)
-    python bench/ratios.py --only start              one chapter; repeatable
-    python bench/ratios.py --from FILE --write-docs  the figures of an earlier run into the docs;
-                                                     --from is repeatable, newest first
-
-Writes `<date>.json`, `<date>.md` and the charts `<date>/*.svg` into `bench/results/`; a part of the
-whole has its name after the date, such as `<date>-quick`. Prints the tables of targets, of ratios
-to every peer and floor, and what could not be measured here. Exits with 1 if a chapter failed: the
-others are measured and written all the same, after each chapter.
+A row is a benchmark as pytest-benchmark's JSON has it. `conftest.py` adds to its `extra_info`:
+`row`, the contender; `laps`, the median of each lap; `targets`. A benchmark that finds out a fact
+adds `found`, in words, and `right`.
 """
 
-import argparse
-import json
-import os
-import sys
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from statistics import median, quantiles
+from typing import Any, NamedTuple
 
-from contents import CHAPTERS, TITLES
-from harness.findings import Findings
-from harness.main_job import SELF_CONTAINED
-from harness.plan import QUICK, Plan
-from harness.raw_nvrtc import compile_case
-from harness.run_chapters import Chapter, failed, replace_text, run
-from report.chart_specs import all_charts
-from report.evidence import RESULTS, Evidence
-from report.notation import aligned
-from report.pages import CHARTS, charts_in, pages, picture, write_pages
-from report.tables import summary, whole
+Row = Mapping[str, Any]
+Group = Mapping[str, Row]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Measure everything, side by side.")
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="fewer rounds, fewer entries")
-    size.add_argument("--full", action="store_true", help="all rounds and entries: the default")
-    parser.add_argument(
-        "--only", action="append", choices=CHAPTERS, default=[], help="one chapter; repeatable"
-    )
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for what is written")
-    parser.add_argument(
-        "--from",
-        dest="earlier",
-        action="append",
-        type=Path,
-        help="JSON file of an earlier run in that folder; repeatable, newest first",
-    )
-    parser.add_argument(
-        "--write-docs", action="store_true", help="write the figures into README.md and docs/"
-    )
-    arguments = parser.parse_args()
-    if arguments.write_docs and not arguments.earlier and (arguments.quick or arguments.only):
-        parser.error("--write-docs wants the full run, or --from")
-    if arguments.write_docs and not _are_kept(arguments):
-        parser.error(f"--write-docs wants results in {os.path.relpath(RESULTS)}, to be committed")
-    try:
-        evidence = _evidence(arguments)
-    except KeyboardInterrupt:
-        parser.exit(130, "\ninterrupted; what the finished chapters found is written\n")
-    except (OSError, ValueError) as error:
-        parser.exit(2, f"{parser.prog}: {error}\n")
-    print(aligned("\n\n".join(summary(evidence))))
-    if arguments.write_docs:
-        _write_docs(evidence)
-    without = failed(evidence.runs[0])
-    if without:
-        parser.exit(1, f"failed: {', '.join(without)}\n")
+class Ratio(NamedTuple):
+    """The median of the laps' ratios, and their quartiles."""
+
+    median: float
+    low: float
+    high: float
 
 
-def _are_kept(arguments: argparse.Namespace) -> bool:
-    """Whether the results are where a test finds those that a page is written from."""
-    folders = {path.resolve().parent for path in arguments.earlier or ()} or {
-        arguments.results.resolve()
-    }
-    return folders == {RESULTS.resolve()}
+class Checked(NamedTuple):
+    """A target, and what was measured."""
+
+    group: str
+    row: str
+    to: str
+    most: float
+    ratio: Ratio
+
+    @property
+    def met(self) -> bool:
+        return self.ratio.median <= self.most
 
 
-def _evidence(arguments: argparse.Namespace) -> Evidence:
-    """Reads or measures what the arguments ask for."""
-    if arguments.earlier:
-        return Evidence.read(arguments.earlier)
-    only = [name for name in CHAPTERS if name in arguments.only]
-    words = [*(f"--only {name}" for name in only), *(["--quick"] if arguments.quick else [])]
-    command = " ".join(["python bench/ratios.py", *words])
-    suffix = "".join(f"-{word}" for word in (*only, *(["quick"] if arguments.quick else [])))
-    folder: Path = arguments.results
-    folder.mkdir(parents=True, exist_ok=True)
-    plan = QUICK if arguments.quick else Plan()
-    _load_compiler()
-    chapters = {name: Chapter(TITLES[name], CHAPTERS[name]) for name in only or CHAPTERS}
-    found = run(chapters, plan, command, lambda found: write_results(found, folder, suffix))
-    name = f"{found.date}{suffix}"
-    evidence = Evidence((found,), (f"{name}.json",))
-    charts = _draw(evidence, folder / name)
-    page = f"# Benchmarks of {found.date}\n\n{whole(evidence, lambda c: picture(c, name))}"
-    replace_text(folder / f"{name}.md", page)
-    drawn = f" and {charts} charts" if charts else ""
-    print(f"wrote {name}.json, {name}.md{drawn} in {os.path.relpath(folder)}\n", file=sys.stderr)
-    return evidence
+def groups(benchmarks: Iterable[Row]) -> dict[str, dict[str, Row]]:
+    """Return the rows by group and name, both in the order of the run."""
+    found: dict[str, dict[str, Row]] = {}
+    for each in benchmarks:
+        found.setdefault(each["group"], {})[each["extra_info"]["row"]] = each
+    return found
 
 
-def _load_compiler() -> None:
-    """Compiles something, so that no chapter's first compile loads the library."""
-    try:
-        compile_case(SELF_CONTAINED)
-    except Exception as error:  # any exception: chapters without a compiler can still run
-        print(f"the compiler can't be used: {error}", file=sys.stderr)
+def laps(row: Row) -> dict[str, float]:
+    values: dict[str, float] = row["extra_info"]["laps"]
+    return values
 
 
-def write_results(found: Findings, folder: Path, suffix: str) -> Path:
-    path = folder / f"{found.date}{suffix}.json"
-    replace_text(path, json.dumps(found.to_json(), indent=1) + "\n")
-    return path
+def ratio(row: Row, to: Row, less: Row | None = None) -> Ratio | None:
+    """Return the ratio of two rows, each less a third; None if they have no lap in common."""
+    above, below = laps(row), laps(to)
+    base = laps(less) if less is not None else dict.fromkeys(above, 0.0)
+    both = above.keys() & below.keys() & base.keys()
+    found = sorted((above[lap] - base[lap]) / (below[lap] - base[lap]) for lap in both)
+    if not found:
+        return None
+    low, _, high = quantiles(found, n=4, method="inclusive") if len(found) > 1 else found * 3
+    return Ratio(median(found), low, high)
 
 
-def _draw(evidence: Evidence, folder: Path) -> int:
-    """Draws every chart into `folder`; returns how many there are, 0 without Matplotlib."""
-    try:
-        from report.draw import write_charts
-
-        return len(write_charts(all_charts(evidence), folder))
-    except ImportError as error:
-        print(f"no charts: {error}; the dependency group `bench` has Matplotlib", file=sys.stderr)
-        return 0
+def reference(group: Group) -> str:
+    """Return the row that the others are compared with: the first of kcache's."""
+    return next((name for name in group if name.startswith("kcache")), next(iter(group)))
 
 
-def _write_docs(evidence: Evidence) -> None:
-    """Writes the generated parts, and the charts that the pages then show, and no others."""
-    from report.draw import write_charts
-
-    for part in write_pages(evidence):
-        print(f"{part.page.name}: {part.name}: nothing was measured", file=sys.stderr)
-    shown = charts_in(pages())
-    drawn = {name: chart for name, chart in all_charts(evidence).items() if name in shown}
-    files = set(write_charts(drawn, CHARTS))
-    for path in set(CHARTS.glob("*.svg")) - files:
-        path.unlink()
-    print(f"wrote the pages, and {len(files)} charts for them", file=sys.stderr)
+def targets(found: Mapping[str, Group]) -> Iterator[Checked]:
+    """Yield each target whose rows were measured."""
+    for name, group in found.items():
+        for row, benchmark in group.items():
+            for target in benchmark["extra_info"].get("targets", ()):
+                to, most, less = target["to"], target["most"], target["less"]
+                if {to, less or to} <= group.keys():
+                    measured = ratio(benchmark, group[to], group[less] if less else None)
+                    if measured is not None:
+                        yield Checked(name, row, to, most, measured)
 
 
-if __name__ == "__main__":
-    main()
+def times(value: float) -> str:
+    """Return a ratio in three digits; a small one as a fraction."""
+    if 0 < value < 0.5:
+        return f"1/{digits(1 / value)}"
+    return digits(value)
+
+
+def digits(value: float) -> str:
+    """Return three significant digits, without an exponent."""
+    if abs(value) >= 100:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    return f"{value:.3g}"

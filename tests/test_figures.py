@@ -1,21 +1,20 @@
-"""Figures in README.md and docs/: all from committed results files, none by hand.
+"""Figures in README.md and docs/: all from the committed results of the benchmarks, none by hand.
 
-A measured figure stands in a generated part (see `bench/report/pages.py`). Settings and limits are
+A measured figure stands in a generated part (see `bench/pages.py`). Settings and limits are
 figures that nobody measured: they are listed here, each with what it is, and those that the code
 has are taken from there.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+import pages
 import pytest
-from report import pages
-from report.chart_specs import all_charts
-from report.evidence import RESULTS, ROOT, Evidence, everything
-from report.palette import THEMES
+import ratios
+from pages import ROOT
 
 from kcache.engine.engine import DEFAULT_WAIT
 from kcache.engine.eviction import LOW_WATER
@@ -27,8 +26,13 @@ from kcache.nvrtc.workers.slots import _STOPPED_AFTER
 from kcache_backends._lmdb_environment import PATIENCE as LMDB_PATIENCE
 from kcache_backends._shards import PATIENCE as FILE_PATIENCE
 
-PARTS = [part for page in pages.pages() for part in pages.parts_of(page)]
-FILES = sorted(RESULTS.glob("*.json"))
+RESULTS = pages.Results.read()
+PARTS = [
+    pytest.param(page, part["name"], part["body"], id=f"{page.name}:{part['name']}")
+    for page in pages.pages()
+    for part in pages.PART.finditer(page.read_text(encoding="utf-8"))
+]
+MakeChart = Callable[[pages.Results], pages.Chart | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,48 +95,63 @@ FIGURE = re.compile(
 FENCE = re.compile(
     r"^(?P<fence>`{3,}|:{3,})[^\n]*\n.*?^(?P=fence)[ \t]*$", re.MULTILINE | re.DOTALL
 )
-PROGRAM = re.compile(r"(?:python )?(?P<path>bench/[\w/]+\.py)\b")
 
 
 # -- generated parts -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: f"{part.page.name}:{part.name}")
-def test_a_generated_part_is_what_its_results_say(part: pages.Part) -> None:
-    assert part.files, "nothing is in it: python bench/ratios.py --from FILE --write-docs"
-    assert part.body == pages.render(part.name, part.page, part.evidence())
+@pytest.mark.parametrize(("page", "name", "body"), PARTS)
+def test_a_generated_part_is_what_the_results_say(page: Path, name: str, body: str) -> None:
+    assert pages.NOTHING not in body
+    assert body == pages.render(name, page, RESULTS), "python bench/pages.py writes it"
 
 
-def test_every_part_is_of_the_same_results() -> None:
-    assert len({tuple(part.files) for part in PARTS}) == 1
-    assert {"summary", "readme"} == {part.name for part in PARTS}
+def test_every_part_is_on_a_page() -> None:
+    assert {part.values[1] for part in PARTS} == pages.PARTS.keys()
 
 
-def test_a_chart_is_drawn_from_the_results_of_its_page() -> None:
-    charts = all_charts(PARTS[0].evidence())
-    shown = pages.charts_in(pages.pages())
-    assert shown
-    for name in shown:
-        for theme in THEMES:
-            svg = (pages.CHARTS / f"{name}-{theme}.svg").read_text(encoding="utf-8")
-            assert f"<desc>data: {charts[name].digest()}</desc>" in svg, f"{name}: drawn of others"
-    drawn = {path.stem.rpartition("-")[0] for path in pages.CHARTS.glob("*.svg")}
-    assert drawn == shown, "no chart that no page shows"
+@pytest.mark.parametrize("make", [pages.starts, pages.growth])
+@pytest.mark.parametrize("theme", pages.THEMES)
+def test_a_chart_is_drawn_from_the_results(make: MakeChart, theme: str) -> None:
+    chart = make(RESULTS)
+    assert chart is not None
+    svg = (pages.CHARTS / f"{chart.name}-{theme}.svg").read_text(encoding="utf-8")
+    assert f"data: {chart.digest()}" in svg, "drawn of others"
 
 
-# -- results files ---------------------------------------------------------------------------------
+def test_no_chart_is_left_over() -> None:
+    shown = "".join(page.read_text(encoding="utf-8") for page in pages.pages())
+    assert [path.name for path in pages.CHARTS.iterdir() if path.name not in shown] == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_results_file_says_when_by_what_and_on_what(path: Path) -> None:
-    (found,) = Evidence.read([path]).runs
-    assert date.fromisoformat(found.date).isoformat() == path.stem[:10]
-    program = PROGRAM.match(found.command)
-    assert program is not None, found.command
-    assert (ROOT / program["path"]).is_file()
-    assert {"CPU", "cores", "kernel"} <= found.machine.keys()
-    assert {"Python", "kcache-cuda"} <= found.versions.keys()
-    assert list(everything(found))
+def test_the_results_tell_when_by_what_and_on_what() -> None:
+    date.fromisoformat(RESULTS.json["datetime"][:10])
+    assert RESULTS.json["command"].startswith("pytest bench")
+    machine = RESULTS.json["machine_info"]
+    assert {"cpu", "cores", "system", "python", "versions"} == machine.keys()
+    assert {"kcache-cuda", "nvidia-cuda-nvrtc"} <= machine["versions"].keys()
+    assert not RESULTS.json["benchmarks"][0]["stats"].get("data")
+
+
+# -- ratios ----------------------------------------------------------------------------------------
+
+
+def row(group: str, name: str, *laps: float, **more: object) -> dict[str, object]:
+    medians = {str(number): value for number, value in enumerate(laps)}
+    return {"group": group, "extra_info": {"row": name, "laps": medians, **more}}
+
+
+def test_a_ratio_is_of_the_same_laps_and_a_missed_target_is_marked() -> None:
+    target = {"to": "peer", "most": 0.4, "less": None}
+    found = ratios.groups(
+        [row("get", "peer", 2.0, 4.0, 8.0), row("get", "kcache", 1.0, 2.0, targets=[target])]
+    )
+    (checked,) = ratios.targets(found)
+    assert checked.ratio == (0.5, 0.5, 0.5)
+    assert not checked.met
+    assert ratios.reference(found["get"]) == "kcache"
+    assert ratios.ratio(row("", "a", 3.0), row("", "b", 2.0), row("", "c", 1.0)) == (2.0, 2.0, 2.0)
+    assert ratios.ratio(row("", "a"), row("", "b", 2.0)) is None
 
 
 # -- figures elsewhere -----------------------------------------------------------------------------

@@ -5,18 +5,17 @@ import shutil
 from pathlib import Path
 
 import pytest
-from contenders.population import fill_ours
 from core.helpers import entry, key
-from harness.stat_counter import Looks
+from core.stat_counter import Looks
 
 import kcache
 from kcache.engine.eviction import EVICT_BATCH
 
 #: How many files a put at the cap may look at: on average, and in the worst case.
 MEAN, MOST = 10, 4096
-#: Eight trims, some of which take a new sample of the coldest. (A put that finds no room evicts as
+#: Sixteen trims, some of which take a new sample of the coldest. (A put that finds no room evicts as
 #: much as the next `EVICT_BATCH` puts need.)
-PUTS = 8 * (EVICT_BATCH + 1)
+PUTS = 16 * (EVICT_BATCH + 1)
 
 
 SIZES = (5_000, pytest.param(120_000, marks=[pytest.mark.long, pytest.mark.timeout(600)]))
@@ -25,7 +24,10 @@ SIZES = (5_000, pytest.param(120_000, marks=[pytest.mark.long, pytest.mark.timeo
 @pytest.mark.parametrize("count", SIZES)
 def test_a_put_at_the_cap_looks_at_few_files(count: int, tmp_path: Path) -> None:
     """The cache is full, of entries of 64 bytes."""
-    cap = fill_ours("file", tmp_path, count, 64)
+    with kcache.open_engine(tmp_path, max_size=count << 13) as engine:
+        for number in range(count):
+            engine.put(key(f"old {number}"), entry(64))
+        cap = engine.size_bytes
     new = (key(f"new {number}") for number in itertools.count())
     counts = []
     with kcache.open_engine(tmp_path, max_size=cap) as engine:

@@ -57,6 +57,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("CONTRIBUTING.md", "python3 -m venv .venv && .venv/bin/pip install -q tox"): "likewise",
     ("CONTRIBUTING.md", ".venv/bin/tox -e cu13 -- "): "likewise, a part of it",
     ("docs/explanation/benchmarks.md", ".venv/bin/tox -e bench"): "takes ten minutes",
+    ("docs/explanation/benchmarks.md", ".venv/bin/pytest bench -k"): "takes five minutes",
 }
 
 _RUN = {"python", "sh", "bash", "console", "doctest"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from core.helpers import output_of
-from harness.corpus import load
+from corpus import STD, load
 
 import kcache
 
@@ -58,7 +58,7 @@ def test_a_template_for_other_types(gpu: Any, cache: kcache.KernelCache, arch: s
 def test_a_cub_reduction(gpu: Any, cache: kcache.KernelCache, place: Path, arch: str) -> None:
     np = gpu.numpy
     case = load("cub_reduce")
-    options = kcache.CompileOptions(arch=arch, std=case.std, include_paths=case.include_dirs)
+    options = kcache.CompileOptions(arch=arch, std=STD, include_paths=case.include_paths)
     request = (case.source, case.names, options)
     cache.get_or_compile(*request)
     handle = reloaded(place, *request).load()

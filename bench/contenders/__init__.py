@@ -1,1 +1,0 @@
-"""kcache and the caches that it is compared with, behind one interface."""

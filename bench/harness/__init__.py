@@ -1,1 +1,0 @@
-"""How to measure: rounds, processes, the machine, the findings."""

@@ -1,0 +1,131 @@
+"""Programs: new processes that get one kernel, and what they cost from start to end."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from corpus import ARCH, STD, Case
+
+#: Ends with an error where the kernel was not cached, or was, and should not have been.
+_KCACHE = """\
+import kcache
+cache = kcache.KernelCache({directory!r}, backend={backend!r})
+options = kcache.CompileOptions(**{settings!r})
+kernel = cache.get_or_compile({source!r}, {names!r}, options)
+if not kernel.cubin or kernel.cached != {cached!r}:
+    raise SystemExit("not what was expected: cached is %r" % kernel.cached)
+"""
+#: Prints how often it compiled: once or never.
+_RACE = """\
+import kcache
+cache = kcache.KernelCache({directory!r}, backend={backend!r})
+options = kcache.CompileOptions(**{settings!r})
+cache.get_or_compile({source!r}, {names!r}, options)
+print(cache.stats().compiles)
+"""
+#: By the bindings, as CuPy and cuda.core compile.
+_NVRTC = """\
+from cuda.bindings import nvrtc
+_, program = nvrtc.nvrtcCreateProgram({source!r}.encode(), b"kernel.cu", 0, [], [])
+for name in {names!r}:
+    nvrtc.nvrtcAddNameExpression(program, name.encode())
+flags = [flag.encode() for flag in {flags!r}]
+(status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+    raise SystemExit(str(status))
+for kind in ("PTX", "CUBIN", "ProgramLog"):
+    _, size = getattr(nvrtc, f"nvrtcGet{{kind}}Size")(program)
+    getattr(nvrtc, f"nvrtcGet{{kind}}")(program, bytearray(size))
+for name in {names!r}:
+    nvrtc.nvrtcGetLoweredName(program, name.encode())
+nvrtc.nvrtcDestroyProgram(program)
+"""
+#: What `Program.compile(cache=...)` does, which refuses name expressions, and include paths unless
+#: the caller digests all headers. Here that digest costs nothing, and no header is verified.
+_CUDA_CORE = """\
+source = {source!r}
+from cuda.core import ObjectCode, Program, ProgramOptions
+from cuda.core.utils import FileStreamProgramCache, make_program_cache_key
+options = ProgramOptions(arch={arch!r}, std={std!r}, include_path={paths!r} or None)
+for flag in {more!r}:
+    setattr(options, flag.lstrip("-").replace("-", "_"), True)
+cache = FileStreamProgramCache({directory!r})
+key = make_program_cache_key(
+    code=source, code_type="c++", options=options, target_type="cubin",
+    name_expressions={names!r}, extra_digest=b"headers" if {paths!r} else None,
+)
+found = cache.get(key)
+if found is None:
+    cache[key] = code = Program(source, "c++", options).compile("cubin", {names!r})
+else:
+    code = ObjectCode.from_cubin(found)
+if not code.code:
+    raise SystemExit("no code")
+print(int(found is None))
+"""
+#: CuPy's way to a kernel. The device's architecture and the loading of the module are made up.
+_CUPY = """\
+import os
+os.environ["CUPY_CACHE_DIR"] = {directory!r}
+from types import SimpleNamespace
+from cupy.cuda import compiler
+class Module:
+    def load(self, cubin): pass
+    def _set_mapping(self, mapping): pass
+compiler.function = SimpleNamespace(Module=Module)
+compiler._get_arch_for_options_for_nvrtc = lambda _arch=None: ("-arch={arch}", "cubin")
+options = tuple("-I" + path for path in {paths!r})
+compiler._compile_module_with_cache({source!r}, options, arch={arch!r}[3:])
+"""
+CODE = {
+    "kcache": _KCACHE,
+    "race": _RACE,
+    "NVRTC": _NVRTC,
+    "cuda.core": _CUDA_CORE,
+    "CuPy": _CUPY,
+    "nothing": "pass",
+}
+
+
+def program(
+    kind: str, case: Case, directory: Path | str, *, backend: str = "file", cached: bool = True
+) -> str:
+    """Return the text of a program."""
+    return CODE[kind].format(
+        directory=str(directory),
+        backend=backend,
+        cached=cached,
+        source=case.source,
+        names=case.names,
+        settings=case.settings,
+        flags=case.flags,
+        paths=[str(path) for path in case.include_paths],
+        more=list(case.more),
+        arch=ARCH,
+        std=STD,
+    )
+
+
+def run(code: str, *launcher: str, where: Path | None = None) -> str:
+    """Run a program, by a launcher such as `kcache run`; return what it prints."""
+    command = [*launcher, sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=where, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(launcher)} python: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def run_at_once(codes: Sequence[str]) -> list[str]:
+    """Run programs side by side; return what each prints when all have ended."""
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], stdin=null, stdout=pipe, text=True)
+        for code in codes
+    ]
+    printed = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise RuntimeError("a program failed")
+    return printed

@@ -1,1 +1,0 @@
-"""From findings to tables, charts and pages."""
