@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -294,37 +293,3 @@ def test_an_engine_that_is_let_go_closes_its_backend() -> None:
     engine.put(key(1), entry())
     del engine
     assert backend.closed == 1
-
-
-# -- threads and fork ----------------------------------------------------------------------------
-
-
-def test_many_threads_share_an_engine(tmp_path: Path) -> None:
-    cap = 40 * SIZE
-    seeds = iter(range(6))
-    with open_engine(tmp_path, max_size=cap, memory_size=30_000) as engine:
-
-        def work() -> None:
-            random = Random(next(seeds))
-            for _ in range(250):
-                number = random.randrange(60)
-                choice = random.randrange(20)
-                if choice < 10:
-                    found = engine.get(key(number))
-                    assert found is None or set(found.payload["cubin"]) <= {number}
-                elif choice < 17:
-                    engine.put(key(number), entry(random.randrange(5, 300), number))
-                elif choice < 18:
-                    engine.delete(key(number))
-                elif choice < 19:
-                    engine.get_or_create(key(number), lambda n=number: entry(50, n))
-                else:
-                    engine.trim(random.randrange(cap))
-                assert engine.size_bytes <= cap
-
-        assert together(6, work) == [None] * 6
-        assert engine.stats().errors == engine.stats().corrupt == 0
-        truth = look(tmp_path / "file")
-        assert engine.backend.usage() == (truth.bytes, len(truth.entries))
-        assert truth.bytes <= cap
-        assert engine.memory.size_bytes <= 30_000

@@ -2,14 +2,13 @@
 
 import os
 import shutil
-import signal
 import stat
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from core.helpers import QUICK, in_child, key, look, output_of, path_of, python, umask
+from core.helpers import QUICK, in_child, key, look, umask
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -80,27 +79,6 @@ def test_a_record_that_is_under_way_is_counted_afresh_by_the_next_writer(
     assert backend.usage().bytes >= 10**6
     backend.put(key(1), b"new")
     check(backend, place)
-
-
-# Stands for a program in another PID namespace, where the process ids are the same.
-NAMESAKE = """
-import os, signal, sys
-from kcache_backends.file import FileBackend
-me = os.getpid()
-os.getpid = lambda: 7
-if sys.argv[3] == "dies":
-    os.write = lambda *_: os.kill(me, signal.SIGKILL)
-FileBackend(sys.argv[1]).put(sys.argv[2], b"value")
-"""
-
-
-def test_the_temporary_file_of_a_killed_namesake_is_no_obstacle(place: Path) -> None:
-    FileBackend(place).close()
-    path_of(place, key(1)).parent.mkdir(parents=True)
-    assert python(NAMESAKE, place, key(1), "dies").returncode == -signal.SIGKILL
-    assert len(look(place).temporary) == 1
-    assert output_of(NAMESAKE, place, key(1), "lives") == ""
-    assert look(place).entries == {key(1): 5}
 
 
 def test_processes_with_one_process_id_use_different_temporary_names(place: Path) -> None:

@@ -2,16 +2,14 @@
 
 import os
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from faults.places import stopped
-from remote.fakes import until
 
 from kcache.util import locks as locks_module
-from kcache.util.locks import Patience, Turn, Turns, is_locked, lock, unlock
+from kcache.util.locks import Turn, Turns, is_locked, lock
 from kcache.util.open_file import OwnFile, open_own
 
 LONG = 60.0
@@ -64,37 +62,7 @@ def test_the_kernel_releases_what_a_killed_process_held(path: str) -> None:
     assert is_free(path, 0)
 
 
-def test_waits_in_vain_do_not_add_up(path: str) -> None:
-    """Three hundred compiles beside a process that was stopped wait once."""
-    patience = Patience(0.01)
-    with opened(path) as holder, opened(path) as waiter:
-        assert lock(holder, 0)
-        with pytest.raises(TimeoutError):
-            patience.lock(waiter, 0)
-        patience.seconds = 3600
-        for _ in range(300):
-            with pytest.raises(TimeoutError):
-                patience.lock(waiter, 0)
-        assert patience.lock(waiter, 1)
-        unlock(holder, 0)
-        assert patience.lock(waiter, 0)  # free again, so that no wait is needed
-
-
 # -- between threads -------------------------------------------------------------------------------
-
-
-def test_a_turn_that_is_lost_is_over() -> None:
-    """As one of a frame that an exception ended at a point where nothing could end the turn."""
-    turns = Turns()
-    lost = turns.turn()
-    lost.__enter__()
-    waiting = threading.Thread(target=lambda: turns.turn().__enter__())
-    waiting.start()
-    waiting.join(0.3)
-    assert waiting.is_alive()
-    del lost
-    waiting.join(LONG)
-    assert not waiting.is_alive()
 
 
 class Counted(Turns):
@@ -105,26 +73,6 @@ class Counted(Turns):
     def _begins(self, turn: Turn) -> bool:
         self.looks += 1
         return super()._begins(turn)
-
-
-def test_threads_that_wait_do_not_look_again_and_again() -> None:
-    """Eight hundred took a whole core."""
-    turns, count = Counted(), 8
-
-    def wait() -> None:
-        with turns.turn():
-            pass
-
-    threads = [threading.Thread(target=wait) for _ in range(count)]
-    with turns.turn():
-        for number, thread in enumerate(threads, 1):
-            thread.start()
-            until(lambda number=number: turns.looks == 1 + 2 * number)
-        threads[0].join(0.3)
-        assert turns.looks == 1 + 2 * count
-    for thread in threads:
-        thread.join(LONG)
-        assert not thread.is_alive()
 
 
 def test_a_child_that_lives_on_holds_no_lock_of_its_parent(path: str) -> None:

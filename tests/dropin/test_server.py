@@ -38,6 +38,3 @@ def test_settings_show_no_token() -> None:
     one, other = (env.settings({"KCACHE_REMOTE_TOKEN": token}) for token in ("hidden", "other"))
     assert "hidden" not in str(one)
     assert one != other
-
-
-# -- counts ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Kills and interrupts at every point of an operation: nothing is lost but what was under way."""
+"""Kills at every line of an operation: nothing is lost but what was under way."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from core.helpers import fork, key, wait
 from faults.places import NAMES, disk_usage, held_locks, is_lmdb, leftovers, truth
-from faults.stepper import Stepper, interrupt
+from faults.stepper import Stepper
 
 from kcache.backend import Backend, open_backend
 from kcache_backends._lmdb_environment import SMALL_FILE
@@ -116,47 +116,38 @@ def use_after_crash(place: Path, name: str, operation: str) -> None:
         assert backend.usage().entries == 5
 
 
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kills", [True, False], ids=["killed", "interrupted"])
-def test_a_process_may_be_killed_and_an_operation_interrupted_at_any_point(
-    kills: bool, name: str, operation: str, long: bool, tmp_path: Path
+def test_a_process_may_be_killed_at_any_line(
+    name: str, operation: str, long: bool, tmp_path: Path
 ) -> None:
-    """Kills come at any line. Interrupts come where Python runs the handlers of signals."""
     base = tmp_path / "base"
     base.mkdir()
     assert wait(fork(lambda: prepare(base, name, operation))) == 0
 
-    def step(
-        place: Path, number: int, action: Callable[[], object] = interrupt
-    ) -> tuple[Stepper, Backend]:
+    def step(place: Path, number: int) -> Stepper:
         shutil.copytree(base, place)
-        stepper = Stepper(number, action, files=FILES, signals=not kills)
-        backend = opened(place, name)
-        stepper.run(lambda: OPERATIONS[operation](backend))
-        return stepper, backend
+        stepper = Stepper(number, die, FILES)
+        with closing(opened(place, name)) as backend:
+            stepper.run(lambda: OPERATIONS[operation](backend))
+        return stepper
 
-    stepper, backend = step(tmp_path / "all", -1)
-    backend.close()
-    points = stepper.points
+    points = step(tmp_path / "all", -1).points
     if operation == EMPTY and is_lmdb(name):
         assert disk_usage(tmp_path / "all") < SMALL_FILE < disk_usage(base)
     wanted = points if long else POINTS
     assert points >= wanted
     for number in range(0, points, max(1, points // wanted)):
         place = tmp_path / str(number)
-
-        def work(place: Path = place, number: int = number) -> None:
-            die = (lambda: os.kill(os.getpid(), signal.SIGKILL)) if kills else interrupt
-            kept = step(place, number, die)
-            use_after_crash(place, name, operation)  # the interrupted process lives on
-            del kept
-
-        assert wait(fork(work)) == (-signal.SIGKILL if kills else 0), f"point {number}"
+        pid = fork(lambda place=place, number=number: step(place, number))
+        assert wait(pid) == -signal.SIGKILL, f"point {number}"
         assert held_locks(place, name) == 0
-        if kills:
-            use_after_crash(place, name, operation)
+        use_after_crash(place, name, operation)
         assert truth(place, name).keys() == {ABSENT, ON_DISK, *OTHERS}
         assert leftovers(place, name) == []
         shutil.rmtree(place)

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from core.helpers import entry, fork, key, output_of, python, wait
+from core.helpers import entry, fork, key, output_of, wait
 from faults.places import NAMES, truth
 
 from kcache import BackendError, CacheEngine, ConfigError, open_engine
@@ -181,18 +181,3 @@ if how == "drop":
     del engine
 sys.exit(7)
 """
-
-
-@ALL
-@pytest.mark.timeout(1800)
-def test_an_exit_beside_daemon_threads_ends_and_leaves_nothing_wrong(
-    name: str, tmp_path: Path, long: bool
-) -> None:
-    for turn in range(200 if long else 3):
-        how = ("close", "drop", "leave")[turn % 3]
-        done = python(EXITS, str(tmp_path), name, str(turn % 50 * 10), how)
-        assert done.returncode == 7, (how, done.stderr)
-    with open_engine(tmp_path, backend=name, max_size=1_000_000) as engine:
-        assert engine.backend.usage().bytes >= sum(truth(tmp_path, name).values())
-        assert engine.put(key(1), entry())
-        assert engine.get(key(1)) == entry()

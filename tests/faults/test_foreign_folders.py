@@ -28,8 +28,6 @@ from kcache import (
 )
 from kcache.directory import MARKER as NAME
 from kcache.directory import open_directory
-from kcache.engine.journal import Journal
-from kcache.engine.stats import FIELDS, StatsFile
 from kcache_backends.file import FileBackend
 from kcache_backends.zstd import zstd_file
 
@@ -375,24 +373,4 @@ def test_no_call_changes_the_folder_that_the_environment_names(
             kcache.export_bundle(cache, tmp_path / "new.kcb")
     with suppress(ConfigError), KernelCache(tmp_path / "sound", remote=f"file://{place}") as cache:
         assert cache.lookup(KERNEL, (), OPTIONS) is None  # a layer, which is only read
-    assert snapshot(place) == before
-
-
-@pytest.mark.parametrize("make", [namesakes, links, special])
-def test_statistics_and_a_journal_replace_no_file_of_another_program(place: Path) -> None:
-    """They had the file renamed: what is damaged in a cache is somebody else's where there is none."""
-    before = snapshot(place)
-    for name in ("stats", "slots"):
-        file = StatsFile(place / name)
-        with pytest.raises(BackendError, match="not a file of kcache|symbolic|such device"):
-            file.add([1.0] * len(FIELDS))
-        with pytest.raises(BackendError):
-            file.zero()
-        with suppress(BackendError):
-            assert file.total() == kcache.Stats()
-    journal = Journal(str(place), "file")
-    journal.note("evicted", key(1))
-    journal.later("evicted", key(1))
-    journal.flush()
-    assert list(journal.events()) == []
     assert snapshot(place) == before

@@ -4,8 +4,6 @@ import io
 import json
 import math
 import os
-import struct
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +12,10 @@ from core.helpers import QUICK, command, envelope, key, path_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kcache import CompileOptions, ConfigError, Entry, KernelCache, open_engine
+from kcache import CompileOptions, Entry, KernelCache, open_engine
 from kcache.backend import NoBackend
-from kcache.engine.journal import Journal
-from kcache.engine.stats import FIELDS, StatsFile
-from kcache.entry import decode, encode
-from kcache.errors import CorruptEntryError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.inventory import DAMAGED, coldest_first, items
-from kcache.util.units import local_time
 
 SOURCE = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'
 OPTIONS = CompileOptions(arch="sm_80")
@@ -142,22 +135,6 @@ def test_no_forged_entry_raises_anything_anywhere(
     list(items(cache.engine.backend, PRODUCER))
 
 
-@SETTINGS
-@given(text=st.one_of(VALUES.map(dumped), st.binary(max_size=60)), key_number=st.integers(0, 9))
-def test_no_forged_metadata_decodes_to_what_cannot_be_stored_again(
-    text: bytes, key_number: int
-) -> None:
-    name = key(key_number)
-    try:
-        found = decode(envelope(name, [(b"a", b"b")], text), name)
-    except CorruptEntryError:
-        return
-    try:
-        encode(name, found)
-    except ConfigError:  # only a number that JSON writes and reads as infinite
-        assert "inf" in repr(found.metadata)
-
-
 def test_forged_entries_stop_no_migration(tmp_path: Path) -> None:
     place = tmp_path / "cache"
     with KernelCache(place) as cache:
@@ -186,41 +163,6 @@ def test_forged_entries_stop_no_migration(tmp_path: Path) -> None:
     with KernelCache(place, backend="zstd") as cache:
         for number in range(3):
             assert cache.engine.get(key(number)) is not None
-
-
-# -- statistics, journal ---------------------------------------------------------------------------
-
-NUMBERS = st.lists(
-    ODD_NUMBERS.filter(lambda n: isinstance(n, float) or abs(n) < 10**300),
-    min_size=len(FIELDS),
-    max_size=len(FIELDS),
-)
-
-
-@SETTINGS
-@given(rows=st.lists(NUMBERS, min_size=1, max_size=3))
-def test_no_forged_statistics_make_a_sum_that_is_none(
-    rows: list[list[Any]], tmp_path: Path
-) -> None:
-    image = b"kcache-stats/1".ljust(64, b"\0")
-    for numbers in rows:
-        body = struct.pack(f"<4x{len(FIELDS)}d", *map(float, numbers)).ljust(252, b"\0")
-        image += zlib.crc32(body).to_bytes(4, "little") + body
-    (tmp_path / "stats").write_bytes(image)
-    total = StatsFile(tmp_path / "stats").total()
-    assert all(0 <= value < math.inf for value in total.to_dict().values())
-
-
-@SETTINGS
-@given(
-    lines=st.lists(
-        st.from_regex(r"[\d.e+naif-]{1,12} [a-z]{1,12} ([0-9a-f]{32}|-) [ -~]{0,20}"), max_size=5
-    )
-)
-def test_no_forged_journal_breaks_its_reader(lines: list[str], tmp_path: Path) -> None:
-    (tmp_path / "journal").write_text("\n".join(lines), errors="replace")
-    for event in Journal(str(tmp_path), "file").events():
-        local_time(event.at)
 
 
 # -- sizes, times, paths, zones --------------------------------------------------------------------

@@ -10,11 +10,9 @@ from core.helpers import in_child, key
 from faults.conftest import OPTIONS, Kernels
 from faults.places import (
     NAMES,
-    agrees,
     fill,
     has,
     is_lmdb,
-    is_whole,
     leftovers,
     put_all,
     sealed,
@@ -135,32 +133,6 @@ def test_a_disk_that_its_own_entries_fill_can_be_cleared(
         held = sum(has(engine, number) for number in range(20))
         # The pages of a transaction's deletes are free for the one after the next.
         assert held >= (18 if is_lmdb(name) else 20)
-
-
-def test_a_disk_that_is_full_now_and_then_costs_nothing_but_the_coldest(
-    name: str, disk: Path
-) -> None:
-    with open_engine(disk / "cache", backend=name, max_size=CAP) as engine:
-        held: dict[int, int] = {}
-        for version in range(12):
-            ballast = fill(disk, leave=version % 3 * 30_000) if version % 2 else None
-            for number in range(12):
-                if engine.put(key(number), sealed(number, version, 60_000)):
-                    held[number] = version
-            gone = 0
-            for number, put_last in held.items():
-                found = engine.get(key(number))
-                if found is None:
-                    gone += 1
-                    continue
-                assert is_whole(number, found)
-                # A failed put leaves the old entry, or none. The entry is never an older one.
-                assert found.metadata["version"] == put_last
-            assert gone <= 2, "more than a tenth was evicted"
-            if ballast is not None:
-                ballast.unlink()
-        assert engine.stats().corrupt == 0
-        agrees(engine, disk / "cache", name)
 
 
 def test_a_file_that_may_not_grow_is_a_failed_put(name: str, tmp_path: Path) -> None:

@@ -125,37 +125,6 @@ def test_the_threads_of_a_process_wait_at_the_same_time(tmp_path: Path, vain: li
         assert vain.count(PATIENCE) == 1
 
 
-def test_a_fork_waits_for_no_thread_that_waits_for_a_stopped_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(tmp_path)
-    waiting, over = threading.Event(), threading.Event()
-    real = locks._range_lock
-
-    def acquire(fd: int, start: int, length: int) -> bool:
-        taken = real(fd, start, length)
-        if start == WRITING and not taken:
-            waiting.set()
-            assert over.wait(60)
-        return taken
-
-    with opened(tmp_path) as engine, stopped(partial(write_and_stop, tmp_path)):
-        all_hit(engine)
-        with monkeypatch.context() as patch:
-            patch.setattr(locks, "_range_lock", acquire)
-            patch.setattr(_lmdb_environment, "FORK_PATIENCE", 30.0)
-            writer = threading.Thread(
-                target=lambda: engine.backend.batch().__enter__(), daemon=True
-            )
-            writer.start()
-            assert waiting.wait(60)
-            for _ in range(3):
-                in_child(lambda: all_hit(engine))
-        over.set()
-        all_hit(engine)
-    writer.join()
-
-
 def read_and_stop(place: Path, stop: Callable[[], None]) -> None:
     with opened(place) as engine:
         environment = engine.backend._environment  # type: ignore[attr-defined]
@@ -216,7 +185,7 @@ def test_a_dropped_cache_is_collected_at_any_point_of_another(tmp_path: Path, lo
     def work(number: int) -> None:
         with opened(tmp_path) as engine:
             puts = [partial(engine.put, key(n), sealed(n, number + 2, 2000)) for n in range(2)]
-            steps.append(Stepper(number, gc.collect, files=("/_lmdb", "/lmdb.py", "/locks.py")))
+            steps.append(Stepper(number, gc.collect, ("/_lmdb", "/lmdb.py", "/locks.py")))
             steps[-1].run(puts[0])
             shutil.rmtree(tmp_path / "lmdb", ignore_errors=True)
             for put in puts:
@@ -266,14 +235,3 @@ def test_the_coldest_make_room_where_the_disk_is_smaller_than_the_cap(
         assert engine.stats().errors <= len(failed) + 1
         assert disk_usage(disk) <= 16 << 20
         assert list(engine.backend.check()) == []
-
-
-def test_the_cache_grows_again_once_others_have_made_room(disk: Path) -> None:
-    ballast = disk / "ballast"
-    ballast.write_bytes(os.urandom(8 << 20))
-    with open_engine(disk / "cache", backend="lmdb", max_size=AMPLE) as engine:
-        put_all(engine, range(1500), 1, 12_000)
-        before = engine.entry_count
-        ballast.unlink()
-        put_all(engine, range(1500, 4000), 1, 12_000)
-        assert engine.entry_count > 1.5 * before

@@ -4,7 +4,6 @@ import errno
 import os
 import resource
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from itertools import count
@@ -18,9 +17,8 @@ from core.helpers import (
     key,
     nobodys_directory,
     output_of,
-    path_of,
 )
-from faults.places import NAMES, agrees, has, leftovers, mount, put_all, sealed, truth
+from faults.places import NAMES, agrees, has, mount, put_all, sealed, truth
 
 from kcache import CacheEngine, KcacheError, KernelCache, open_engine
 from kcache.backend import open_backend
@@ -224,125 +222,7 @@ def test_a_cache_emptied_while_it_is_open_is_a_cache_again(
         has_all(engine)
 
 
-# -- damage to files -------------------------------------------------------------------------------
-
-
-def test_planted_files_are_swept_or_left_alone(tmp_path: Path) -> None:
-    name = "file"
-    with open_engine(tmp_path, backend=name, max_size=100_000) as engine:
-        put_some(engine)
-        shard = path_of(tmp_path / name, key(1)).parent
-        (shard / f".{key(1)[:16]}-1-2-3.tmp").write_bytes(bytes(5000))
-        (shard / ".tmp").write_bytes(b"x")
-        (shard / "notes.txt").write_text("somebody's")
-        (shard / f".{key(2)[:16]}-dir.tmp").mkdir()
-        (tmp_path / name / "zz").mkdir()
-        for number in range(60):
-            engine.put(key(number), sealed(number, 2, 5000))
-        for _ in engine.backend.coldest():
-            pass
-        assert (shard / "notes.txt").read_text() == "somebody's"
-        # A file with a name that kcache does not use is left alone.
-        assert [path for path in leftovers(tmp_path, name) if path.is_file()] == [shard / ".tmp"]
-        assert has(engine, 59)
-        agrees(engine, tmp_path, name)
-
-
-# -- forks and threads -----------------------------------------------------------------------------
-
-
-@ALL
-@pytest.mark.timeout(1800)
-def test_forks_during_another_threads_puts(name: str, tmp_path: Path, long: bool) -> None:
-    over = threading.Event()
-    # The writer's 50 entries and nine children's fit into the cap. So a child's new entry is never
-    # the coldest, however long the child is off its core between a put and its get.
-    with open_engine(tmp_path, backend=name, max_size=800_000) as engine:
-
-        def write() -> None:
-            number = 0
-            while not over.is_set():
-                number += 1
-                engine.put(key(number % 50), sealed(number % 50, number, 10_000))
-
-        def use(child: int) -> None:
-            put = sum(
-                engine.put(key(f"{child} {n}"), sealed(n, child, 2000))
-                and engine.get(key(f"{child} {n}")) is not None
-                for n in range(5)
-            )
-            assert put == 5
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
-            for child in range(400 if long else 6):
-                in_child(lambda child=child: use(child))
-        finally:
-            over.set()
-            writer.join()
-        assert engine.stats().errors == 0
-        agrees(engine, tmp_path, name)
-
-
-@ALL
-def test_a_fork_with_a_batch_open_changes_what_the_parent_wrote_only(
-    name: str, tmp_path: Path
-) -> None:
-    with open_engine(tmp_path, backend=name) as engine:
-        put_some(engine)
-
-        def use() -> None:
-            for number in range(10):
-                has(engine, number)
-
-        with engine.backend.batch():
-            engine.backend.delete(key(1))
-            in_child(use)
-            engine.backend.put(key("raw"), b"raw")
-        assert engine.backend.get(key("raw")) == b"raw"
-        assert engine.get(key(1)) is None
-        agrees(engine, tmp_path, name)
-        assert engine.put(key(1), sealed(1, 2, 100))
-
-
 # -- forks beside imports, and children that exit --------------------------------------------------
-
-SLOW = """
-import os, signal, sys, threading, time
-sys.path.insert(0, sys.argv[1])
-from kcache.util import forks
-forks.PATIENCE = float(sys.argv[2])
-begun = threading.Event()
-def load():
-    begun.set()
-    import slow_package.slow
-thread = threading.Thread(target=load)
-thread.start()
-begun.wait()
-while "slow_package.slow" not in sys.modules:
-    time.sleep(0.001)
-pid = os.fork()
-if not pid:
-    signal.alarm(20)
-    import slow_package.slow
-    os._exit(0 if slow_package.slow.READY else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-thread.join()
-print("well")
-"""
-
-
-@pytest.mark.parametrize("patience", [0.0, 60.0])
-def test_a_child_can_import_what_another_thread_was_importing(
-    patience: float, tmp_path: Path
-) -> None:
-    """By waiting before the fork, and, where that takes too long, by importing it anew."""
-    package = tmp_path / "slow_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "slow.py").write_text("import time\ntime.sleep(0.5)\nREADY = True\n")
-    assert output_of(SLOW, str(tmp_path), str(patience)) == "well"
 
 
 FIRST = """
@@ -399,10 +279,3 @@ with open_engine(sys.argv[1], backend=sys.argv[2]) as engine:
     assert engine.get("1" * 64)
     assert engine.stats().errors == 0
 """
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_child_that_exits_cleanly_takes_nothing_from_its_parent(
-    name: str, tmp_path: Path
-) -> None:
-    output_of(EXITS, str(tmp_path), name)

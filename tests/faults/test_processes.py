@@ -240,26 +240,6 @@ def test_more_readers_than_lmdb_knows_of_by_itself(long: bool, tmp_path: Path) -
     in_children(*[work] * processes)
 
 
-def test_killed_readers_do_not_pin_pages_for_ever(tmp_path: Path) -> None:
-    """Each leaves a read transaction behind, which would keep all later pages from being reused."""
-    cap = 600_000
-
-    def read(stop: Callable[[], None]) -> None:
-        engine = open_engine(tmp_path, backend="lmdb", max_size=cap)
-        environment = engine.backend._environment  # type: ignore[attr-defined]
-        environment.read(lambda _: stop())
-
-    with open_engine(tmp_path, backend="lmdb", max_size=cap) as engine:
-        stored = 0
-        for number in range(300):
-            if number % 20 == 0:
-                with stopped(read, signal.SIGKILL):
-                    pass
-            stored += engine.put(key(number), sealed(number, 1, 20_000))
-        assert stored == 300
-        assert disk_usage(tmp_path) <= disk_bound("lmdb", cap, writers=1, largest=20_000, entries=0)
-
-
 # -- two caps --------------------------------------------------------------------------------------
 
 
@@ -285,15 +265,4 @@ def test_two_processes_with_different_caps_share_a_cache(name: str, tmp_path: Pa
         assert engine.put(key("last"), sealed(0, 1, 1000))
         assert engine.size_bytes <= small
         assert engine.get(key("last"))
-        assert engine.stats().errors == 0
-
-
-@ALL
-def test_a_lowered_cap_is_reached_with_the_first_put(name: str, tmp_path: Path) -> None:
-    with open_engine(tmp_path, backend=name, max_size=6_000_000) as engine:
-        put_all(engine, range(100), 1, 20_000)
-    with open_engine(tmp_path, backend=name, max_size=300_000) as engine:
-        assert engine.put(key("new"), sealed(1, 1, 1000))
-        assert engine.size_bytes <= 300_000
-        assert engine.get(key("new"))
         assert engine.stats().errors == 0

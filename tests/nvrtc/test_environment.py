@@ -150,6 +150,3 @@ def test_how_the_user_spells_the_working_directory(
         monkeypatch.setenv("PWD", spelling.format(elsewhere))
         clean(cache, source, options, source_name=name)
         assert cache.lookup(source, (), options, source_name=name) is not None
-
-
-# -- releases --------------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from remote.fakes import until
 from remote.machines import source
 
 import kcache
-from kcache.errors import BackendError, BundleError, ConfigError, CorruptEntryError
-from kcache.readonly.directory_tier import DirectoryTier
+from kcache.errors import BundleError, ConfigError
 from kcache.remote.signing import make_keys, write_keys
 from kcache.testing import flipped
 from kcache.util import path_safety
@@ -103,34 +102,6 @@ def test_what_is_found_is_kept_if_asked_for(tmp_path: Path) -> None:
         assert cache.entry_count == 2
     with kcache.KernelCache(tmp_path / "own") as cache:
         assert cache.get_or_compile(text, options=options).cached
-
-
-@pytest.mark.parametrize("error", [MemoryError, OSError, BackendError, CorruptEntryError])
-def test_what_fails_in_a_layer_costs_a_compile(
-    tmp_path: Path, error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one below it is asked all the same."""
-    header = "#include <x.h>\n" if error in (OSError, CorruptEntryError) else ""
-    write(tmp_path / "inc/x.h", "")
-    options = ARCH.replace(include_paths=[tmp_path / "inc"])
-    fill(tmp_path / "first")
-    with kcache.KernelCache(tmp_path / "second") as cache:
-        made = cache.get_or_compile(header + source(1), options=options)
-    layers = [f"file://{tmp_path}/{name}" for name in ("first", "second")]
-    get = DirectoryTier.get
-
-    def fail(self: DirectoryTier, key: str) -> bytes | None:
-        if self.path.endswith("first"):
-            raise error("out of order")
-        return get(self, key)
-
-    monkeypatch.setattr(DirectoryTier, "get", fail)
-    with kcache.KernelCache(tmp_path / "own", remote=layers) as cache:
-        found = cache.get_or_compile(header + source(1), options=options)
-        assert found == made._replace(cached=True)
-        assert not cache.get_or_compile(header + source(2), options=options).cached
-        stats = cache.stats()
-        assert stats.corrupt + stats.errors > 1
 
 
 #: What is put in the place of an entry's file, whose content was this.

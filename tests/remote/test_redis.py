@@ -54,15 +54,6 @@ def test_another_type_of_value(cache: Storage, redis_server: Redis) -> None:
 # -- conditions and leases ------------------------------------------------------------------------
 
 
-def test_a_value_is_replaced_only_if_it_is_the_known_one(cache: Storage) -> None:
-    assert cache.replace(key(6), b"1", None)
-    assert not cache.replace(key(6), b"2", None)
-    found = cache.get(key(6), MOST)
-    assert cache.replace(key(6), b"3", found)
-    assert not cache.replace(key(6), b"4", found)
-    assert value_in(cache, key(6)) == b"3"
-
-
 def test_leases(store: Open, redis_server: Redis) -> None:
     url = f"redis://127.0.0.1:{redis_server.port}"
     here, there = store(url), store(url)
@@ -113,32 +104,6 @@ def test_users(store: Open, guarded: Redis) -> None:
         reader.put(key(10), b"")
     with pytest.raises(RemoteError, match="permission"):
         reader.replace(key(10), b"", None)
-
-
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        (("--maxmemory", "1"), "maxmemory"),
-        (("--replicaof", "127.0.0.1", "1"), "read only replica"),
-    ],
-)
-def test_servers_that_store_nothing(
-    settings: tuple[str, ...], why: str, store: Open, tmp_path: Path
-) -> None:
-    with servers.redis(tmp_path, *settings) as server:
-        cache = store(f"redis://127.0.0.1:{server.port}")
-        assert cache.get(key(1), MOST) is None
-        with pytest.raises(RemoteError, match=why):
-            cache.check_writable()
-
-
-@pytest.mark.parametrize("user", ["", ":wrong@", "writer:wrong@", "nobody:x@"])
-def test_wrong_credentials(user: str, store: Open, guarded: Redis) -> None:
-    cache = store(f"redis://{user}127.0.0.1:{guarded.port}")
-    for _ in range(2):
-        with pytest.raises(RemoteError) as caught:
-            cache.get(key(10), MOST)
-        assert "wrong" not in str(caught.value).lower().replace("wrongpass", "")
 
 
 def test_a_password_from_a_file(store: Open, guarded: Redis, tmp_path: Path) -> None:

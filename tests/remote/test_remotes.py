@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from core.helpers import started
-from remote.fakes import LEASES, MemoryClient, addresses, client_at, remote, service, until
+from remote.fakes import LEASES, MemoryClient, addresses, remote, service, until
 from remote.machines import service_of
 
 from kcache.entry import Entry, decode, encode
@@ -18,7 +18,7 @@ from kcache.errors import ConfigError
 from kcache.remote.daemon_client import DaemonClient, Lease
 from kcache.remote.daemon_protocol import Counts, GetReply, Upload
 from kcache.remote.guarded_storage import GuardedStorage
-from kcache.remote.limits import FAILURES, FIRST_PAUSE, LONGEST_PAUSE, SOON, Breaker
+from kcache.remote.limits import FAILURES, FIRST_PAUSE, Breaker
 from kcache.remote.signing import make_keys, make_sealer, write_keys
 from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong
 from kcache.service.start import STOP, ask
@@ -221,61 +221,6 @@ def test_one_remote_that_fails_leaves_the_others(tmp_path: Path) -> None:
             assert client.worth_asking
             assert client.flush(30)
     assert down.operations.count("get") <= 2 * FAILURES  # questions, and merges of what was found
-
-
-def test_each_process_group_is_told_once(tmp_path: Path) -> None:
-    known = remote(
-        failing(RemoteError("Authentication required")),
-        "redis://me:hunter2@cache.example:1?slow=60",
-    )
-    with service(tmp_path, known) as idle:
-        warned: dict[int, list[str]] = {1: [], 2: []}
-
-        def another(group: int) -> DaemonClient:
-            client = client_at(str(tmp_path / "socket"), warn=warned[group].append)
-            client.group = group
-            for _ in range(2):
-                client.nothing_until = 0.0
-                client.get(KEY)
-            return client
-
-        clients = [another(1 + number % 2) for number in range(4)]
-        text = "redis://***@cache.example:1: Authentication required; kcache works without it"
-        assert warned == {1: [text], 2: [text]}
-        for client in clients:
-            client.close()
-        until(lambda: (service_of(idle) or {})["connections"] == 1)
-        another(1).close()  # the next command of a script
-        assert warned == {1: [text, text], 2: [text]}
-
-
-def test_the_breaker() -> None:
-    clock = FakeClock()
-    breaker = Breaker(clock.seconds)
-    for _ in range(FAILURES - 1):
-        breaker.failed("down")
-    breaker.succeeded()
-    for _ in range(FAILURES):
-        assert (breaker.is_open, breaker.wait) == (False, 0.0)
-        breaker.failed("down")
-    assert breaker.is_open
-    for _ in range(5):  # operations that were under way say nothing new
-        breaker.failed("down")
-    assert 0 < breaker.wait <= FIRST_PAUSE
-    assert not breaker.try_again()
-    pause = FIRST_PAUSE
-    for _ in range(10):
-        clock.advance(breaker.wait + 0.1)
-        assert breaker.try_again()
-        assert not breaker.try_again(), "one at a time"
-        assert breaker.wait == SOON, "a remote that is back is soon used"
-        breaker.failed("still down")
-        pause = min(2 * pause, LONGEST_PAUSE)
-        assert breaker.wait == pytest.approx(pause)
-    clock.advance(LONGEST_PAUSE + 0.1)
-    assert breaker.try_again()
-    breaker.succeeded()
-    assert (breaker.is_open, breaker.reason) == (False, "")
 
 
 def test_slow_misses_open_the_breaker_and_slow_hits_do_not() -> None:

@@ -1,8 +1,6 @@
 """Kernels through tiers: what one machine compiles, others get, whole or not at all."""
 
-import asyncio
 import os
-import shutil
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -151,33 +149,3 @@ def test_a_forked_child_asks_by_itself(client: DaemonClient, tmp_path: Path) -> 
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert client.get("ab" * 32) is not None
-
-
-def test_another_checkout_hits_though_the_kernel_names_its_file(
-    client: DaemonClient, tmp_path: Path
-) -> None:
-    """`__FILE__` may decide what is compiled: with a remote, that is found out at once."""
-    write(tmp_path / "one/inc/x.h", "#define WHERE __FILE__\n#define V 3\n")
-    shutil.copytree(tmp_path / "one", tmp_path / "elsewhere/checkout")
-    text = "#include <x.h>\n" + KERNEL
-    cubins = []
-    for folder in ("one", "elsewhere/checkout"):
-        with machine(tmp_path / f"cache-{len(folder)}") as cache:
-            options = ARCH.replace(include_paths=[tmp_path / folder / "inc"])
-            cubins.append(cache.get_or_compile(text, options=options).cubin)
-        stats = cache.stats()
-        assert (stats.compiles, stats.remote_hits) == ((1, 0) if folder == "one" else (0, 1))
-        assert client.flush(60)
-    assert cubins[0] == cubins[1]
-
-
-def test_many_and_asynchronous_requests_ask_too(client: DaemonClient, tmp_path: Path) -> None:
-    requests = [kcache.CompileRequest(source(n), options=ARCH) for n in range(2)]
-    with machine(tmp_path / "a") as first:
-        first.compile_many(requests)
-        assert client.flush(60)
-    with machine(tmp_path / "b") as second, machine(tmp_path / "c") as third:
-        kernels = second.compile_many([*requests, requests[0]])
-        assert all(isinstance(k, kcache.CompiledKernel) and k.cached for k in kernels)
-        assert asyncio.run(third.aget_or_compile(source(1), options=ARCH)).cached
-        assert second.stats().compiles == third.stats().compiles == 0
