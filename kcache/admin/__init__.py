@@ -1,1 +1,1 @@
-"""What the commands do, without a terminal: explain, diagnose, verify, migrate, bundle."""
+"""What the commands do, without a terminal: explain, verify, migrate, bundle, push."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypedDict
 
-from kcache.admin.passes import Filters, is_wanted, parse_filters
+from kcache.admin.filters import Filters, is_wanted, parse_filters
 from kcache.admin.transfer import cost_of, missing_part, put_or_fail, sound_entries
 from kcache.backend import Backend, EntryInfo, NoBackend
 from kcache.config import Config
@@ -20,16 +20,9 @@ from kcache.engine.eviction import LOW_WATER
 from kcache.entry import Entry, encode
 from kcache.errors import BackendError, BundleError, ConfigError
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import (
-    DAMAGED,
-    MANIFEST,
-    Item,
-    Opened,
-    look_at,
-    look_into,
-    text_of,
-)
+from kcache.nvrtc.entries import DAMAGED, MANIFEST, Item, Opened, look_at, look_into
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
+from kcache.nvrtc.metadata import text_of
 from kcache.readonly.bundle_file import (
     HEAD_SIZE,
     MAX_VALUE,
@@ -214,7 +207,7 @@ def chosen(
     now, infos = time.time(), sorted(backend.scan())
     wanted = {info.key for info in infos}
     if filters != Filters():  # every entry has to be read to decide
-        looked = (look_into(backend, info, PRODUCER) for info in infos)
+        looked = (look_into(backend, info) for info in infos)
         items = (opened.item for opened in looked if opened is not None)
         wanted = {item.key for item in items if is_wanted(item, filters, now)}
     for item, entry in sound_entries(backend, infos, left_out):
@@ -405,7 +398,7 @@ def _contents(bundle: Bundle) -> Iterator[Opened]:
         BundleError: one is damaged, or not signed as required.
     """
     for key, envelope in bundle.items():
-        found = look_at(envelope, EntryInfo(key, len(envelope), 0), PRODUCER)
+        found = look_at(envelope, EntryInfo(key, len(envelope), 0))
         if found.item.kind == DAMAGED:
             raise BundleError(f"{bundle.name}: entry {key}: {found.item.problem}")
         yield found

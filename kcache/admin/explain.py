@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache.admin.request_diff import Cause, contrast, include_paths
 from kcache.backend import EntryInfo, NoBackend
 from kcache.errors import BackendError, CorruptEntryError
-from kcache.nvrtc.inventory import (
+from kcache.nvrtc.entries import (
     DAMAGED,
-    DEFAULT_NAMES,
     KERNEL,
     OTHER,
     UNREADABLE,
     Item,
     Opened,
-    RequestSummary,
     describe,
     look_into,
 )
+from kcache.nvrtc.metadata import DEFAULT_NAMES, RequestSummary
 from kcache.util.units import local_time
 
 if TYPE_CHECKING:
@@ -230,7 +229,7 @@ class _Look:
         return Opened(describe(Item(key, 0, 0.0, OTHER), entry.metadata), entry)
 
     def _stored(self, key: str) -> Opened | None:
-        return look_into(self._engine.backend, EntryInfo(key, 0, 0), self._engine.producer)
+        return look_into(self._engine.backend, EntryInfo(key, 0, 0))
 
     def _header_sets(self) -> Iterator[_Set]:
         """Yield the header sets of the manifest, if there is a sound one."""
@@ -263,7 +262,7 @@ class _Look:
         best: tuple[int, float] | None = None
         near: Near | None = None
         for info in self._engine.backend.scan():
-            opened = look_into(self._engine.backend, info, self._engine.producer)
+            opened = look_into(self._engine.backend, info)
             if opened is None or opened.entry is None or opened.item.kind != KERNEL:
                 continue
             other = RequestSummary.read(opened.entry.metadata, info.key)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcache.engine.stats import FIELDS, Stats
 from kcache.errors import KcacheError
-from kcache.nvrtc.inventory import KERNEL, MANIFEST, items
+from kcache.nvrtc.entries import KERNEL, MANIFEST, items
 from kcache.remote.daemon_protocol import COUNTS
 from kcache.util.units import counted, format_size, format_time
 
@@ -45,7 +45,7 @@ class Kinds(NamedTuple):
         return self.kernels + self.manifests + self.others
 
 
-def count_kinds(engine: CacheEngine, producer: str) -> Kinds:
+def count_kinds(engine: CacheEngine) -> Kinds:
     """Return the number of entries of each kind: exact up to 2,000 entries, else an estimate.
 
     Reading records no use of an entry.
@@ -54,7 +54,7 @@ def count_kinds(engine: CacheEngine, producer: str) -> Kinds:
         BackendError: the entries can't be listed.
     """
     entries = engine.entry_count
-    seen = Counter(item.kind for item in islice(items(engine.backend, producer), _READ))
+    seen = Counter(item.kind for item in islice(items(engine.backend), _READ))
     read = seen.total()
     share = entries / read if read == _READ < entries else 1
     kernels, manifests = round(seen[KERNEL] * share), round(seen[MANIFEST] * share)

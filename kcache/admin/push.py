@@ -9,14 +9,14 @@ from kcache.backend import NoBackend
 from kcache.entry import encode
 from kcache.errors import BackendError, ConfigError
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import MANIFEST, Item
+from kcache.nvrtc.entries import MANIFEST, Item
 from kcache.remote.daemon_protocol import Counts
 from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import make_sealer
 
 if TYPE_CHECKING:
     from kcache.admin.bundles import HasEngine
-    from kcache.admin.passes import Filters
+    from kcache.admin.filters import Filters
     from kcache.remote.address import Address
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kcache.nvrtc.inventory import RequestSummary
+from kcache.nvrtc.metadata import RequestSummary
 from kcache.nvrtc.options import ParsedOptions, parse_options
 
 

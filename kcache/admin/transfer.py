@@ -18,7 +18,7 @@ from kcache.engine.engine import Put
 from kcache.entry import Entry, encode
 from kcache.errors import BackendError
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import DAMAGED, MANIFEST, Item, coldest_first, look_into
+from kcache.nvrtc.entries import DAMAGED, MANIFEST, Item, coldest_first, look_into
 from kcache.nvrtc.manifest import MAX_SETS, Manifest
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def sound_entries(
 ) -> Iterator[tuple[Item, Entry]]:
     """Yield the entries that can be read, and append the others to `left_out`."""
     for info in infos:
-        opened = look_into(backend, info, PRODUCER)
+        opened = look_into(backend, info)
         if opened is None:
             continue
         item, entry = opened
@@ -56,7 +56,7 @@ def missing_part(engine: CacheEngine, item: Item, entry: Entry) -> tuple[str, En
     What the cache has stays: its own copy of an entry, and all header sets of a manifest, to which
     the others are added.
     """
-    there = look_into(engine.backend, EntryInfo(item.key, 0, 0), PRODUCER)
+    there = look_into(engine.backend, EntryInfo(item.key, 0, 0))
     if there is None or there.entry is None:
         return "added", entry
     merged = _merged(there.entry, entry) if item.kind == MANIFEST else None

@@ -42,13 +42,7 @@ _GROUPS = {
 _ALIASES = {"info": "stats"}
 #: The modules of commands that share one; others have a module of their name. A module is imported
 #: only when its command is run.
-_MODULES = {
-    **dict.fromkeys(("trim", "rm", "clear", "verify"), "deleting"),
-    **dict.fromkeys(("ls", "show", "extract"), "entry"),
-    "integrations": "doctor",
-    "path": "config",
-    "run": "server",
-}
+_SHARED = {"trim": "rm", "clear": "rm", "extract": "show", "path": "config"}
 
 
 class Group(click.Group):
@@ -88,7 +82,7 @@ class App(Group):
         name = _ALIASES.get(cmd_name, cmd_name)
         if name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"kcache.cli.commands.{_MODULES.get(name, name)}")
+        module = importlib.import_module(f"kcache.cli.commands.cmd_{_SHARED.get(name, name)}")
         commands = (each for each in vars(module).values() if isinstance(each, click.Command))
         return next((each for each in commands if each.name == name), None)
 

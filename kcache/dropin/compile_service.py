@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from kcache.dropin import environment as env
 from kcache.dropin import protocol
+from kcache.dropin import variables as env
 from kcache.dropin.protocol import Program
 from kcache.service.start import DONE, NO
 from kcache.util import log

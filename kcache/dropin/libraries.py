@@ -8,7 +8,7 @@ import sys
 import zlib
 
 from kcache._version import __version__
-from kcache.dropin import environment as env
+from kcache.dropin import variables as env
 from kcache.util.path_safety import make_private, present_user, unsafe_part
 
 TYPE_CHECKING = False

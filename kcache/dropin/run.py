@@ -15,8 +15,8 @@ import signal
 import sys
 from contextlib import suppress
 
-from kcache.dropin import environment as env
 from kcache.dropin import libraries
+from kcache.dropin import variables as env
 from kcache.dropin.libraries import CLIENT
 from kcache.service import start
 

@@ -17,7 +17,7 @@ from kcache.kernels.find import RequestCounts
 from kcache.kernels.sources import sound_entries
 from kcache.kernels.tiers import open_layers, open_remotes
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import KERNEL
+from kcache.nvrtc.entries import KERNEL
 from kcache.readonly.directory_tier import ReadOnlyTiers
 from kcache.remote.daemon_protocol import Upload
 from kcache.remote.storage import RemoteError

@@ -275,7 +275,7 @@ class Finder:
 
 def log_hit(entry: Entry, source: str = "") -> None:
     """Log that the kernel in an entry answers a request; `source` is a place beyond the cache."""
-    from kcache.nvrtc.inventory import text_of, texts_of, title_of
+    from kcache.nvrtc.metadata import text_of, texts_of, title_of
 
     about = entry.metadata
     names = texts_of(about.get("functions"))

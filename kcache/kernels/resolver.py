@@ -233,8 +233,8 @@ def _store(
         header_set: the header set of its compile, None for a self-contained request.
         manifest: of the request, as it is stored.
     """
-    from kcache.nvrtc.inventory import metadata_of  # a waiting thread needs none of these
     from kcache.nvrtc.manifest import Manifest
+    from kcache.nvrtc.metadata import metadata_of  # a waiting thread needs none of these
 
     key, dependencies = request.key, tuple[str, ...]()
     if header_set is not None:
@@ -294,6 +294,6 @@ def warn_if_empty(kernel: CompiledKernel, source: str, name: str) -> None:
 
 def _title(request: Request, names: Sequence[str] = ()) -> str:
     """Return the source and its kernels; before the compile, those that request or source name."""
-    from kcache.nvrtc.inventory import title_of
+    from kcache.nvrtc.metadata import title_of
 
     return title_of(request.source_name, names or request.kernels())

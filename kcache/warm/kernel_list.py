@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from kcache.errors import ConfigError
 from kcache.gpu_code import kernels_in
-from kcache.nvrtc.inventory import DEFAULT_NAMES, title_of
+from kcache.nvrtc.metadata import DEFAULT_NAMES, title_of
 from kcache.nvrtc.options import CompileOptions, Option, parse_arch, parse_options
 from kcache.nvrtc.request import DEFAULT_NAME, CompileRequest, Request, as_text, read_source
 from kcache.util.hints import did_you_mean

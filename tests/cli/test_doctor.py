@@ -9,7 +9,8 @@ from cli.helpers import as_nobody, can_become_nobody, damage, fill, kernel, key,
 from core.helpers import NOBODY, nobodys_directory, python
 
 import kcache
-from kcache.admin.doctor import OK, PROBLEM, WARNING, diagnose
+from kcache.doctor import OK, PROBLEM, WARNING
+from kcache.doctor.local_checks import diagnose
 from kcache.util.mounts import FileSystem
 
 pytestmark = pytest.mark.usefixtures("nvrtc")

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kcache import Stats
-from kcache.cli.commands.report import Snapshot, _lengths, page
+from kcache.cli.commands.cmd_report import Snapshot, _lengths, page
 from kcache.engine.stats import FIELDS, StatsFile
-from kcache.nvrtc.inventory import KERNEL, Item
+from kcache.nvrtc.entries import KERNEL, Item
 
 #: Sunday, 22 November 2026, 12:30 UTC.
 NOW = datetime(2026, 11, 22, 12, 30, tzinfo=UTC).timestamp()

@@ -87,7 +87,7 @@ def causes() -> set[str]:
     for module in (
         "admin/explain",
         "admin/request_diff",
-        "cli/commands/why",
+        "cli/commands/cmd_why",
         "kernel_cache",
         "kernels/request_factory",
     ):

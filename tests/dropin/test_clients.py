@@ -11,7 +11,7 @@ from docs.pages import DOCS, blocks
 from docs.reader import Reader
 from dropin.conftest import CLIENTS, KCACHE, Dropin, Told, compile_linked, is_there, needs
 
-from kcache.dropin import environment as env
+from kcache.dropin import variables as env
 
 #: Programs in Python, and what they need. That of cuda.core is on the page about it.
 MODULES = {

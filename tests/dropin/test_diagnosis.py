@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kcache.admin.doctor import OK, PROBLEM, WARNING
+from kcache.doctor import OK, PROBLEM, WARNING
+from kcache.doctor.program_checks import diagnose_program
 from kcache.dropin import build
-from kcache.dropin.diagnosis import diagnose_program
 
 SHELL = os.path.realpath(shutil.which("sh") or "/bin/sh")
 

@@ -17,8 +17,8 @@ from dropin.conftest import CLIENTS, KCACHE, Dropin, Fake
 from remote.fakes import until
 
 from kcache.dropin import build
-from kcache.dropin import environment as env
 from kcache.dropin import libraries as lib
+from kcache.dropin import variables as env
 from kcache.dropin.protocol import Answer, pack_answer
 from kcache.service.start import DONE, NO, WAIT, folder_in, path_of, status
 from kcache.util.wire import heading

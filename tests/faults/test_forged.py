@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kcache import CompileOptions, Entry, KernelCache, open_engine
 from kcache.backend import NoBackend
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import DAMAGED, coldest_first, items
+from kcache.nvrtc.entries import DAMAGED, coldest_first, items
 
 SOURCE = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'
 OPTIONS = CompileOptions(arch="sm_80")
@@ -94,7 +94,7 @@ def test_a_forged_kernel_is_a_miss_and_named_damaged(
     )
     assert cache.lookup(SOURCE, (), OPTIONS) is None
     assert cache.stats().corrupt == 1
-    assert [item.kind for item in items(cache.engine.backend, PRODUCER)] == [DAMAGED]
+    assert [item.kind for item in items(cache.engine.backend)] == [DAMAGED]
 
 
 @SETTINGS
@@ -132,7 +132,7 @@ def test_no_forged_entry_raises_anything_anywhere(
         assert type(found.log) is str
         repr(found)
     cache.why(SOURCE, (), OPTIONS)
-    list(items(cache.engine.backend, PRODUCER))
+    list(items(cache.engine.backend))
 
 
 def test_forged_entries_stop_no_migration(tmp_path: Path) -> None:

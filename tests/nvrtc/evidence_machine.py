@@ -26,8 +26,8 @@ import xxhash
 from nvrtc.reference import KERNEL, PTX, compile_fresh, next_tick
 
 import kcache
-from kcache.nvrtc import PRODUCER, files
-from kcache.nvrtc.inventory import MANIFEST, look_into
+from kcache.nvrtc import files
+from kcache.nvrtc.entries import MANIFEST, look_into
 from kcache.nvrtc.manifest import Manifest
 
 SOURCES = ["#include <n.h>\n" + KERNEL + f"// {n}\n" for n in range(2)]
@@ -221,7 +221,7 @@ class Machine:
     def check_stamps(self) -> None:
         with kcache.open_engine(self.folder / "cache") as engine:
             for info in engine.backend.scan():
-                opened = look_into(engine.backend, info, PRODUCER)
+                opened = look_into(engine.backend, info)
                 if opened is None or opened.entry is None or opened.item.kind != MANIFEST:
                     continue
                 for header_set in Manifest.from_entry(opened.entry).header_sets:

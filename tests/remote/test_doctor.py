@@ -12,10 +12,10 @@ from remote.fakes import answering
 from remote.servers import free_port
 
 from kcache import KernelCache, export_bundle
-from kcache.admin.doctor import Finding
 from kcache.cli.app import app
 from kcache.config import Config
-from kcache.kernels.remote_diagnosis import diagnose
+from kcache.doctor import Finding
+from kcache.doctor.remote_checks import diagnose
 from kcache.remote.signing import make_keys, write_keys
 
 pytest.importorskip("click", reason="the extra cli is not installed")

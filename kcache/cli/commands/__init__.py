@@ -1,1 +1,1 @@
-"""The commands; those that do much the same share a file."""
+"""The commands, one in each file; few share the file of another."""

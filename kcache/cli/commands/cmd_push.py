@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from kcache.admin.passes import parse_filters
+from kcache.admin.filters import parse_filters
 from kcache.admin.push import push as push_to_remotes
 from kcache.cli.open_cache import open_existing
-from kcache.cli.options import directory_option, filter_options, json_option
+from kcache.cli.parameters import directory_option, filter_options, json_option
 from kcache.cli.terminal import progress, say, show
 from kcache.util.units import counted
 

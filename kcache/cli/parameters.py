@@ -1,4 +1,4 @@
-"""Options: the decorators that give commands their options; those that several share."""
+"""Parameters: the decorators that give commands their options; those that several share."""
 
 from __future__ import annotations
 

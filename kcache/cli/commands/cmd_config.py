@@ -1,4 +1,4 @@
-"""Config: `kcache config` shows and saves settings, `kcache path` prints the cache's directory."""
+"""`kcache config` shows and saves settings, `kcache path` prints the cache's directory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from kcache._version import __version__
 from kcache.cli.open_cache import load_settings, may_write, named_directory, save
-from kcache.cli.options import directory_option, json_option, repeatable
+from kcache.cli.parameters import directory_option, json_option, repeatable
 from kcache.cli.terminal import columns, say, show, write_stdout
 from kcache.config import VARIABLES, Setting
 from kcache.engine.opening import SAVED

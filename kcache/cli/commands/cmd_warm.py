@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kcache.cli.open_cache import load_settings, may_write, open_cache
-from kcache.cli.options import directory_option, flag, json_option, repeatable
+from kcache.cli.parameters import directory_option, flag, json_option, repeatable
 from kcache.cli.terminal import columns, interruptible, progress, say, show
 from kcache.config import Config
 from kcache.errors import CompileError

@@ -1,4 +1,4 @@
-"""RemoteDiagnosis: checks each layer and each remote that the setting `remote` names.
+"""RemoteChecks: check each layer and each remote that the setting `remote` names.
 
 All remotes are asked at the same time. A small entry is stored in each writable one.
 """
@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
 from typing import TYPE_CHECKING
 
-from kcache.admin.doctor import OK, PROBLEM, WARNING, Finding
+from kcache.doctor import OK, PROBLEM, WARNING, Finding
 from kcache.entry import Entry, encode
 from kcache.errors import ConfigError, KcacheError
 from kcache.kernels.tiers import open_layer, remotes_socket

@@ -1,7 +1,7 @@
-"""Doctor: finds what is wrong with a machine's set-up, by doing what a program would do.
+"""LocalChecks: find what is wrong with this machine's set-up, by doing what a program would do.
 
-It opens the cache and compiles a kernel, and reports what these say. Then it adds the few facts
-that nothing else tells. It changes nothing.
+They open the cache, compile a kernel and report the errors, then add what no error shows. They
+change nothing.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kcache.config import Config, default_cache_directory, unknown_variables
+from kcache.doctor import OK, PROBLEM, WARNING, Finding
 from kcache.environment import variables
 from kcache.errors import KcacheError
 from kcache.util.cuda_driver import Version, driver_version
@@ -25,8 +26,6 @@ from kcache.util.units import format_size
 if TYPE_CHECKING:
     from kcache.directory import CacheDirectory
     from kcache.engine.opening import OpenedBackend
-
-OK, WARNING, PROBLEM = "ok", "warning", "problem"
 
 #: The libraries that kcache needs beside Python itself.
 _LIBRARIES = ("lmdb", "platformdirs", "xxhash", "zstandard")
@@ -39,22 +38,6 @@ _EFFECTS = {
     "recache": "every kernel is compiled every time, and replaces the cached one",
     "read_only": "nothing new is cached",
 }
-
-
-class Finding(NamedTuple):
-    """The result of one check.
-
-    Attributes:
-        level: `OK`, `WARNING` (it works, with a drawback) or `PROBLEM` (something does not work).
-        topic: what was checked, in a word.
-        what: the result, one line.
-        do: what to do about it, one line; empty if there is nothing to do, or `what` says it.
-    """
-
-    level: str
-    topic: str
-    what: str
-    do: str = ""
 
 
 def diagnose(
@@ -147,10 +130,9 @@ def _cache(
 
 def _entries(opened: OpenedBackend, directory: CacheDirectory) -> Iterator[Finding]:
     from kcache.engine.opening import elsewhere
-    from kcache.nvrtc import PRODUCER
-    from kcache.nvrtc.inventory import DAMAGED, UNREADABLE, items
+    from kcache.nvrtc.entries import DAMAGED, UNREADABLE, items
 
-    kinds = [item.kind for item in islice(items(opened.backend, PRODUCER), _SAMPLE)]
+    kinds = [item.kind for item in islice(items(opened.backend), _SAMPLE)]
     damaged, unreadable = kinds.count(DAMAGED), kinds.count(UNREADABLE)
     if damaged or unreadable:
         what = f"{damaged} damaged and {unreadable} unreadable entries among the {len(kinds)} that"

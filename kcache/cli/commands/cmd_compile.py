@@ -16,7 +16,7 @@ import click
 
 from kcache import CompileOptions
 from kcache.cli.open_cache import open_cache
-from kcache.cli.options import (
+from kcache.cli.parameters import (
     directory_option,
     flag,
     json_option,

@@ -1,4 +1,4 @@
-"""Entries: finds the one whose key somebody typed, and shows entries as a table and as JSON.
+"""Listing: finds the one whose key somebody typed, and shows entries as a table and as JSON.
 
 A key is typed as any unique prefix of at least four digits.
 """
@@ -19,8 +19,7 @@ from kcache.backend import KEY_LENGTH
 from kcache.cli.open_cache import open_existing
 from kcache.cli.terminal import columns, width
 from kcache.errors import BackendError
-from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import (
+from kcache.nvrtc.entries import (
     DAMAGED,
     KERNEL,
     UNREADABLE,
@@ -102,7 +101,7 @@ def open_entry(directory: str | None, key: str) -> Opened:
     """
     with open_existing(directory) as cache:
         (info,) = resolve(cache.engine.backend, [key])
-        opened = look_into(cache.engine.backend, info, PRODUCER)
+        opened = look_into(cache.engine.backend, info)
     if opened is None:
         raise BackendError(f"the entry {key[:SHORT]} was deleted meanwhile")
     return opened

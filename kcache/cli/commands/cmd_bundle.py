@@ -23,13 +23,13 @@ from kcache.admin.bundles import (
 )
 from kcache.admin.oci_layout import bundle_at, export_layout
 from kcache.cli.app import Group
-from kcache.cli.commands.warm import cached_ones
-from kcache.cli.entries import SHORT, item_json, listing
+from kcache.cli.commands.cmd_warm import cached_ones
+from kcache.cli.listing import SHORT, item_json, listing
 from kcache.cli.open_cache import may_write, open_cache, open_existing
-from kcache.cli.options import directory_option, filter_options, flag, json_option, repeatable
+from kcache.cli.parameters import directory_option, filter_options, flag, json_option, repeatable
 from kcache.cli.terminal import progress, say, show
 from kcache.config import Config
-from kcache.nvrtc.inventory import MANIFEST, unique_length
+from kcache.nvrtc.entries import MANIFEST, unique_length
 from kcache.util.units import counted, format_size, plain
 from kcache.warm.kernel_list import read_list
 

@@ -1,7 +1,4 @@
-"""Deleting: `kcache trim` evicts the coldest entries, `rm` deletes some, `clear` all.
-
-`verify` finds what is damaged, and deletes it if it is asked to.
-"""
+"""`kcache rm` deletes some entries, `trim` evicts the coldest, `clear` deletes all."""
 
 from __future__ import annotations
 
@@ -10,18 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kcache.admin.filters import Filters, is_wanted, parse_filters
 from kcache.admin.info import count_kinds, told_kinds
-from kcache.admin.passes import Filters, Report, is_wanted, parse_filters
-from kcache.admin.passes import verify as examine
-from kcache.cli.entries import SHORT, complete_keys, key_prefix, resolve
+from kcache.cli.listing import SHORT, complete_keys, key_prefix, resolve
 from kcache.cli.open_cache import may_write, open_existing
-from kcache.cli.options import directory_option, filter_options, flag, json_option
-from kcache.cli.terminal import can_ask, progress, say, show
+from kcache.cli.parameters import directory_option, filter_options, flag, json_option
+from kcache.cli.terminal import can_ask, say, show
 from kcache.engine.eviction import LOW_WATER
 from kcache.errors import BackendError
-from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE, items, would_evict
-from kcache.util.units import counted, format_size, parse_age, parse_size, plain
+from kcache.nvrtc.entries import KERNEL, items, would_evict
+from kcache.util.units import counted, format_size, parse_age, parse_size
 
 if TYPE_CHECKING:
     from kcache import KernelCache
@@ -122,7 +117,7 @@ def _fitting(cache: KernelCache, filters: Filters) -> dict[str, int]:
     now = time.time()
     return {
         item.key: item.size
-        for item in items(cache.engine.backend, PRODUCER)
+        for item in items(cache.engine.backend)
         if item.kind == KERNEL and is_wanted(item, filters, now)
     }
 
@@ -148,7 +143,7 @@ def clear(*, yes: bool, as_json: bool, directory: str | None) -> None:
     if not yes and not can_ask():
         raise click.UsageError("There is no terminal to ask on. Pass --yes to delete every entry.")
     with open_existing(directory, read_only=False, changes=True) as cache:
-        size, kinds = cache.size_bytes, count_kinds(cache.engine, PRODUCER)
+        size, kinds = cache.size_bytes, count_kinds(cache.engine)
         about = f"({told_kinds(kinds)}), {format_size(size)}"
         question = f"Delete {counted(cache.entry_count)} {about}, in {cache.directory}?"
         if not yes and cache.directory and not click.confirm(question, err=True):
@@ -163,66 +158,3 @@ def clear(*, yes: bool, as_json: bool, directory: str | None) -> None:
 def _show(as_json: bool, told: str, **amounts: object) -> None:
     """Show what was done: as JSON the amounts, else the sentence."""
     show(amounts if as_json else told)
-
-
-# -- what is damaged -------------------------------------------------------------------------------
-
-
-@click.command(short_help="Read and check every entry.")
-@flag("--repair", help="Delete damaged entries, and repair the files of the backend.")
-@json_option("object")
-@directory_option
-def verify(*, repair: bool, as_json: bool, directory: str | None) -> None:
-    """Read and check every entry, then check the files of the backend.
-
-    kcache never uses a damaged entry. It compiles the kernel again when a program asks for it, so
-    `--repair` only frees space. Exits with 1 if damage was found and not repaired. Changes nothing
-    without `--repair`.
-    """
-    if repair:
-        may_write("verify --repair", directory)
-    with open_existing(directory, read_only=not repair, changes=repair) as cache:
-        report = examine(cache.engine.backend, repair=repair, progress=progress)
-        for item in report.bad if repair else ():
-            if item.kind == DAMAGED:
-                cache.engine.note("refused", item.key, item.problem)
-    show(_json(report) if as_json else "\n".join(_lines(report, repair=repair)))
-    if not report.sound:
-        raise click.exceptions.Exit(1)
-
-
-def _lines(report: Report, *, repair: bool) -> list[str]:
-    kinds = report.kinds
-    lines = [f"{item.kind} {item.key[:SHORT]}: {plain(item.problem)}" for item in report.bad]
-    lines += [f"backend: {plain(problem)}" for problem in report.medium]
-    lines.append(f"{counted(report.entries)} read, {format_size(report.bytes)}")
-    lines.append(f"  {kinds[KERNEL] + kinds[MANIFEST]} sound")
-    if kinds[OTHER]:
-        lines.append(f"  {kinds[OTHER]} of another version of kcache, or of another program")
-    if kinds[DAMAGED]:
-        lines.append(f"  {kinds[DAMAGED]} damaged{f', {report.deleted} deleted' if repair else ''}")
-    if kinds[UNREADABLE]:
-        lines.append(f"  {kinds[UNREADABLE]} unreadable")
-    if report.medium:
-        done = f", {len(report.left)} left after the repair" if repair else ""
-        lines.append(f"{counted(len(report.medium), 'problem')} in the backend{done}")
-    if not report.sound and not repair:
-        lines.append("What is damaged is never used. `kcache verify --repair` deletes it.")
-    return lines
-
-
-def _json(report: Report) -> dict[str, object]:
-    return {
-        "entries": report.entries,
-        "size_bytes": report.bytes,
-        "sound": report.kinds[KERNEL] + report.kinds[MANIFEST],
-        "other": report.kinds[OTHER],
-        "damaged": report.kinds[DAMAGED],
-        "unreadable": report.kinds[UNREADABLE],
-        "deleted": report.deleted,
-        "problems": [
-            {"key": item.key, "kind": item.kind, "problem": item.problem} for item in report.bad
-        ],
-        "backend_problems": report.medium,
-        "backend_problems_left": report.left,
-    }

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from kcache import environment
-from kcache.cli.options import json_option
+from kcache.cli.parameters import json_option
 from kcache.cli.terminal import columns, progress, show
 from kcache.errors import ConfigError, KcacheError
 from kcache.nvrtc.cuda_headers import folder_of

@@ -1,18 +1,15 @@
-"""Passes: over all entries of a cache, to select them, or to check and repair them."""
+"""Verify: reads and checks every entry of a cache, and repairs what is damaged."""
 
 from __future__ import annotations
 
-import fnmatch
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kcache.errors import BackendError
-from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.inventory import DAMAGED, UNREADABLE, Item, look_into
+from kcache.nvrtc.entries import DAMAGED, UNREADABLE, Item, look_into
 from kcache.util import log
-from kcache.util.units import parse_age
 
 if TYPE_CHECKING:
     from kcache.backend import Backend, EntryInfo
@@ -98,7 +95,7 @@ def _read_all(backend: Backend, report: Report, *, repair: bool, progress: Progr
     try:
         with progress("verifying", backend.usage().entries) as advance:
             for info in backend.scan():
-                opened = look_into(backend, info, PRODUCER)
+                opened = look_into(backend, info)
                 advance()
                 if opened is not None:
                     report.add(opened.item)
@@ -111,7 +108,7 @@ def _read_all(backend: Backend, report: Report, *, repair: bool, progress: Progr
 
 def _delete(backend: Backend, info: EntryInfo) -> bool:
     """Delete a damaged entry; tell whether it is deleted, gone or sound now."""
-    opened = look_into(backend, info, PRODUCER)
+    opened = look_into(backend, info)
     if opened is None or opened.item.kind != DAMAGED:
         return opened is None or opened.item.kind != UNREADABLE
     try:
@@ -120,60 +117,3 @@ def _delete(backend: Backend, info: EntryInfo) -> bool:
         log.warning("%s", error)
         return False
     return True
-
-
-# -- selecting entries -----------------------------------------------------------------------------
-
-
-class Filters(NamedTuple):
-    """Which entries are wanted; all of them by default.
-
-    Attributes:
-        names: a kernel is wanted if its source's name, or a name expression of it, contains one of
-            these texts, or matches it as a pattern if that has `*` or `?` in it.
-        archs: its target is one of these, such as `"sm_90"`.
-        used_within: its last use was at most this many seconds ago.
-        older_than: its last use was more than this many seconds ago.
-    """
-
-    names: tuple[str, ...] = ()
-    archs: tuple[str, ...] = ()
-    used_within: float | None = None
-    older_than: float | None = None
-
-
-def parse_filters(
-    names: Iterable[str] = (),
-    archs: Iterable[str] = (),
-    used_within: float | str | None = None,
-    older_than: float | str | None = None,
-) -> Filters:
-    """Return filters as people write them: `"90"` is `"sm_90"`, and an age is `"30d"`.
-
-    Raises:
-        ConfigError: an age is none.
-    """
-    return Filters(
-        tuple(names),
-        tuple(f"sm_{arch}" if arch[:1].isdigit() else arch for arch in archs),
-        None if used_within is None else parse_age(used_within, name="used_within"),
-        None if older_than is None else parse_age(older_than, name="older_than"),
-    )
-
-
-def is_wanted(item: Item, filters: Filters, now: float) -> bool:
-    """Tell whether an item passes all filters; `now` is in seconds since the epoch."""
-    if filters.used_within is not None and item.used < now - filters.used_within:
-        return False
-    if filters.older_than is not None and item.used >= now - filters.older_than:
-        return False
-    if filters.archs and item.arch not in filters.archs:
-        return False
-    known = (item.source_name, *item.names)
-    return not filters.names or any(_fits(text, name) for text in filters.names for name in known)
-
-
-def _fits(pattern: str, name: str) -> bool:
-    if not set(pattern) & set("*?"):
-        return pattern in name
-    return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))  # arrays, not sets of characters

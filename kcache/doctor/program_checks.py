@@ -1,7 +1,7 @@
-"""Diagnosis: decides whether `kcache run` reaches a program, and says why it does not.
+"""ProgramChecks: whether `kcache run` can answer a program's NVRTC calls, and if not, why.
 
-Without running a program, nobody can know what it does with NVRTC. But its file shows whether it is
-set-uid, linked statically, or linked with another C library than the interface libraries.
+What a program does with NVRTC shows only when it runs. But its file shows whether it is set-uid,
+linked statically, or linked with another C library than kcache's libraries.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from kcache.admin.doctor import OK, PROBLEM, WARNING, Finding
-from kcache.dropin import environment as env
+from kcache.doctor import OK, PROBLEM, WARNING, Finding
 from kcache.dropin import libraries
+from kcache.dropin import variables as env
 
 _TOPIC = "kcache run"
 #: Tells whether a program that opens the library at `sys.argv[1]` gets the interface library.

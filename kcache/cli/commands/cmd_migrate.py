@@ -17,12 +17,12 @@ from kcache.cli.open_cache import (
     open_existing,
     save,
 )
-from kcache.cli.options import directory_option, flag, json_option
+from kcache.cli.parameters import directory_option, flag, json_option
 from kcache.cli.terminal import progress, say, show
 from kcache.directory import CacheDirectory
 from kcache.engine.opening import backends_in
 from kcache.errors import KcacheError
-from kcache.nvrtc.inventory import DAMAGED, OTHER, UNREADABLE
+from kcache.nvrtc.entries import DAMAGED, OTHER, UNREADABLE
 from kcache.util.units import counted, format_size
 
 #: What is said of entries that stay, by kind.

@@ -24,15 +24,15 @@ import click
 
 from kcache._version import __version__
 from kcache.admin.info import hit_sources, meanings
-from kcache.cli.entries import SHORT
+from kcache.cli.listing import SHORT
 from kcache.cli.open_cache import named_directory, open_existing
-from kcache.cli.options import directory_option, output_option
+from kcache.cli.parameters import directory_option, output_option
 from kcache.cli.terminal import progress, say, write_output
 from kcache.directory import CacheDirectory
 from kcache.engine.stats import Stats, StatsFile
 from kcache.errors import BackendError
-from kcache.nvrtc import PRODUCER, library
-from kcache.nvrtc.inventory import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item, items
+from kcache.nvrtc import library
+from kcache.nvrtc.entries import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item, items
 from kcache.util.units import counted, format_age, format_size, format_time, local_time, plain
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _gather(cache: KernelCache, directory: str, seen: Callable[[], None]) -> Sna
         BackendError: the entries or the counts can't be read.
     """
     found: list[Item] = []
-    for item in items(cache.engine.backend, PRODUCER):
+    for item in items(cache.engine.backend):
         found.append(item)
         seen()
     compiler = library.find()

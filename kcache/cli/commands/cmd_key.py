@@ -7,7 +7,7 @@ import os
 import click
 
 from kcache.cli.app import Group
-from kcache.cli.options import flag, json_option
+from kcache.cli.parameters import flag, json_option
 from kcache.cli.terminal import show, write_stdout
 from kcache.errors import ConfigError
 from kcache.remote.signing import id_of, make_keys, public_part, read_keys, write_keys

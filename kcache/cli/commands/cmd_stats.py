@@ -10,11 +10,10 @@ from kcache._version import __version__
 from kcache.admin.info import cache_lines, count_kinds, exposition, remote_lines, stats_lines
 from kcache.backend import Usage
 from kcache.cli.open_cache import may_write, named_directory, open_existing
-from kcache.cli.options import directory_option, flag, json_option
+from kcache.cli.parameters import directory_option, flag, json_option
 from kcache.cli.terminal import columns, say, show, write_stdout
 from kcache.engine.stats import Stats, StatsFile
 from kcache.kernels.tiers import remote_status
-from kcache.nvrtc import PRODUCER
 
 if TYPE_CHECKING:
     from kcache import KernelCache
@@ -51,7 +50,7 @@ def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None)
             about = {"version": __version__, "directory": path, "backend": backend}
             write_stdout(exposition(totals, usage, cap, about, remotes).encode())
         else:
-            kinds, backend = count_kinds(cache.engine, PRODUCER), cache.config.backend.value
+            kinds, backend = count_kinds(cache.engine), cache.config.backend.value
             lines = cache_lines(cache.engine, directory=path, backend=backend, kinds=kinds)
             show(columns([*lines, *stats_lines(totals), *remote_lines(remotes)]))
     if zero:
@@ -61,7 +60,7 @@ def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None)
 
 
 def _json(cache: KernelCache, path: str) -> dict[str, object]:
-    kinds, settings = count_kinds(cache.engine, PRODUCER), cache.config
+    kinds, settings = count_kinds(cache.engine), cache.config
     return {
         "directory": path,
         "backend": settings.backend.value,

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kcache.admin.explain import Explanation, explain
-from kcache.cli.commands.compile import CompileArguments, asked_for, compile_options
-from kcache.cli.entries import SHORT
+from kcache.cli.commands.cmd_compile import CompileArguments, asked_for, compile_options
+from kcache.cli.listing import SHORT
 from kcache.cli.open_cache import load_settings, named_directory, open_existing
-from kcache.cli.options import directory_option, flag, json_option
+from kcache.cli.parameters import directory_option, flag, json_option
 from kcache.cli.terminal import columns, show
 from kcache.config import Setting
 from kcache.kernels.request_factory import Requests

@@ -1,4 +1,4 @@
-"""Environment: reads the launcher's variables, and makes those of the program.
+"""Variables: reads the launcher's variables, and makes those of the program.
 
 `kcache.config` and `kcache.environment` also read the environment, but importing them takes as long
 as everything else that `kcache run` does before the program starts (16 ms).

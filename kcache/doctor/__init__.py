@@ -1,0 +1,23 @@
+"""What `kcache doctor` checks: this machine, programs under `kcache run`, layers and remotes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+OK, WARNING, PROBLEM = "ok", "warning", "problem"
+
+
+class Finding(NamedTuple):
+    """The result of one check.
+
+    Attributes:
+        level: `OK`, `WARNING` (it works, with a drawback) or `PROBLEM` (something does not work).
+        topic: what was checked, in a word.
+        what: the result, one line.
+        do: what to do about it, one line; empty if there is nothing to do, or `what` says it.
+    """
+
+    level: str
+    topic: str
+    what: str
+    do: str = ""
