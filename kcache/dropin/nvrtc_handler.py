@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from kcache.config import COMPILER_VARIABLES
 from kcache.dropin.protocol import Answer, Program
-from kcache.nvrtc.options import parse_options, without_automatic_pch
+from kcache.nvrtc.options import BUNDLED, parse_options, without_automatic_pch
 from kcache.nvrtc.search import are_own_files
 from kcache.util import log
 from kcache.util.open_file import open_own, replacing
@@ -38,7 +38,7 @@ _DECISIVE = (*COMPILER_VARIABLES, "NVRTC_PREPEND_FLAGS", "PWD")
 #: Parts of the names of options that read or write files which kcache does not follow, or that make
 #: outputs which it does not keep; and of the values of options that pass theirs on to another tool.
 _UNFOLLOWED = (
-    *("optf", "preinclude", "bundled", "pch", "--time", "time-trace", "options-file"),
+    *("optf", "preinclude", "pch", "--time", "time-trace", "options-file"),
     *("keep", "optix", "tile"),
 )
 _PASSED_ON = ("--ptxas-options", "-Xcudafe")
@@ -199,7 +199,8 @@ class NvrtcHandler:
     def _check(self, program: Program) -> None:
         for option in parse_options([*map(_decoded, program.options)]):
             told = str(option) if option.name in _PASSED_ON else option.name
-            if any(part in told for part in _UNFOLLOWED):
+            unknown = option.name == BUNDLED and option.bundled is None
+            if unknown or any(part in told for part in _UNFOLLOWED):
                 raise DeclinedError(f"option {option.name}")
         headers = (text for _, text in program.headers)
         texts = program.source, program.name, *program.options, *headers

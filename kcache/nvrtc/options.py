@@ -292,6 +292,10 @@ _TAKES_NEXT = frozenset(
 _AUTOMATIC_PCH = re.compile(
     r"--?(pch|pch-dir=.+|(pch-messages|instantiate-templates-in-pch)=(true|false))"
 )
+#: NVRTC 13.3 and later install CUDA's headers into a directory, if it has none, and search it like
+#: `-IDIR -IDIR/cccl`. Other spellings of the directory are not followed.
+BUNDLED = "--use-bundled-headers"
+_BUNDLED_DIRECTORY = re.compile(r"[\w.+@~/-]*[\w.+@~-]", re.ASCII)
 _TRUTH = frozenset(("true", "false"))
 _LEVELS = frozenset(("-O0", "-O1", "-O2", "-O3"))
 #: Options without a value.
@@ -352,6 +356,19 @@ class Option(NamedTuple):
         value = self.value or "-"
         return self.name == "-I" and value != "-" and value[0] not in f"={_SPACE}"
 
+    @property
+    def bundled(self) -> str | None:
+        """The directory into which the compiler's own headers are installed."""
+        is_one = self.name == BUNDLED and _BUNDLED_DIRECTORY.fullmatch(self.value or "")
+        return self.value if is_one else None
+
+    @property
+    def include_paths(self) -> tuple[str, ...]:
+        """The directories of headers that it adds."""
+        if self.bundled is not None:
+            return self.bundled, f"{self.bundled}/cccl"
+        return (self.value or "",) if self.is_include_path else ()
+
 
 class ParsedOptions(tuple[Option, ...]):
     """The options of a compile, in order."""
@@ -361,7 +378,15 @@ class ParsedOptions(tuple[Option, ...]):
     @property
     def include_paths(self) -> tuple[str, ...]:
         """Directories of headers, in order."""
-        return tuple(each.value or "" for each in self if each.is_include_path)
+        return tuple(path for each in self for path in each.include_paths)
+
+    def with_bundled_as_plain(self) -> tuple[str, ...]:
+        """Return the options as texts for a compiler whose headers are installed."""
+        return tuple(
+            text
+            for each in self
+            for text in ([f"-I{path}" for path in each.include_paths] or [str(each)])
+        )
 
     @property
     def defines(self) -> tuple[str, ...]:
@@ -377,7 +402,12 @@ class ParsedOptions(tuple[Option, ...]):
     def with_include_paths(self, paths: Iterable[str]) -> tuple[str, ...]:
         """Return the options as texts, with other directories of headers in the same order."""
         others = iter(paths)
-        return tuple(f"-I{next(others)}" if o.is_include_path else str(o) for o in self)
+        texts: list[str] = []
+        for each in self:
+            moved = [next(others) for _ in each.include_paths]
+            own = "-I" if each.bundled is None else f"{BUNDLED}="
+            texts.append(f"{own}{moved[0]}" if moved else str(each))
+        return tuple(texts)
 
     def without_include_paths(self) -> tuple[str, ...]:
         """Return the options as texts, with the directories of headers by position only."""

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from dropin.conftest import Dropin
+from dropin.conftest import CLIENTS, Dropin
 
 from kcache.dropin import build
 
@@ -79,6 +79,20 @@ def test_a_directory_with_the_name_of_such_an_option_is_answered(
 ) -> None:
     told = dropin.run(sys.executable, "-c", ALONE, real, "-I pch/time")
     assert (told.output, "uncacheable 1" in told.line) == ("0\n", False), told.line
+
+
+def test_nvrtcs_own_headers_are_installed_and_then_it_hits(
+    nvrtc: tuple[int, int], real: Path, dropin: Dropin, include: Path
+) -> None:
+    if nvrtc < (13, 3):
+        pytest.skip(f"NVRTC {nvrtc} has no headers")
+    option = "--use-bundled-headers=own"
+    command = (sys.executable, CLIENTS / "forms.py", include, real, option)
+    first, second = dropin.run(*command), dropin.same(*command)
+    assert (first.hits, first.misses, second.hits, second.misses) == (0, 1, 1, 0)
+    assert first.output == second.output
+    odd = dropin.same(*command[:-1], f"{option}/")
+    assert "uncacheable 1 (option --use-bundled-headers: 1); " in odd.line
 
 
 # -- the table of exports --------------------------------------------------------------------------

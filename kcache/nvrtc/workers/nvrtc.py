@@ -52,6 +52,11 @@ class Nvrtc:
         identity = "" if found is None else found.identity
         return Hello(identity, (major.value, minor.value), tuple(archs))
 
+    def install_headers(self, folder: bytes) -> bool:
+        """Install the compiler's own headers, if they are not there; return whether they are."""
+        install = getattr(self._library, "nvrtcInstallBundledHeaders", None)
+        return install is not None and install(folder, 0, None) == _SUCCESS
+
     def compile(self, ask: Ask) -> Reply:
         """Compile a program; return every output that the flags ask for, or the refusal."""
         names = [name.encode() for name in ask.names]

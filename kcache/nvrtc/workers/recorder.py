@@ -80,6 +80,8 @@ class Recorder:
         self.unfollowed: list[str] = []
         self._files = FileAnswers(self.unfollowed)
         self.tells_process = False
+        #: Whether the compiler asks the system itself, and nothing is recorded.
+        self.paused = False
         #: The poisoned answer to `ctime`; None for the true one.
         self._poison: ctypes.Array[ctypes.c_char] | None = None
         self._values: dict[bytes, Any] = {}
@@ -115,6 +117,10 @@ class Recorder:
     def files(self) -> dict[bytes, PathAnswer]:
         """The answers, path as asked -> answer."""
         return self._files.answers
+
+    def note(self, path: bytes) -> None:
+        """Record that the compile depends on whether something is at a path, and of which kind."""
+        self._files.look(path)
 
     def digest_of(self, answer: PathAnswer) -> bytes:
         """Return the digest of what the compiler has read at a path; zeros if it has not."""
@@ -175,6 +181,8 @@ class Recorder:
         hooked = partial(ours, name) if ours in (self._effect, self._unseen) else ours
 
         def call(*given: Any) -> Any:  # noqa: ANN401  as the C function's
+            if self.paused:
+                return real(*given)
             try:
                 return hooked(real, *given)
             except Exception as error:

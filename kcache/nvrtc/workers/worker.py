@@ -21,7 +21,7 @@ from contextlib import nullcontext, suppress
 from functools import cache
 
 from kcache.environment import worker_variables
-from kcache.nvrtc.options import parse_options
+from kcache.nvrtc.options import BUNDLED, parse_options
 from kcache.nvrtc.workers import import_table
 from kcache.nvrtc.workers.messages import BEGUN, Ask, FileAnswer, Hello, Reply, Status, Trace
 from kcache.nvrtc.workers.nvrtc import Nvrtc
@@ -31,12 +31,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kcache.nvrtc.options import ParsedOptions
     from kcache.nvrtc.workers.recorder import Recorder
     from kcache.nvrtc.workers.slots import Slot
 
 #: Milliseconds between two checks that the parent is still there, in addition to the end of the
 #: input, and between two messages that the worker goes on.
 _LOOK_EVERY_MS = 500
+#: What NVRTC leaves beside its own headers. Without it, it installs them. A compile does not read
+#: it: with the time of the installation in it, it has another content in each directory.
+_INSTALLED = b".nvrtc_headers_version"
 #: How much of a text is looked at around a word.
 _CONTEXT = 80
 _WORD, _WORD_END = re.compile(rb"\w"), re.compile(rb"\w\Z")
@@ -148,16 +152,25 @@ class _Worker:
         """Return the reply to a request."""
         environment = _changed(self._environment, ask.environment)
         directory = _encoded(ask.directory)
-        recorder = self._recorder
+        recorder, options = self._recorder, parse_options(ask.flags)
         if recorder is not None:
             if recorder.environment.told_otherwise(environment, directory):
                 return Reply(Status.ELSEWHERE)
-            recorder.begin(environment, directory, ask.clock)
-            recorder.tells_process = any("pch" in each.name for each in parse_options(ask.flags))
         elif environment != self._environment:
             return Reply(Status.ELSEWHERE)
         try:
             _enter(directory)
+            if recorder is not None:
+                installed = self._install(recorder, options)
+                recorder.begin(environment, directory, ask.clock)
+                recorder.tells_process = any("pch" in each.name for each in options)
+                recorder.paused = installed is None
+                if installed is None:
+                    recorder.unfollowed.append("the compiler's own headers can't be installed")
+                elif installed:
+                    ask = ask._replace(flags=options.with_bundled_as_plain())
+                for folder in installed or ():
+                    recorder.note(os.path.join(folder, _INSTALLED))
             reply = self._nvrtc.compile(ask)
         except (OSError, MemoryError) as error:
             return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
@@ -167,6 +180,21 @@ class _Worker:
         if ask.clock and recorder.is_poisoned(reply):
             return reply._replace(status=Status.POISONED)
         return reply._replace(trace=self._trace(recorder, ask, environment))
+
+    def _install(self, recorder: Recorder, options: ParsedOptions) -> list[bytes] | None:
+        """Install the compiler's own headers where options ask for it, and return these folders.
+
+        What the compiler would do for such an option can't be recorded. If it can't be done before,
+        the result is None: the compiler gets the option, and its error is the one to report.
+        """
+        folders = [each.bundled for each in options if each.name == BUNDLED]
+        found = [_encoded(folder) for folder in folders if folder is not None]
+        recorder.paused = True
+        try:
+            done = len(found) == len(folders) and all(map(self._nvrtc.install_headers, found))
+        finally:
+            recorder.paused = False
+        return found if done else None
 
     @staticmethod
     def _trace(recorder: Recorder, ask: Ask, environment: Mapping[bytes, bytes]) -> Trace:
