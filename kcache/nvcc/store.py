@@ -1,7 +1,8 @@
 """Store: where artifacts are in the cache; the only module here that knows the engine.
 
-A request's key has an entry with its evidence, up to `MAX_SETS` of them, most recent first. The key
-of an artifact is made of the request's key and its evidence.
+A request's key has a manifest: an entry with its evidence, up to `MAX_SETS` of them, most recent
+first. The key of an artifact is made of the request's key and its evidence. The commands know the
+two as the manifest and the kernel of a request.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kcache.errors import CorruptEntryError
 from kcache.nvcc.artifact import Artifact, about
 from kcache.nvcc.evidence import Check, Evidence
 from kcache.nvrtc.files import FileDigests
+from kcache.nvrtc.inventory import MANIFEST
 from kcache.nvrtc.request import digest_fields
 
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: The kind in the metadata of an entry with evidence.
-KIND = "evidence"
+#: What the sections of a manifest begin with; those of NVRTC's have other names.
+_SECTION = "evidence"
 #: How many different answers of the system are kept for one request.
 MAX_SETS = 8
 #: How many checks are kept in memory: one takes 1 MB.
@@ -88,8 +90,9 @@ class Store:
         if not self._engine.put(_result_key(key, raw), artifact.to_entry(about(request))):
             return "the cache has no room"
         sets = [raw, *(old for old in self._sets(key, again=True) if old != raw)][:MAX_SETS]
-        payload = {f"set{number}": each for number, each in enumerate(sets)}
-        return "" if self._engine.put(key, Entry(payload, {"kind": KIND})) else "no room"
+        payload = {f"{_SECTION}{number}": each for number, each in enumerate(sets)}
+        stored = self._engine.put(key, Entry(payload, {"kind": MANIFEST}))
+        return "" if stored else "the cache has no room"
 
     def missed(self, seconds: float, *, problem: str) -> None:
         """Count a compile."""
@@ -119,10 +122,8 @@ class Store:
 
     def _sets(self, key: str, *, again: bool) -> Sequence[bytes]:
         entry, _ = self._engine.fetch(key, again=again)
-        if entry is None or entry.metadata.get("kind") != KIND:
-            return ()
-        payload = entry.payload
-        return [payload[name] for name in sorted(payload)]
+        payload = {} if entry is None else entry.payload
+        return [payload[name] for name in sorted(payload) if name.startswith(_SECTION)]
 
     def _check(self, raw: bytes, request: Request) -> Check:
         place = raw, request.roots.paths

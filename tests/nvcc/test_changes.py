@@ -203,3 +203,14 @@ def test_a_changed_back_header_is_a_hit_again(service: Service, project: Path) -
         header.write_text(f"#define FACTOR {factor}\n")
         assert service.run(*OBJECT, cwd=project).returncode == 0
         assert service.counts["hits"] == hits
+
+
+@pytest.mark.slow
+def test_a_wrapper_that_asks_for_the_time_is_never_stored(service: Service, place: Place) -> None:
+    compiler_by_variable(place)
+    wrapper = Path(place.variables["NVCC_CCBIN"])
+    wrapper.write_text('#!/bin/sh\nexec g++ -DFACTOR2=$(date +%s) "$@"\n')
+    for _ in range(2):
+        done = service.run(*OBJECT, cwd=place.project, **place.variables)
+        assert done.returncode == 0, done.stderr
+    assert service.counts["hits"] == 0
