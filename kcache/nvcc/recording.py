@@ -206,7 +206,7 @@ class Recording:
                 self._access[path, mode] = error == 0
         elif answer in _MISSING:
             self._missing.add(path)
-        elif kind == "P" or (kind == "R" and (answer[:1] != "-" or answer == f"-{errno.EINVAL}")):
+        elif kind in "PR" and (answer[:1] != "-" or answer == f"-{errno.EINVAL}"):
             self._resolved.add(path)
         elif answer.startswith("-"):
             raise RefusedError(f"{path} can't be read: {os.strerror(-int(answer))}")
@@ -260,6 +260,9 @@ class Recording:
         request, roots = self._request, self._request.roots
         rooted = roots.rooted
         self._add_libraries()
+        for path in [*filter(os.path.islink, self._missing)]:  # it leads to nothing
+            self._missing.remove(path)
+            self._resolved.add(path)
         above = {path[: match.start()] for path in roots.paths for match in _ENDS.finditer(path)}
         self._above = {path: os.path.realpath(path) for path in above}
         links: dict[str, str] = {}
@@ -324,14 +327,21 @@ class Recording:
                 continue
             step = f"{at}/{part}"
             if step in self._above:
-                step = self._above[step]
-            elif step in links or (step not in plain and os.path.islink(step)):
-                target = links.setdefault(step, os.readlink(step))
+                at = self._above[step]
+            elif step in plain:
+                at = step
+            else:
+                try:
+                    target = links[step] = links.get(step) or os.readlink(step)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:  # a link to nothing
+                        self._missing.add(step)
+                        return
+                    plain.add(step)
+                    at = step
+                    continue
                 parts += target.split("/")[::-1]
-                step = "" if target.startswith("/") else at
-            elif step not in self._missing:
-                plain.add(step)
-            at = step
+                at = "" if target.startswith("/") else at
 
     def _by_folder(self, plain: Iterable[str]) -> dict[str, tuple[list[str], list[str]]]:
         """Return missing and plain names by the directory that is there."""

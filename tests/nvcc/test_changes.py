@@ -144,9 +144,9 @@ extern "C" __global__ void kernel(float* p) {
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path, wheels: Path) -> Place:
-    project = write_project(tmp_path / "changed")
+def make_place(folder: Path, wheels: Path) -> Place:
+    """Makes a project that can be changed in many ways, and a toolkit of its own."""
+    project = write_project(folder / "changed")
     (project / "k.cu").write_text(SOURCE)
     for name, text in {
         "first/removed.h": "#define REMOVED 1\n",
@@ -161,7 +161,12 @@ def place(tmp_path: Path, wheels: Path) -> Place:
     (project / "include/link").symlink_to("one")
     old = os.environ["PATH"]
     variables = {"OLD": old, "PATH": f"{project}/early:{old}"}
-    return Place(project, toolkit(wheels, tmp_path / "cuda"), variables)
+    return Place(project, toolkit(wheels, folder / "cuda"), variables)
+
+
+@pytest.fixture
+def place(tmp_path: Path, wheels: Path) -> Place:
+    return make_place(tmp_path, wheels)
 
 
 @pytest.mark.slow
