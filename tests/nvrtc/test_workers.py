@@ -415,9 +415,9 @@ def test_another_user_gets_another_worker(tmp_path: Path) -> None:
     path = compiler.find().path
     pools.compile(path, ask("//"))
     (first,) = pools.pids()
-    before = process.standing()
+    before = process.credentials()
     os.setgroups([65534])
-    assert process.standing() != before
+    assert process.credentials() != before
     pools.compile(path, ask("//"))
     assert pools.pids() != [first]
     os.setegid(65534)
