@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, started, wait
+from core.helpers import fork, not_emulated, started, wait
 from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, python, run_python, write
 from nvrtc.talk import slow, used, worker
 
@@ -110,6 +110,7 @@ def another_compiles(cache: KernelCache, count: int = 30) -> Iterator[int]:
 # -- crashes ---------------------------------------------------------------------------------------
 
 
+@not_emulated
 def test_a_worker_that_is_killed_in_mid_compile_costs_no_kernel(cache: KernelCache) -> None:
     with another_compiles(cache) as pid:
         os.kill(pid, signal.SIGSEGV)
@@ -139,6 +140,7 @@ def test_an_idle_worker_that_was_killed_does_not_end_a_program_with_sigpipe(tmp_
     assert said == ["False", "True set()"]
 
 
+@not_emulated
 def test_a_compiler_that_crashes_twice_is_an_error_that_says_so(cache: KernelCache) -> None:
     shared = pools.shared()
     done = threading.Event()
@@ -175,6 +177,7 @@ for thread in threads: thread.start()
 """
 
 
+@not_emulated
 def test_no_worker_outlives_the_program(tmp_path: Path) -> None:
     program = started(_EIGHT, tmp_path / "cache")
     try:
@@ -247,6 +250,7 @@ def test_a_child_forked_in_mid_compile_compiles_and_the_parent_finds_it(
 # -- limits ----------------------------------------------------------------------------------------
 
 
+@not_emulated
 def test_a_compile_that_takes_too_long(tmp_path: Path) -> None:
     with KernelCache(tmp_path / "cache", compile_timeout=0.5) as cache:
         with pytest.raises(CompileError, match=r"long\.cu: .*longer than 0\.5 s "):

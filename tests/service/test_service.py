@@ -15,7 +15,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from core.helpers import become_nobody, has_ended, in_child, nobodys_directory, umask
+from core.helpers import (
+    become_nobody,
+    has_ended,
+    in_child,
+    nobodys_directory,
+    not_emulated,
+    umask,
+)
 from remote.fakes import addresses, until
 
 from kcache.dropin import build
@@ -358,6 +365,7 @@ def test_a_umask_takes_no_right_from_the_user(place: Path) -> None:
     assert stat.S_IMODE((folder / "socket").stat().st_mode) == 0o600
 
 
+@not_emulated
 @pytest.mark.skipif(build.compiler() is None, reason="there is no C compiler")
 def test_a_umask_keeps_nobody_from_building_the_libraries() -> None:
     """Root writes into a folder whatever its mode is."""
