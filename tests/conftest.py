@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import costs
 import pytest
 from hypothesis import settings
 from nvrtc import reference
@@ -59,11 +58,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the random examples, and count what the run costs."""
+    """Choose the random examples."""
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("others" if config.getoption("--long") else "same")
     reference.RECOMPILE = config.getoption("--recompile")
-    config.pluginmanager.register(costs)
 
 
 @pytest.fixture(scope="session")

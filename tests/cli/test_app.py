@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -249,29 +248,3 @@ def test_it_is_never_an_error(broken: str, cache_directory: Path) -> None:
     code, out, err = asked(f"kcache show {A[:3]}", **settings)
     assert (code, err) == (0, "")
     assert out == (f"plain,{A[:12]}\n" if broken == "damaged" else "")
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_for_a_shell_is_made_and_completes(
-    shell: str, cache_directory: Path, run: Callable, tmp_path: Path
-) -> None:
-    fill(cache_directory, {A: kernel()})
-    script = run(_KCACHE_COMPLETE=f"{shell}_source")
-    assert (script.returncode, script.stderr) == (0, b"")
-    assert b"kcache" in script.stdout
-    if shutil.which(shell) is None:
-        pytest.skip(f"no {shell} here")
-    source = tmp_path / "script"
-    source.write_bytes(script.stdout)
-    if shell != "bash":
-        assert subprocess.run([shell, "-n", source], timeout=60, check=False).returncode == 0
-        return
-    program = tmp_path / "kcache"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -P -m kcache "$@"\n')
-    program.chmod(0o755)
-    line = (
-        f'PATH="{tmp_path}:$PATH"; . "{source}"; COMP_WORDS=(kcache show {A[:3]}); COMP_CWORD=2; '
-        '_kcache_completion kcache; echo "${COMPREPLY[@]}"'
-    )
-    done = subprocess.run(["bash", "-c", line], capture_output=True, timeout=60, check=False)
-    assert (done.stdout.decode().strip(), done.stderr) == (A[:12], b"")

@@ -63,18 +63,6 @@ def test_a_missing_cuda_header_is_one_option_away(work: Path, cccl: Path, here: 
     assert here(*line, "--cuda-headers").code == 0
 
 
-def test_templates_without_a_name_are_warned_about(work: Path, here: Callable) -> None:
-    (work / "t.cu").write_text("template <class T> __global__ void scale(T* x) { *x *= 2; }")
-    line = ["compile", "t.cu", "--arch", "sm_90"]
-    for _ in range(2):  # a hit warns, too
-        said = here(*line, "--quiet")
-        assert said.code == 0
-        assert said.err.startswith("kcache: warning: there is no kernel in t.cu: ")
-        assert said.err.endswith(" such as scale<float>\n")
-    assert "warning" not in here(*line, "--name", "scale<float>").err
-    assert "warning" not in here(*line, "--emit", "ltoir").err
-
-
 # -- what is written -------------------------------------------------------------------------------
 
 
@@ -216,13 +204,6 @@ def test_the_compilers_log_is_shown_with_files_as_they_were_typed(
     lines = here("compile", "sub/bad.cu", "-arch=sm_90", "-I", "inc").err.splitlines()
     assert any(line.startswith("inc/h.h(1): error") for line in lines)
     assert any(line.startswith("sub/bad.cu(3): error") for line in lines)
-
-
-def test_warnings_come_on_a_hit_too(work: Path, here: Callable) -> None:
-    (work / "warn.cu").write_text("__global__ void k() { int unused; }\n")
-    first = here("compile", "warn.cu", "--arch", "sm_90", "-q")
-    assert "warn.cu(1): warning" in first.err
-    assert here("compile", "warn.cu", "--arch", "sm_90", "-q") == first
 
 
 @pytest.mark.parametrize(

@@ -93,27 +93,6 @@ def test_a_damaged_entry_is_listed_as_such(filled: Path, here: Callable, backend
     assert row["problem"]
 
 
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        {"functions": 5, "created": "yesterday", "compile_seconds": [], "arch": None},
-        {"functions": [1, None], "created": 1e300, "compile_seconds": -1, "source_name": {}},
-        {"created": -5, "source_name": "\x1b[31m\nred\r", "names": ["\u202e"], "arch": "\t"},
-    ],
-)
-def test_metadata_may_say_anything(
-    metadata: dict[str, object], cache_directory: Path, here: Callable
-) -> None:
-    fill(cache_directory, {A: kcache.Entry({}, {"kind": "kernel", **metadata})})  # type: ignore[dict-item]
-    for order in ("last-use", "size", "age", "compile-time"):
-        said = here("ls", "--sort", order)
-        assert said.code == 0
-        assert len(said.out.splitlines()) == 2
-        assert all(char.isprintable() or char == "\n" for char in said.out)
-    for command in (("ls", "--json"), ("show", A), ("show", A, "--json"), ("report", "-o", "-")):
-        assert here(*command).code == 0
-
-
 # -- the filters of all commands -------------------------------------------------------------------
 
 

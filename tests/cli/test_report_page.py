@@ -10,14 +10,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import pytest
 from cli.helpers import age, damage, fill, kernel, key, manifest, recency
-from core.helpers import QUICK
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kcache import Stats
-from kcache.cli.commands.cmd_report import Snapshot, _lengths, page
+from kcache.cli.commands.cmd_report import Snapshot, page
 from kcache.engine.stats import FIELDS, StatsFile
 from kcache.nvrtc.entries import KERNEL, Item
 
@@ -155,14 +151,6 @@ def test_the_file_is_replaced_whole_and_keeps_its_permissions(
 # -- what the page holds ---------------------------------------------------------------------------
 
 
-def test_the_parts_of_the_bar_keep_their_proportions() -> None:
-    small, large = _lengths([5 << 10, 570 << 10], 1 << 30)
-    assert large == pytest.approx(114 * small)
-    assert small + large == pytest.approx(1.3)
-    assert _lengths([300, 700], 100) == [30.0, 70.0]
-    assert _lengths([0], 100) == [0.0]
-
-
 def test_names_cannot_become_markup() -> None:
     text = page(full(*HOSTILE), UTC)
     found = Found(text)
@@ -187,12 +175,3 @@ def test_the_page_loads_nothing_and_forbids_it() -> None:
     names = {name for name, _ in found.attributes}
     assert not {"src", "href", "style", "onload", "onclick"} & names
     assert not {"script", "img", "iframe", "link", "object", "a"} & {*found.tags}
-
-
-@QUICK
-@given(st.text())
-def test_whatever_is_a_name_comes_out_as_text(name: str) -> None:
-    found = Found(page(snapshot(about={"Directory": name}), UTC))
-    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
-    after = found.text[found.text.index("Directory") + 1 :]
-    assert "".join(after).startswith(printable)

@@ -19,7 +19,7 @@ from cli.helpers import (
     manifest,
     recency,
 )
-from core.helpers import NOBODY, look, nobodys_directory, path_of, started
+from core.helpers import NOBODY, look, nobodys_directory, path_of
 
 import kcache
 from kcache.entry import FORMAT_VERSION, encode
@@ -140,34 +140,3 @@ def test_a_damaged_medium_is_told_and_mended(
     assert data.read_bytes() == damaged
     assert here("verify", "--repair").code == 0
     assert here("verify").code == 0
-
-
-#: Puts, evicts and deletes until its standard input ends.
-WRITER = """
-import random, sys, threading
-from cli.helpers import kernel, key
-from kcache import KernelCache
-stop = threading.Event()
-threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
-with KernelCache(max_size='1MB', memory_size=0) as cache:
-    for number in range(20):
-        cache.engine.put(key(number), kernel(number))
-    print('on', flush=True)
-    while not stop.is_set():
-        cache.engine.put(key(random.randrange(200)), kernel(random.randrange(20000)))
-        cache.engine.delete(key(random.randrange(200)))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("cache_directory", "backend")
-def test_a_cache_in_use_is_sound(here: Callable) -> None:
-    """Another process puts, evicts and deletes meanwhile: no command trips over it."""
-    with started(WRITER) as writer:
-        assert writer.stdout.readline() == "on\n"
-        for _ in range(5):
-            for command in (["ls", "--all"], ["verify"], ["trim", "--dry-run"], ["doctor"]):
-                done = here(*command)
-                assert (done.code, done.err) == (0, ""), (command, done)
-        writer.communicate(timeout=60)
-    assert writer.returncode == 0

@@ -12,7 +12,6 @@ from cli.helpers import damage, key, recency
 from core.helpers import output_of
 
 import kcache
-from kcache.backend import NoBackend
 from kcache.directory import open_directory
 from kcache.engine.journal import Journal
 
@@ -100,13 +99,6 @@ def test_the_source_changed(compile_: Compile, why: Why, work: Path) -> None:
     assert "text changed" in told.the("source")["what"]
     assert (told.all["nearest"]["key"], told.all["nearest"]["source_name"]) == (cached, "k.cu")
     assert told.all["nearest"]["created"] > 1.7e9
-
-
-def test_the_source_was_renamed(compile_: Compile, why: Why, work: Path) -> None:
-    compile_("--option=-G")
-    (work / "k.cu").rename(work / "new.cu")
-    cause = why("--option=-G", source="new.cu").the("source_name")
-    assert (cause["before"], cause["after"]) == ("k.cu", "new.cu")
 
 
 @pytest.mark.parametrize(
@@ -342,12 +334,6 @@ def test_in_memory_headers_and_extra_keys(tmp_path: Path) -> None:
             told = cache.why(PLAIN, "k<int>", OPTIONS, **{**plain, **changed})
             assert not told.hit
             assert [cause.what for cause in told.causes] == causes
-
-
-def test_a_backend_that_fails_is_a_cause() -> None:
-    with kcache.KernelCache(backend=NoBackend("no room for it")) as cache:
-        (cause,) = cache.why(PLAIN, "k<int>", OPTIONS).causes
-    assert cause.kind == "unusable"
 
 
 # -- what it does not do ---------------------------------------------------------------------------

@@ -144,22 +144,6 @@ def test_who_changes_a_cache_refuses(
     assert [snapshot(place) for place in places] == before
 
 
-@pytest.mark.parametrize("command", [*LOOKS, *CHANGES])
-def test_what_an_option_names_is_an_error_everywhere(
-    command: str, cache: Path, here: Callable, tmp_path: Path
-) -> None:
-    unsafe = tmp_path / "unsafe"
-    fill(unsafe, {KEY: kernel()})
-    unsafe.chmod(0o777)
-    options = LOOKS[command] if command in LOOKS else CHANGES[command][0]
-    said = here(*command.split(), *options, "--directory", unsafe)
-    if command in ("config", "path"):  # which show the setting
-        assert said.code == 0
-    else:
-        assert (said.code, said.out) == (2, "")
-        assert said.err.startswith("kcache: error: directory="), said.err
-
-
 @pytest.mark.parametrize("wrong", ["KCACHE_DIR"], indirect=True)
 def test_programs_under_run_and_a_server_are_warned_of(
     wrong: Wrong, run: Callable, tmp_path: Path

@@ -1,18 +1,15 @@
 """CacheEngine: the cap, who is evicted, what is served, what is counted."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from core.helpers import entry, key, look, stored_size, together
+from core.helpers import entry, key, stored_size, together
 
 from kcache import Backend, BackendError, CacheEngine, ConfigError, Entry, KernelCache, open_engine
 from kcache.backend import Usage
-from kcache.directory import open_directory
 from kcache.engine.engine import TOUCH_INTERVAL
 from kcache.entry import encode
 from kcache.testing import FaultyBackend, MemoryBackend
@@ -88,46 +85,6 @@ def test_an_oversized_entry_is_rejected_and_evicts_nothing(backend: Backend) -> 
     assert stored(backend) == {key(0), key(1), key(2)}
     stats = engine.stats()
     assert (stats.rejected, stats.evictions, stats.errors) == (1, 0, 0)
-
-
-def test_trim_goes_to_the_size_that_is_asked_for_even_in_a_large_cache(tmp_path: Path) -> None:
-    open_directory(str(tmp_path))
-    with closing(FileBackend(tmp_path / "file")) as backend:
-        for number in range(600):
-            backend.put(key(number), b"x" * 100)
-    with open_engine(tmp_path, max_size=60_000) as engine:
-        assert engine.trim() == 6_000
-        assert engine.trim(30_000) == 24_000
-        assert look(tmp_path / "file").bytes == 30_000
-        assert engine.trim(30_000) == 0
-        assert engine.trim(0) == 30_000
-        assert look(tmp_path / "file").entries == {}
-        assert engine.stats().evictions == 600
-
-
-def test_trim_by_age_evicts_what_was_not_used_for_so_long(tmp_path: Path) -> None:
-    open_directory(str(tmp_path))
-    now = time.time_ns()
-    for number, seconds in {1: 1e6, 2: 7200, 3: 3500, 4: 10}.items():
-        used = now - int(seconds * 1e9)
-        with closing(FileBackend(tmp_path / "file", clock=lambda used=used: used)) as backend:
-            backend.put(key(number), encode(key(number), entry()))
-    with open_engine(tmp_path) as engine:
-        assert engine.trim(older_than=3600) == 2 * SIZE
-        assert stored(engine.backend) == {key(3), key(4)}
-        assert (engine.stats().evictions, engine.stats().bytes_evicted) == (2, 2 * SIZE)
-        assert engine.trim(older_than=3600) == 0
-        assert engine.trim(older_than=float("inf")) == 0
-        engine.get(key(3))
-        assert engine.trim(older_than=60) == 0
-        assert engine.trim(older_than=0) == 2 * SIZE
-
-
-def test_trim_removes_from_memory_what_it_evicts(backend: Backend) -> None:
-    engine = CacheEngine(backend, memory_size=10**6)
-    engine.put(key(1), entry())
-    engine.trim(0)
-    assert engine.get(key(1)) is None
 
 
 # -- the memory tier -----------------------------------------------------------------------------

@@ -1,197 +1,232 @@
-"""Flight: one of many makes the value, whoever is killed, stopped, forked or interrupted."""
+"""Single flight: one of many creates the entry, whoever is killed or stopped, within a bounded wait."""
 
 import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from core.helpers import entry, fork, key, together, wait
 from faults.places import stopped
 
-from kcache import CompileError, open_engine
-from kcache.engine.single_flight import Flight, lock_key
-from kcache.engine.stats import Counters
+from kcache import CacheEngine, Entry, open_engine
+from kcache.backend import open_backend
 from kcache.util.locks import is_locked
 from kcache.util.open_file import open_own
 
 KEY = key("flight")
 LONG = 60.0
-Make = Callable[[], tuple[str, str | None]]
+MADE = entry(10)
+linux = pytest.mark.skipif(sys.platform != "linux", reason="byte locks of open files need Linux")
 
 
 class Shelf:
-    """A value in a file, and how often it was made: one byte per making, whoever makes it."""
+    """A cache, and how often its entry was created: one byte per call, in whatever process."""
 
     def __init__(self, folder: Path) -> None:
-        self.value = folder / "value"
-        self.made = folder / "made"
-        self.made.touch()
-        self.path = str(folder / "flight")
-        self.counters = Counters()
+        self.folder = folder / "cache"
+        self.lock_file = str(folder / "flight")
+        self._created = folder / "created"
+        self._created.touch()
 
-    def flight(self, path: str | None = "") -> Flight:
-        return Flight(self.path if path == "" else path, wait=LONG, counters=self.counters)
+    def open(self, seconds: float = LONG, *, shared: bool = True) -> CacheEngine:
+        """Open an engine, by default one that shares its flights with other processes."""
+        backend = open_backend("file", str(self.folder), max_size=10**6)
+        return CacheEngine(
+            backend,
+            max_size=10**6,
+            lock_file=self.lock_file if shared else None,
+            wait=seconds,
+        )
 
-    def ask(self, flight: Flight, make: Make | None = None) -> str:
-        return flight.run(KEY, self.look, make or self.make, str)
-
-    def look(self) -> str | None:
-        try:
-            return self.value.read_text()
-        except FileNotFoundError:
-            return None
-
-    def make(self) -> tuple[str, str]:
-        self.count()
-        temporary = self.value.with_suffix(f".{os.getpid()}")
-        temporary.write_text("made")
-        temporary.rename(self.value)
-        return "made", "made"
-
-    def count(self) -> None:
-        with self.made.open("ab", buffering=0) as file:
+    def create(self) -> Entry:
+        with self._created.open("ab", buffering=0) as file:
             file.write(b".")
+        return MADE
 
     @property
     def times(self) -> int:
-        return self.made.stat().st_size
+        return self._created.stat().st_size
 
-    @property
-    def counts(self) -> tuple[int, int, int]:
-        stats = self.counters.snapshot()
-        return stats.coalesced, stats.wait_timeouts, stats.unlocked
+    def ask(self) -> None:
+        """Get the entry, as a process of its own does."""
+        with closing(self.open()) as engine:
+            assert engine.get_or_create(KEY, self.create) == MADE
+
+    def lead(self, stop: Callable[[], None]) -> None:
+        """Create the entry, and stop before it is there."""
+        with closing(self.open()) as engine:
+            engine.get_or_create(KEY, lambda: (stop(), self.create())[1])
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path)
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    signal.alarm(100)  # ends a test that waits without end
+    yield Shelf(tmp_path)
+    signal.alarm(0)
 
 
-@pytest.mark.parametrize("between_processes", [False, True])
-class TestThreads:
-    @pytest.fixture
-    def one(self, shelf: Shelf, between_processes: bool) -> Flight:
-        return shelf.flight("" if between_processes else None)
-
-    def test_one_makes_and_all_get_it(self, one: Flight, shelf: Shelf) -> None:
-        assert together(16, lambda: shelf.ask(one)) == ["made"] * 16
-        assert shelf.times == 1
-
-    def test_asked_for_while_making_it(self, one: Flight, shelf: Shelf) -> None:
-        assert shelf.ask(one, lambda: (shelf.ask(one), None)) == "made"
+@pytest.fixture(params=[False, True], ids=["threads", "processes"])
+def engine(shelf: Shelf, request: pytest.FixtureRequest) -> Iterator[CacheEngine]:
+    with closing(shelf.open(shared=request.param)) as opened:
+        yield opened
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="byte locks of open files exist on Linux")
-class TestProcesses:
-    def others(self, shelf: Shelf) -> list[int]:
-        """Forks processes that ask for the value, and fail unless they get it."""
-
-        def work() -> None:
-            assert shelf.ask(shelf.flight()) == "made"
-
-        return [fork(work) for _ in range(8)]
-
-    def test_a_killed_leader_is_replaced_by_one(self, shelf: Shelf) -> None:
-        def lead(stop: Callable[[], None]) -> None:
-            shelf.ask(shelf.flight(), lambda: (stop(), shelf.make())[1])
-
-        with stopped(lead, signal.SIGKILL):
-            others = self.others(shelf)
-        assert [wait(each) for each in others] == [0] * 8
-        assert shelf.times == 1
-
-    def test_after_a_leader_that_failed_another_makes_it(self, shelf: Shelf) -> None:
-        def lead(stop: Callable[[], None]) -> None:
-            def failing() -> tuple[str, str]:
-                stop()
-                raise CompileError("no", log="the log", source_name="k.cu")
-
-            with pytest.raises(CompileError):
-                shelf.ask(shelf.flight(), failing)
-
-        with stopped(lead):
-            others = self.others(shelf)
-        assert [wait(each) for each in others] == [0] * 8
-        assert shelf.times == 1
-
-    def test_the_lock_does_not_outlive_its_process_in_a_child(self, shelf: Shelf) -> None:
-        """A child that is forked while its parent compiles must not keep the parent's lock."""
-        life, end = os.pipe()
-
-        def lead(stop: Callable[[], None]) -> None:
-            def slow() -> tuple[str, str]:
-                if os.fork() == 0:
-                    os.close(end)
-                    os.read(life, 1)  # lives as long as the test
-                    os._exit(0)
-                stop()
-                return shelf.make()
-
-            shelf.ask(shelf.flight(), slow)
-
-        with stopped(lead, signal.SIGKILL):
-            pass
-        assert shelf.ask(shelf.flight()) == "made"
-        assert shelf.counts == (0, 0, 0)
-        os.close(end)
-        os.close(life)
+def test_one_thread_creates_and_all_get_it(engine: CacheEngine, shelf: Shelf) -> None:
+    found = together(16, lambda: engine.get_or_create(KEY, shelf.create))
+    assert (found, shelf.times) == ([MADE] * 16, 1)
 
 
-def test_without_locks_each_process_makes_it(
+def test_create_may_ask_for_the_same_key(engine: CacheEngine, shelf: Shelf) -> None:
+    nested = engine.get_or_create(KEY, lambda: engine.get_or_create(KEY, shelf.create))
+    assert nested == MADE
+
+
+def test_an_error_of_create_reaches_every_thread(engine: CacheEngine) -> None:
+    def create() -> Entry:
+        raise KeyError("mine")
+
+    found = together(4, lambda: engine.get_or_create(KEY, create))
+    assert [repr(each) for each in found] == ["KeyError('mine')"] * 4
+    assert engine.stats().misses == 4
+
+
+@linux
+def test_one_process_creates_and_all_get_it(tmp_path: Path, shelf: Shelf) -> None:
+    def ask() -> None:
+        with open_engine(tmp_path / "directory") as engine:
+            assert engine.get_or_create(KEY, shelf.create) == MADE
+
+    children = [fork(ask) for _ in range(12)]
+    assert [wait(each) for each in children] == [0] * 12
+    with open_engine(tmp_path / "directory") as engine:
+        stats = engine.total_stats()
+    assert (shelf.times, stats.misses, stats.hits) == (1, 1, 11)
+
+
+@linux
+@pytest.mark.parametrize("end", ["killed", "failed"])
+def test_a_leader_that_ends_is_replaced_by_one(end: str, shelf: Shelf) -> None:
+    def fail(stop: Callable[[], None]) -> None:
+        def create() -> Entry:
+            stop()
+            raise KeyError("mine")
+
+        with closing(shelf.open()) as engine, pytest.raises(KeyError):
+            engine.get_or_create(KEY, create)
+
+    how = (shelf.lead, signal.SIGKILL) if end == "killed" else (fail, signal.SIGCONT)
+    with stopped(*how):
+        others = [fork(shelf.ask) for _ in range(8)]
+    assert [wait(each) for each in others] == [0] * 8
+    assert shelf.times == 1
+
+
+@linux
+def test_the_lock_does_not_outlive_its_process_in_a_child(shelf: Shelf) -> None:
+    """A child that is forked while its parent creates must not keep the parent's lock."""
+    life, end = os.pipe()
+
+    def fork_and_stop(stop: Callable[[], None]) -> None:
+        if os.fork() == 0:
+            os.close(end)
+            os.read(life, 1)  # lives as long as the test
+            os._exit(0)
+        stop()
+
+    with stopped(lambda stop: shelf.lead(lambda: fork_and_stop(stop)), signal.SIGKILL):
+        pass
+    with closing(shelf.open()) as engine:
+        assert engine.get_or_create(KEY, shelf.create) == MADE
+        stats = engine.stats()
+    assert (stats.coalesced, stats.wait_timeouts, stats.unlocked) == (0, 0, 0)
+    os.close(end)
+    os.close(life)
+
+
+def test_without_locks_each_process_creates(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object, **__: object) -> bool:
         raise OSError(errno.ENOLCK, "no locks")
 
-    monkeypatch.setattr("kcache.util.locks._range_lock", refuse)
-    one = shelf.flight()
-    assert together(4, lambda: shelf.ask(one)) == ["made"] * 4
-    assert shelf.times == 1
-    shelf.value.unlink()
-    assert shelf.ask(one) == "made"
-    assert shelf.counts[2] >= 2
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    with closing(shelf.open()) as engine:
+        engine.backend.usage()
+        monkeypatch.setattr("kcache.util.locks._range_lock", refuse)
+        assert together(4, lambda: engine.get_or_create(KEY, shelf.create)) == [MADE] * 4
+        assert (shelf.times, engine.stats().unlocked >= 1) == (1, True)
+    assert any(record.levelname == "WARNING" for record in caplog.records)
 
 
-class TestKeyLocks:
-    def test_the_lock_of_a_key_is_where_it_is_said_to_be(self, tmp_path: Path) -> None:
-        """Another implementation of the format must lock the same bytes."""
-        path = tmp_path / "flight"
-        mine = lock_key(str(path), KEY)
-        assert mine is not None
-        assert path.read_bytes() == b"kcache-flight/2\0"
-        with open_own(str(path), os.O_RDWR) as file:
+@linux
+def test_the_lock_of_a_key_is_at_its_documented_place(shelf: Shelf) -> None:
+    """Another implementation of the format must lock the same bytes."""
+    with stopped(shelf.lead):
+        with open_own(shelf.lock_file, os.O_RDWR) as file:
             offset = 16 + (int(KEY[:16], 16) >> 2)
             held = [is_locked(file, offset + at) for at in (-1, 0, 1)]
-        assert held == [False, True, False]
+        assert Path(shelf.lock_file).read_bytes() == b"kcache-flight/2\0"
+    assert held == [False, True, False]
 
 
-class TestEngine:
-    def test_processes_create_once(self, shelf: Shelf, tmp_path: Path) -> None:
-        def create() -> Any:
-            shelf.count()
-            return entry(10)
+# -- waits for a leader that hangs -----------------------------------------------------------------
 
-        def work() -> None:
-            with open_engine(tmp_path / "cache") as engine:
-                assert engine.get_or_create(key(1), create) == entry(10)
 
-        children = [fork(work) for _ in range(12)]
-        assert [wait(each) for each in children] == [0] * 12
+@contextmanager
+def hanging(engine: CacheEngine) -> Iterator[None]:
+    """A thread that creates the entry, and does not end before the block does."""
+    begun, go = threading.Event(), threading.Event()
+
+    def create() -> Entry:
+        begun.set()
+        assert go.wait(LONG)
+        return MADE
+
+    thread = threading.Thread(target=lambda: engine.get_or_create(KEY, create))
+    thread.start()
+    assert begun.wait(LONG)
+    yield
+    go.set()
+    thread.join(LONG)
+
+
+@pytest.mark.parametrize("leader", ["a thread", "a thread with a lock", "another process"])
+def test_of_many_threads_whose_wait_times_out_one_creates(leader: str, shelf: Shelf) -> None:
+    """All 24 compiled at once."""
+    with (
+        closing(shelf.open(0.3, shared=leader != "a thread")) as engine,
+        stopped(shelf.lead) if leader == "another process" else hanging(engine),
+    ):
+        found = together(24, lambda: engine.get_or_create(KEY, shelf.create))
+        assert (found, shelf.times) == ([MADE] * 24, 1)
+        assert engine.stats().wait_timeouts > 0
+
+
+def test_a_successor_that_hangs_too_is_replaced(shelf: Shelf) -> None:
+    with closing(shelf.open(0.2, shared=False)) as engine, hanging(engine):
+        over, calls = threading.Event(), iter(range(99))
+
+        def create() -> Entry:
+            if next(calls) == 0:  # the first successor
+                assert over.wait(LONG)
+            over.set()
+            return shelf.create()
+
+        assert together(6, lambda: engine.get_or_create(KEY, create)) == [MADE] * 6
+        assert shelf.times == 2
+
+
+@linux
+def test_of_many_processes_whose_wait_times_out_one_creates(shelf: Shelf) -> None:
+    def ask() -> None:
+        with closing(shelf.open(1.0)) as engine:
+            assert engine.get_or_create(KEY, shelf.create) == MADE
+
+    with stopped(shelf.lead):
+        children = [fork(ask) for _ in range(4)]
+        assert [wait(each) for each in children] == [0] * 4
         assert shelf.times == 1
-        with open_engine(tmp_path / "cache") as engine:
-            stats = engine.total_stats()
-        assert (stats.misses, stats.hits) == (1, 11)
-
-    def test_an_error_of_create_reaches_every_thread(self, tmp_path: Path) -> None:
-        def create() -> Any:
-            raise KeyError("mine")
-
-        with open_engine(tmp_path / "cache") as engine:
-            got = together(4, lambda: engine.get_or_create(key(1), create))
-            assert [repr(each) for each in got] == ["KeyError('mine')"] * 4
-            assert engine.stats().misses == 4

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import stat
-import sys
 from pathlib import Path
 
 import pytest
@@ -116,41 +115,6 @@ def test_globs_are_sorted_and_each_kernel_is_there_once(folder: Path) -> None:
         "90",
     )
     assert [each.title for each in found] == ["src/deep/c.cu", "a.cu", "src/b.cu", "a.cu: f<int>"]
-
-
-def test_kernels_that_differ_in_their_include_directories_alone_are_two(folder: Path) -> None:
-    one, other = listed(
-        folder,
-        """
-        defaults.arch = "sm_90"
-        kernels = [
-            { source = "a.cu", include_paths = ["float"] },
-            { source = "a.cu", include_paths = ["half"] },
-            { source = "a.cu", include_paths = ["float"] },
-        ]
-        """,
-    )
-    assert (options(one).include_paths, options(other).include_paths) == (("float",), ("half",))
-
-
-def test_a_source_can_be_compiled_as_a_program_does_it(folder: Path) -> None:
-    one, text = listed(
-        folder,
-        """
-        defaults = { arch = 90, include_paths = ["src"] }
-        [[kernels]]
-        source = "src/b.cu"
-        source_name = "{folder}/{name}"
-        directory = "src"
-        extra_options = ["-I{folder}"]
-        [[kernels]]
-        text = '#include "x"'
-        """,
-    )
-    assert (one.directory, one.request.source_name) == (str(folder / "src"), f"{folder}/b.cu")
-    assert options(one).include_paths == (".",)
-    assert options(one).extra_options == (f"-I{folder}",)
-    assert (text.directory, text.source, text.title) == (str(folder), "kernel.cu", "kernel.cu")
 
 
 # -- what it must not say --------------------------------------------------------------------------
@@ -304,28 +268,6 @@ def test_a_file_that_is_not_a_recording_is_left_as_it_is(
     assert reason[kind] in record.getMessage()
 
 
-def test_every_path_of_a_moved_recording_moves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also those in texts of options, and of the environment of a service, which lacks `site`."""
-    old, new = tmp_path / "old", tmp_path / "new"
-    for folder in ("project/include", "venv/include", "venv/bin"):
-        (old / folder).mkdir(parents=True)
-    (old / "venv/pyvenv.cfg").touch()
-    monkeypatch.setattr(sys, "executable", str(old / "venv/bin/python"))
-    texts = [f"-I{old}/project/include", "-I", f"{old}/venv/include", "-Irelative", "-G"]
-    given = CompileOptions(extra_options=[*texts, "-arch=sm_90"])
-    name = f"{old}/project/include/kernel.cu"
-    recorder = RequestRecorder(old / "project/kernels.jsonl")
-    recorder.note(request(INCLUDING, given, source_name=name))
-    old.rename(new)
-    monkeypatch.setattr(sys, "executable", str(new / "venv/bin/python"))
-    (wanted,) = read_list(str(new / "project/kernels.jsonl"))
-    expected = (f"{new}/project/include", f"{new}/venv/include", "relative")
-    assert options(wanted).parsed.include_paths == expected
-    assert wanted.request.source_name == f"{new}/project/include/kernel.cu"
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_processes_append_whole_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Children that were forked in mid-recording, and their parent, into one file."""
@@ -347,16 +289,3 @@ def test_processes_append_whole_lines(tmp_path: Path, caplog: pytest.LogCaptureF
     assert lines[0]
     assert len([*filter(None, lines)]) == 1 + 5 * 50
     assert caplog.records == []
-
-
-def test_a_directory_that_is_gone_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Where a recording moves with its folder: `cli/test_warm.py`."""
-    given = CompileOptions(90, include_paths=[tmp_path / "gone"])
-    RequestRecorder(tmp_path / "kernels.jsonl").note(request(INCLUDING, given))
-    (wanted,) = read_list(str(tmp_path / "kernels.jsonl"))
-    assert options(wanted).include_paths == (str(tmp_path / "gone"),)
-    (record,) = caplog.records
-    told = f"was recorded with the directory {tmp_path / 'gone'}, which is not here"
-    assert record.getMessage().endswith(told)

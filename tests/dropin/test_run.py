@@ -1,7 +1,6 @@
 """`kcache run` behaves as the command by itself: exit status, streams, signals, job control."""
 
 import ctypes
-import errno
 import json
 import os
 import pty
@@ -19,7 +18,6 @@ import pytest
 from dropin.conftest import CLIENTS, KCACHE, Dropin, is_there
 
 import kcache.dropin
-from kcache.dropin import run
 from kcache.service.start import status
 
 
@@ -127,15 +125,6 @@ def test_the_launcher_becomes_the_program(dropin: Dropin) -> None:
     assert int(children) == 1  # the subshell that counts
 
 
-def test_the_environment_of_the_program(dropin: Dropin) -> None:
-    before = {**dropin.environment, "ODD": "a=b\nc"}
-    show = (sys.executable, "-c", "import os, json; print(json.dumps(dict(os.environ)))")
-    bare = dropin.bare(*show, ODD=before["ODD"]).output
-    told = dropin.run(*show, stats=False, ODD=before["ODD"]).output
-    added = dict(set(json.loads(told).items()) - set(json.loads(bare).items()))
-    assert set(added) == {"LD_PRELOAD", "KCACHE_DROPIN_SOCKET"}
-
-
 def test_what_is_preloaded_already_comes_first(dropin: Dropin) -> None:
     told = dropin.run("sh", "-c", "echo $LD_PRELOAD", LD_PRELOAD="libc.so.6")
     assert told.output.startswith("libc.so.6:")
@@ -194,18 +183,6 @@ def test_the_time_saved_is_what_the_cache_counts(dropin: Dropin, real: Path) -> 
     assert f"saved {stats['saved_seconds']:.1f} s" in told.line
 
 
-def test_why_tells_what_is_left_to_nvrtc_and_nothing_of_a_new_cache(
-    dropin: Dropin, real: Path
-) -> None:
-    command = (*KCACHE, "run", "--why", sys.executable, CLIENTS / "odd.py", real)
-    told = dropin.bare(*command, "compiles", 1)
-    assert told.errors == (
-        "kcache: debug: miss: k.cu: k is compiled: this cache remembers no such kernel\n"
-    )
-    told = dropin.bare(*command, "asks_for_optix")
-    assert "kcache: debug: left to NVRTC: k.cu: option --optix-ir\n" in told.errors
-
-
 @pytest.mark.parametrize("folder", ["a b", "a:b", "a$b"])
 def test_libraries_where_the_loader_can_not_preload_from(folder: str, dropin: Dropin) -> None:
     """The loader would complain to the program's user, for each of its processes."""
@@ -232,18 +209,6 @@ def test_libraries_where_nothing_is_executed(dropin: Dropin) -> None:
         pytest.skip("no mount namespace can be made here")
     assert (told.code, told.output) == (0, "hello\n")
     assert re.fullmatch(r"kcache: warning: .* it is mounted noexec\n", told.errors)
-
-
-def test_without_a_server_nothing_is_left_behind(
-    dropin: Dropin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(process: int) -> int:
-        raise OSError(errno.ENOSYS, "no such call")
-
-    monkeypatch.setattr(os, "pidfd_open", refuse)
-    with pytest.raises(OSError, match="no such call"):
-        run._prepare(dropin.environment)
-    assert list(dropin.runtime.rglob("*-*/*")) == []
 
 
 #: Runs a command as the first process of a PID namespace, as a container does.
@@ -292,23 +257,6 @@ def test_signals_for_the_first_process_of_a_container(
         children = Path(f"/proc/{namespace.pid}/task/{namespace.pid}/children").read_text()
         os.kill(int(children), number)
         assert namespace.wait(60) == 9
-
-
-def test_make(dropin: Dropin, real: Path) -> None:
-    if subprocess.run(["sh", "-c", "command -v make"], capture_output=True, check=False).returncode:
-        pytest.skip("there is no make")
-    client = f"{sys.executable} {CLIENTS / 'repeated.py'} {real}"
-    rule = f"%.txt:\n\t@echo 'a[$*] = $*;' | {client} > $@\n"
-    (dropin.folder / "Makefile").write_text(f"all: 1.txt 2.txt 3.txt 4.txt\n{rule}")
-    told = dropin.run("make", "-j2", "all")
-    assert told.code == 0, told.errors
-    assert (told.hits, told.misses) == (0, 4)
-    clean = [each.read_text() for each in sorted(dropin.folder.glob("*.txt"))]
-    for each in dropin.folder.glob("*.txt"):
-        each.unlink()
-    again = dropin.run("make", "-j2", "all")
-    assert (again.hits, again.misses) == (4, 0)
-    assert [each.read_text() for each in sorted(dropin.folder.glob("*.txt"))] == clean
 
 
 # -- at a terminal ---------------------------------------------------------------------------------
@@ -416,12 +364,6 @@ def test_ctrl_z_and_back(typed: str, terminal: Terminal, dropin: Dropin) -> None
     terminal.expect("$ ")
     terminal.type("echo st''atus $?\n")
     terminal.expect("status 4")
-
-
-@pytest.mark.parametrize("stats", [True])
-def test_in_the_background(typed: str, terminal: Terminal) -> None:
-    terminal.type(f"{typed} sh -c 'exit 6' & wait $!; echo st''atus $?\n")
-    terminal.expect("status 6")
 
 
 def test_who_continues_the_launcher_alone_continues_the_program(dropin: Dropin) -> None:

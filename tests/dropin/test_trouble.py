@@ -20,7 +20,7 @@ from kcache.dropin import build
 from kcache.dropin import libraries as lib
 from kcache.dropin import variables as env
 from kcache.dropin.protocol import Answer, pack_answer
-from kcache.service.start import DONE, NO, WAIT, folder_in, path_of, status
+from kcache.service.start import DONE, NO, WAIT, path_of, status
 from kcache.util.wire import heading
 
 BODIES = [f"a[{n}] = {n};" for n in range(3)]
@@ -204,19 +204,6 @@ def test_an_answer_without_a_name_that_was_asked_for_is_none(
     assert (told.code, told.output) == (0, dropin.bare(*command).output)
 
 
-@pytest.mark.parametrize("says", [b"{}", b"[" * 100_000])
-def test_a_server_that_tells_nonsense_of_itself(
-    says: bytes, dropin: Dropin, tmp_path: Path
-) -> None:
-    outer = tmp_path / os.path.basename(_user_socket(dropin))
-    with closing(Fake(tmp_path, lambda each: each.sendall(_message(DONE, says)))) as fake:
-        os.rename(fake.path, outer)
-        told = dropin.run("/bin/echo", "hello", KCACHE_DROPIN_SOCKET=str(outer))
-    assert fake.connections == 1
-    assert (told.code, told.output) == (0, "hello\n")
-    assert told.line.startswith("kcache: hits 0"), told.errors
-
-
 @pytest.mark.long
 def test_a_program_that_was_stopped_for_long_goes_on_asking(
     start: Callable[..., Program], tmp_path: Path, wanted: list[str]
@@ -303,24 +290,6 @@ def test_the_server_ends_when_the_launcher_is_killed(stats: bool, dropin: Dropin
     assert list(dropin.runtime.iterdir()) == []
 
 
-def test_what_a_killed_server_left_behind_is_removed(dropin: Dropin, tmp_path: Path) -> None:
-    """Who is alive takes a connection; the names are anybody's, and what is no socket stays."""
-    (dropin.runtime / "kcache-run-99999999999999999999-x").mkdir()
-    folder = Path(folder_in([str(dropin.runtime)]))
-    (folder / "programs-link").symlink_to(tmp_path)
-    (folder / "programs-file").write_text("precious")
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(folder / "programs-dead"))
-    with socket.socket(socket.AF_UNIX) as alive:
-        alive.bind(str(folder / "remotes-alive"))
-        alive.listen()
-        told = dropin.run("true")
-        assert told.line, told.errors
-        until(lambda: len(list(folder.iterdir())) == 3)
-        kept = {"programs-link", "programs-file", "remotes-alive"}
-        assert {each.name for each in folder.iterdir()} == kept
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
 def test_a_server_in_another_pid_namespace_is_left_alone(program: Program, dropin: Dropin) -> None:
     """Containers may share `/tmp`."""
@@ -372,32 +341,6 @@ def test_a_server_that_is_frozen_for_a_while(
     assert status(path)["process"] == server
     assert program.close() == 0
     assert has_ended(server)
-
-
-def test_clients_that_misbehave(program: Program, dropin: Dropin, wanted: list[str]) -> None:
-    path, whole = _socket(dropin), _message(b"compile", bytes(1000))
-    sent = [
-        b"GET / HTTP/1.1\r\n\r\n",
-        whole,  # well framed, and nothing in it makes sense
-        _message(b"perhaps"),
-        b"KCW1\1\0\0\0" + b"\xff" * 8,
-        b"KCW2" + whole[4:],
-        _message(b"query", b"\xff" * 8, b""),
-        _message(b"note", b"\xff" * 999),
-        *(whole[:length] for length in (1, 7, 8, 9, 500)),
-    ]
-    kept: list[socket.socket] = []
-    for data in sent:
-        kept.append(socket.socket(socket.AF_UNIX))
-        kept[-1].connect(path)
-        kept[-1].sendall(data)
-    for each in kept[::2]:
-        each.close()
-    assert [program.ask(body) for body in BODIES] == wanted
-    for each in kept:
-        each.close()
-    counts = status(path)["counts"]
-    assert counts["misses"] == len(BODIES)
 
 
 def test_many_programs_at_once(dropin: Dropin, real: Path, wanted: list[str]) -> None:

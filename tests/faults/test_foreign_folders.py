@@ -325,19 +325,6 @@ def test_a_relative_directory_stays_where_it_was(
     assert {"flight", "journal", "stats"} <= set(os.listdir(tmp_path / "relative"))
 
 
-@pytest.mark.parametrize("line", ["clear --yes", "trim", "verify --repair", "rm 01234567"])
-def test_maintenance_makes_nothing(line: str, tmp_path: Path) -> None:
-    """Neither where there is nothing, nor in an empty directory, nor a backend's folder."""
-    (tmp_path / "empty").mkdir(mode=0o700)
-    with open_engine(tmp_path / "cache", backend="file") as engine:
-        engine.put(key(1), entry())
-    for folder in ("absent", "empty", "cache"):
-        place = tmp_path / folder
-        before = set(os.listdir(place)) if place.exists() else None
-        command(*line.split(), "--directory", place, environ={"KCACHE_BACKEND": "zstd"})
-        assert (set(os.listdir(place)) if place.exists() else None) == before
-
-
 # -- public calls, in a program whose environment names such a folder ------------------------------
 
 OPTIONS = CompileOptions(arch="sm_80")

@@ -1,4 +1,4 @@
-"""`ProgramCache` and `compile` for cuda.core; `test_nvidia_cache` has NVIDIA's tests of its contract."""
+"""`ProgramCache` and `compile` for cuda.core."""
 
 import json
 import os

@@ -179,7 +179,6 @@ def _compile(
 ) -> Fresh:
     from cuda.bindings import nvrtc
 
-    sys.audit("tests.compile")
     error, program = nvrtc.nvrtcCreateProgram(
         source.encode(),
         os.fsencode(source_name),

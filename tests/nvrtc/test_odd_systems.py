@@ -44,22 +44,6 @@ def survives(tmp_path: Path, code: str) -> str:
     return python(_SETUP + code, tmp_path)
 
 
-def test_green_threads_of_eventlet(tmp_path: Path) -> None:
-    """It removes what kcache waits with; see `workers.process`."""
-    pytest.importorskip("eventlet")
-    code = """
-from threading import Thread
-threads = [Thread(target=cache.get_or_compile, args=(source, (), options)) for _ in range(4)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-assert (cache.stats().compiles, cache.stats().errors) == (1, 0), cache.stats()
-check()
-"""
-    python(f"import eventlet; eventlet.monkey_patch()\n{_SETUP}{code}", tmp_path)
-
-
 def test_nothing_is_left_behind(tmp_path):
     (tmp_path / "tmp").mkdir()
     code = """
@@ -104,42 +88,6 @@ assert kernel is None or kernel.ptx == compile_fresh(source, options.flags()).pt
 agreed(cache, source, options)
 """
     survives(tmp_path, code)
-
-
-_INTERPRETER = """
-import os, sys
-try:
-    import _interpreters as interpreters
-except ImportError:
-    import _xxsubinterpreters as interpreters
-code, isolated, place, out = sys.argv[1:]
-kind = ("isolated", "legacy")[not int(isolated)]
-try:
-    made = interpreters.create(kind)
-except TypeError:
-    made = interpreters.create(isolated=bool(int(isolated)))
-run = getattr(interpreters, "exec", interpreters.run_string)
-wrong = run(made, f"import sys; sys.path[:] = {sys.path!r}; place, out = {place!r}, {out!r}" + code)
-assert wrong is None, wrong.formatted
-os._exit(0)  # an interpreter with threads can't be ended
-"""
-_WITHIN = """
-from pathlib import Path
-import kcache
-from nvrtc.reference import *
-cache = kcache.KernelCache(place)
-for _ in range(2):
-    kernel = cache.get_or_compile("__global__ void k() {}", (), ARCH)
-Path(out).write_bytes(kernel.ptx)
-"""
-
-
-@pytest.mark.parametrize("isolated", [False, True], ids=["", "isolated"])
-def test_a_sub_interpreter(tmp_path, isolated):
-    """An isolated one may start no process, nor a daemon thread: it compiles in place."""
-    python(_INTERPRETER, _WITHIN, int(isolated), tmp_path / "cache", tmp_path / "out")
-    fresh = compile_fresh("__global__ void k() {}", ARCH.flags()).ptx
-    assert (tmp_path / "out").read_bytes() == fresh
 
 
 def test_a_path_of_the_process_itself(tmp_path):
@@ -196,39 +144,6 @@ assert cache.stats().uncacheable == 4
     assert done.returncode == 0, done.stderr
 
 
-def test_threads_with_different_headers(tmp_path):
-    """No header in the wrong trace; some compiles fail inside a header meanwhile."""
-    code = """
-import threading
-for n in range(4):
-    write(tree / f"inc/a{n}.h", f'#include "b{n}.h"\\n')
-    write(tree / f"inc/b{n}.h", f"#define V {n}\\n")
-write(tree / "inc/bad.h", "#error no\\n")
-wrong = []
-def work(n):
-    for again in range(2):
-        try:
-            cache.get_or_compile(f"#include <bad.h>\\n// {n} {again}" + KERNEL, (), options)
-        except kcache.CompileError:
-            pass
-        mine = f"#include <a{n}.h>\\n// {again}\\n" + KERNEL
-        kernel = cache.get_or_compile(mine, (), options)
-        names = [os.path.basename(path) for path in kernel.dependencies]
-        if names != [f"a{n}.h", f"b{n}.h"]:
-            wrong.append((n, names))
-threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-assert not wrong, wrong
-for n in range(4):
-    mine = f"#include <a{n}.h>\\n// 1\\n" + KERNEL
-    assert agreed(cache, mine, options).cached
-    write(tree / f"inc/b{n}.h", f"#define V {n + 100}\\n")
-    assert not agreed(cache, mine, options).cached
-"""
-    survives(tmp_path, code)
-
-
 @pytest.mark.parametrize("broken", ["#error x\n", "#include <bad.h>\n"])
 def test_a_failed_compile_leaves_nothing_behind(tmp_path, broken):
     (tmp_path / "bad.h").write_text("#include <missing.h>\n")
@@ -257,25 +172,3 @@ with kcache.KernelCache(f"{sys.argv[1]}/cache-{sys.argv[2]}") as cache:
     kernel = cache.get_or_compile("#include <y.h>\\n" + KERNEL, (), options)
 print(kernel.cached, f"{sys.argv[1]}/image/y.h" in opened)
 """
-
-
-def test_headers_of_an_image_that_nobody_can_write_to_are_read(tmp_path):
-    """Another image may have a file of the same times, inode and device there tomorrow."""
-    (tmp_path / "image").mkdir()
-    code = f"""
-import subprocess
-image = sys.argv[1] + "/image"
-mount("tmpfs", image)
-with open(image + "/y.h", "w") as file:
-    file.write("#define V 1\\n")
-for flags in (32, 32 | 1):  # MS_REMOUNT, MS_RDONLY
-    libc.mount(b"none", image.encode(), b"none", flags, None)
-    for _ in range(2):
-        each = [sys.executable, "-c", {_READ!r}, sys.argv[1], str(flags)]
-        subprocess.run(each, check=True)
-"""
-    done = _unshared(code, tmp_path)
-    assert done.returncode == 0, done.stderr
-    told = [line.split() for line in done.stdout.splitlines()]
-    assert [cached for cached, _ in told] == ["False", "True"] * 2
-    assert [opened for _, opened in told] == [*["False"] * 3, "True"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import sys
 import threading
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from core.helpers import fork, not_emulated, started, wait
-from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, python, run_python, write
+from nvrtc.reference import ARCH, KERNEL, agreed, python, write
 from nvrtc.talk import slow, used, worker
 
 import kcache
@@ -28,7 +27,6 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells of processes"),
 ]
 
-FLAGS = ARCH.flags()
 LONG = 60.0
 
 
@@ -349,32 +347,6 @@ def test_a_process_that_is_no_worker(
         pass
 
 
-LEAVES_ITS_NAMESPACE = """
-import ctypes, os, sys, time
-from kcache import CompileOptions, KernelCache
-NEW_PID = 0x20000000
-if ctypes.CDLL(None).unshare(NEW_PID) != 0:
-    sys.exit(3)
-with KernelCache(sys.argv[1]) as cache:
-    source = "__global__ void k() {}"
-    print(bool(cache.get_or_compile(source, options=CompileOptions(arch="sm_90")).cubin))
-first = os.fork()
-if first == 0:
-    time.sleep(60)
-    os._exit(0)
-print(bool(os.fork() or os._exit(0)))
-os.kill(first, 9)
-"""
-
-
-def test_a_program_that_has_left_its_pid_namespace(tmp_path: Path) -> None:
-    """The first process in the new one must not be a worker: the namespace ends with it."""
-    told = run_python(LEAVES_ITS_NAMESPACE, tmp_path / "cache")
-    if told.returncode == 3:
-        pytest.skip("only root may do it")
-    assert (told.returncode, told.stdout) == (0, "True\nTrue\n"), told.stderr
-
-
 # -- the wire --------------------------------------------------------------------------------------
 
 
@@ -406,31 +378,6 @@ def test_a_program_that_closes_every_descriptor_keeps_what_it_opens_then(tmp_pat
         assert (tmp_path / str(number)).read_bytes() == bytes(5000)
 
 
-def test_another_user_gets_another_worker(tmp_path: Path) -> None:
-    """One that was started before could read what the program may not read any more."""
-    code = """
-    import os, sys
-    from kcache.nvrtc.workers import pool, process
-    from nvrtc.talk import *
-    from kcache.nvrtc import compiler
-    if os.getuid() != 0:
-        sys.exit()
-    pools = pool.WorkerPool(1)
-    path = compiler.find().path
-    pools.compile(path, ask("//"))
-    (first,) = pools.pids()
-    before = process.credentials()
-    os.setgroups([65534])
-    assert process.credentials() != before
-    pools.compile(path, ask("//"))
-    assert pools.pids() != [first]
-    os.setegid(65534)
-    os.seteuid(65534)
-    pools.close()
-    """
-    python(code)
-
-
 _METHODS = """
 import multiprocessing, sys, threading
 import kcache
@@ -451,50 +398,6 @@ if __name__ == "__main__":
     thread.join()
     print(all(agreed(cache, KERNEL.replace("V", str(n))).cached for n in (0, 10, 11, 12)))
 """
-
-
-@pytest.mark.timeout(3600)
-def test_many_crashes_among_many_compiles(tmp_path: Path, long: bool) -> None:
-    """Workers are killed at random moments; every request ends right."""
-    count, kills = (200, 50) if long else (6, 3)
-    chance = random.Random(10)
-    shared = pools.shared()
-    done = threading.Event()
-    sources = [f"{slow(3)}\n{KERNEL.replace('V', str(n))}" for n in range(count)]
-    results: dict[int, object] = {}
-
-    def kill() -> None:
-        left = kills
-        while left and not done.wait(chance.random() * 0.4):
-            for pid in shared.pids():
-                if used(pid) > 0.1 and chance.random() < 0.5:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGSEGV)
-                    left -= 1
-
-    with KernelCache(tmp_path / "cache") as cache:
-
-        def work(first: int) -> None:
-            for n in range(first, count, 4):
-                try:
-                    results[n] = cache.get_or_compile(sources[n], (), ARCH)
-                except CompileError as error:
-                    results[n] = error
-
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-        killer = threading.Thread(target=kill)
-        for thread in (*threads, killer):
-            thread.start()
-        for thread in threads:
-            thread.join()
-        done.set()
-        killer.join()
-        for n, result in results.items():
-            if isinstance(result, CompileError):
-                assert "SIGSEGV" in str(result)  # it was hit twice
-            kernel = cache.get_or_compile(sources[n], (), ARCH)
-            assert kernel.cubin == compile_fresh(sources[n], FLAGS).cubin
-    assert len(results) == count
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])

@@ -15,7 +15,7 @@ from remote.fakes import until
 from remote.machines import source
 
 import kcache
-from kcache.errors import BundleError, ConfigError
+from kcache.errors import ConfigError
 from kcache.remote.signing import make_keys, write_keys
 from kcache.testing import flipped
 from kcache.util import path_safety
@@ -373,24 +373,3 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path, bundle: Path) -> None:
     for path, why in ((letter, "no bundle"), (bundle, "others can write")):
         with pytest.raises(ConfigError, match=why):
             kcache.KernelCache(tmp_path / "own", remote=f"file://{path}").lookup(source())
-
-
-def test_with_a_key_only_signed_bundles_are_used(
-    tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("ours", "theirs"):
-        write_keys(str(tmp_path / name), make_keys()[0])
-    monkeypatch.setenv("KCACHE_SIGNING_KEY_FILE", str(tmp_path / "ours"))
-    signed = tmp_path / "signed.kcb"
-    with kcache.KernelCache(tmp_path / "maker") as cache:
-        kcache.export_bundle(cache, signed)
-    with kcache.KernelCache(tmp_path / "a", remote=f"file://{signed}") as cache:
-        assert cache.get_or_compile(source(), options=ARCH).cached
-    with kcache.KernelCache(tmp_path / "b", remote=f"file://{bundle}") as cache:
-        assert not cache.get_or_compile(source(), options=ARCH).cached
-    monkeypatch.setenv("KCACHE_SIGNING_KEY_FILE", str(tmp_path / "theirs"))
-    with kcache.KernelCache(tmp_path / "c", remote=f"file://{signed}") as cache:
-        assert not cache.get_or_compile(source(), options=ARCH).cached
-        assert cache.stats().errors
-    with pytest.raises(BundleError):
-        kcache.verify_bundle(signed)

@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -157,31 +156,6 @@ def test_uploads_that_fail_leave_the_remote_readable(
     assert (told["dropped"], told["breaker"], told["reason"]) == (20, "closed", "not for you")
     warning = "http://memory: not for you; kcache stores nothing there for now"
     assert [record.getMessage() for record in caplog.records] == [warning]
-
-
-def test_who_asks_while_it_is_looked_whether_it_stores_anything_is_told_too() -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    class Full(MemoryClient):
-        def check_writable(self) -> None:
-            begun.set()
-            assert go.wait(60)
-            raise RemoteError("full")
-
-    known = remote(Full())
-
-    def told() -> str:
-        known.get(KEY)
-        return known.trouble
-
-    with futures.ThreadPoolExecutor(2) as pool:
-        first = pool.submit(told)
-        assert begun.wait(60)
-        second = pool.submit(told)
-        futures.wait([second], 0.2)
-        go.set()
-        assert "full; kcache stores nothing there for now" in first.result(60)
-        assert second.result(60) == first.result(60)
 
 
 def test_kernels_too_long_for_a_server_do_not_stop_others() -> None:

@@ -1,6 +1,5 @@
 """Kernels through tiers: what one machine compiles, others get, whole or not at all."""
 
-import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -131,21 +130,3 @@ def test_a_damaged_remote_that_is_only_read_hides_none_behind_it(
             assert good.values == kept, name
     assert "put" not in damaged.operations
     assert "replace" not in damaged.operations
-
-
-def test_a_forked_child_asks_by_itself(client: DaemonClient, tmp_path: Path) -> None:
-    with machine(tmp_path / "a") as first:
-        for n in range(2):
-            first.get_or_compile(source(n), options=ARCH)
-        assert client.flush(60)
-    with machine(tmp_path / "b") as second:
-        assert second.get_or_compile(source(0), options=ARCH).cached
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                status = 0 if second.get_or_compile(source(1), options=ARCH).cached else 2
-            finally:
-                os._exit(status)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert client.get("ab" * 32) is not None

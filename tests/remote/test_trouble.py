@@ -217,22 +217,6 @@ def test_a_run_within_a_run_is_told_once() -> None:
     assert ended.stderr.count("kcache works without it") == 1
 
 
-def test_a_server_that_stores_nothing_is_one_line(tmp_path: Path) -> None:
-    """Of `kcache run`, whose program ends before the service knows how the upload ended."""
-    pytest.importorskip("click")
-    reader = ("--user", "default", "on", "nopass", "~kcache:*", "+getrange")
-    with servers.redis(tmp_path / "redis", *reader) as server:
-        address = f"redis://127.0.0.1:{server.port}/0?{PATIENT}"
-        environ = {"KCACHE_DIR": str(tmp_path / "cache"), "KCACHE_REMOTE": address}
-        ended = run(*KCACHE, "run", *PYTHON, NVRTC, environ=environ)
-        doctor = run(*KCACHE, "doctor", "--remotes", environ=environ)
-    assert (ended.returncode, ended.stdout) == (0, "True\n")
-    (line,) = ended.stderr.splitlines()
-    assert re.search(f"{server.port}/0: .*permission.*; kcache stores nothing there for now", line)
-    assert doctor.returncode == 1
-    assert re.search("answers, but stores nothing: .*permission", doctor.stdout)
-
-
 def test_commands_tell_what_happened(
     hosts: Machines, redis_server: servers.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 """Services: found, started, asked and ended, whatever their programs and other users do."""
 
-import codecs
 import fcntl
 import os
 import shutil
@@ -15,17 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from core.helpers import (
-    become_nobody,
-    has_ended,
-    in_child,
-    nobodys_directory,
-    not_emulated,
-    umask,
-)
+from core.helpers import has_ended, in_child, umask
 from remote.fakes import addresses, until
 
-from kcache.dropin import build
 from kcache.remote.daemon_protocol import Setup
 from kcache.service import server as server_module
 from kcache.service import start
@@ -247,20 +238,6 @@ def test_a_program_that_says_nonsense_harms_nobody(place: Path, said: bytes) -> 
         assert channel(path).ask([b"one"], 60) == [DONE, b"one"]
 
 
-def test_without_threads_a_program_is_refused_and_the_next_one_served(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_thread(*_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    path = place / "socket"
-    with serving(path):
-        with monkeypatch.context() as patch:
-            patch.setattr(threading.Thread, "start", no_thread)
-            assert ask(str(path), STATUS) is None
-        assert start.status(str(path)) is not None
-
-
 # -- a service that is gone, silent, another user's, or lies -----------------------------------------
 
 
@@ -363,39 +340,6 @@ def test_a_umask_takes_no_right_from_the_user(place: Path) -> None:
         os.close(bound(str(folder / "socket")))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "socket").stat().st_mode) == 0o600
-
-
-@not_emulated
-@pytest.mark.skipif(build.compiler() is None, reason="there is no C compiler")
-def test_a_umask_keeps_nobody_from_building_the_libraries() -> None:
-    """Root writes into a folder whatever its mode is."""
-    codecs.lookup("ascii")  # a module that the child may not be able to read
-    with nobodys_directory() as place:
-
-        def child() -> None:
-            become_nobody()
-            os.umask(0o177)
-            if os.access(build.SOURCES, os.R_OK | os.X_OK):
-                build.build(str(place / "libraries"))
-
-        in_child(child)
-
-
-def test_the_interpreters_of_an_installation_share_a_service(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`python3 -m kcache` asks for the service that `python -m kcache run` has started."""
-    names = set()
-    for folder, name in (("a", "python"), ("a", "python3"), ("b", "python")):
-        monkeypatch.setattr("sys.executable", str(place / folder / "bin" / name))
-        names.add(start.name_of(SERVICE))
-    assert len(names) == 2
-
-
-def test_equal_settings_have_one_name() -> None:
-    names = {start.name_of(Service("a", "m", told)) for told in (b"", b"1", b"1", b"secret")}
-    assert len(names) == 3
-    assert not any("secret" in name for name in names)
 
 
 def test_programs_that_find_none_start_one_of_them(place: Path) -> None:
