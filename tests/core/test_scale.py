@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from core.helpers import entry, key
 from core.stat_counter import Looks
-from guard.operations import fill
 
 import kcache
 from kcache.engine.eviction import EVICT_BATCH
@@ -25,8 +24,9 @@ SIZES = (5_000, pytest.param(120_000, marks=[pytest.mark.long, pytest.mark.timeo
 @pytest.mark.parametrize("count", SIZES)
 def test_a_put_at_the_cap_looks_at_few_files(count: int, tmp_path: Path) -> None:
     """The cache is full, of entries of 64 bytes."""
-    fill(tmp_path, "file", count)
-    with kcache.open_engine(tmp_path) as engine:
+    with kcache.open_engine(tmp_path, max_size=count << 13) as engine:
+        for number in range(count):
+            engine.put(key(f"old {number}"), entry(64))
         cap = engine.size_bytes
     new = (key(f"new {number}") for number in itertools.count())
     counts = []
