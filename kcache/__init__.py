@@ -14,7 +14,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kcache._version import __version__
     from kcache.admin.bundles import export_bundle, import_bundle, list_bundle, verify_bundle
-    from kcache.admin.explain import Explanation
     from kcache.backend import Backend
     from kcache.config import default_cache_directory
     from kcache.dropin.run import install
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     )
     from kcache.kernel_cache import KernelCache, compile
     from kcache.kernels.compiled_kernel import CompiledKernel
+    from kcache.kernels.explain import Explanation
     from kcache.kernels.request_factory import compile_to_ptx
     from kcache.nvrtc.cuda_headers import include_paths
     from kcache.nvrtc.options import CompileOptions
@@ -101,7 +101,7 @@ _MODULES = {
     "nvrtc.request": ("CompileRequest", "hash_options", "hash_source"),
     "engine.opening": ("open_engine",),
     "engine.stats": ("Stats",),
-    "admin.explain": ("Explanation",),
+    "kernels.explain": ("Explanation",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -15,7 +15,7 @@ from kcache.backend import Backend
 from kcache.config import Config
 from kcache.engine.opening import engine_of, open_configured, warn_if_elsewhere
 from kcache.errors import CompileError, KcacheError
-from kcache.kernels.find import Finder
+from kcache.kernels.lookup import RequestCounts, Tiers
 from kcache.kernels.request_factory import ClosedRequests, Requests
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.options import CompileOptions
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Never, Self
 
-    from kcache.admin.explain import Explanation
     from kcache.engine.stats import Stats
     from kcache.kernels.aio import AsyncFront
     from kcache.kernels.compiled_kernel import CompiledKernel
+    from kcache.kernels.explain import Explanation
     from kcache.kernels.resolver import Resolver
-    from kcache.nvrtc.request import Caller
+    from kcache.nvrtc.request import Caller, Request
 
 #: The share of the memory tier that remembers requests. If a program repeats a request, nothing is
 #: hashed.
@@ -121,11 +121,12 @@ class KernelCache:
         )
         self._async: AsyncFront | None = None
         self.engine = engine_of(opened, config.memory_size.value - share, producer=PRODUCER)
-        self._finder = Finder(self.engine, config)
-        if config.remote.value and self._finder.reads:
-            from kcache.kernels.tiers import layers_below  # few programs use remotes
+        self._tiers = tiers = Tiers(self.engine, config)
+        self._counts = RequestCounts(self.engine, misses=not config.disable.value)
+        if config.remote.value and tiers.reads:
+            from kcache.kernels.tiers import open_read_only_tier  # few programs use them
 
-            self._finder.below = layers_below(self._finder, config)
+            tiers.read_only = open_read_only_tier(tiers.local, config)
         self._resolver: Resolver | None = None
 
     def get_or_compile(
@@ -167,11 +168,9 @@ class KernelCache:
             request = self._requests.make(
                 source, names, options, headers, extra_key=extra_key, source_name=source_name
             )
-            finder = self._finder  # as `Finder.get`, without a call
-            kernel = finder.look(request, started)[0] if finder.reads else None
-            return self._on_miss().get(request) if kernel is None else kernel
+            return self._answer(request, started)
         except CompileError as error:
-            error.__traceback__ = None  # ours tells nothing about the source
+            error.__traceback__ = None  # kcache's frames are noise to the caller
             raise
         except OSError as error:  # an import of ours may need one, too
             if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -180,13 +179,20 @@ class KernelCache:
 
     def _get_or_compile_for(self, around: Caller, call: CompileRequest) -> CompiledKernel:
         """Return the kernel that a program of the drop-in asks for."""
-        started, request = time.perf_counter(), self._requests.of(call, around)
-        kernel = self._finder.get(request, started)
-        return self._on_miss().get(request) if kernel is None else kernel
+        started = time.perf_counter()
+        return self._answer(self._requests.of(call, around), started)
+
+    def _answer(self, request: Request, started: float) -> CompiledKernel:
+        if self._tiers.reads:
+            found = self._tiers.lookup(request)
+            kernel = self._counts.record(request, found, started)
+            if kernel is not None:
+                return kernel
+        return self._on_miss().get(request)
 
     def _rehearse_for(self, around: Caller, call: CompileRequest) -> None:
         """Look up a kernel that is not there, without counting it, to warm up the way of a hit."""
-        self._finder.look(self._requests.of(call, around, record=False), 0.0, again=True)
+        self._tiers.lookup(self._requests.of(call, around, record=False))
 
     async def aget_or_compile(
         self,
@@ -272,11 +278,12 @@ class KernelCache:
         request = self._requests.make(
             source, names, options, headers, extra_key=extra_key, source_name=source_name
         )
-        kernel = manifest = None
+        kernel = None
         if not self.config.disable.value:
-            kernel, manifest = self._finder.look(request, started)
+            kernel = self._counts.record(request, self._tiers.lookup(request), started)
         if kernel is None and self.config.remote.value:
-            kernel = self._on_miss().find_remotely(request, started, manifest)
+            found = self._on_miss().lookup_remotely(request, started)
+            kernel = None if found is None else self._counts.record(request, found, started)
         if kernel is None:
             warn_if_elsewhere(self.opened)
             self.engine.counters.add("misses")
@@ -300,11 +307,11 @@ class KernelCache:
         """
         if unknown:
             raise _unexpected(self.why, unknown)
-        from kcache.admin.explain import explain
+        from kcache.kernels.explain import explain
 
         asked = CompileRequest(source, names, options, headers, extra_key, source_name)
         request = self._requests.of(asked, record=False)
-        checked = self._finder.headers.checked(request)
+        checked = self._tiers.local.checked(request)
         return explain(self.engine, request, self.config, checked=checked)
 
     def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[object]:
@@ -393,7 +400,7 @@ class KernelCache:
             self._async = None
         if self._resolver is not None:
             self._resolver.close()
-        self._finder.close()
+        self._tiers.close()
         self.engine.close()
 
     def __reduce__(self) -> NoReturn:
@@ -435,9 +442,8 @@ class KernelCache:
             warn_if_elsewhere(self.opened)
             with self.engine.counters.lock:
                 if self._resolver is None:
-                    self._resolver = Resolver(
-                        self._finder, self.opened, self._requests.for_compiler
-                    )
+                    for_compiler = self._requests.for_compiler
+                    self._resolver = Resolver(self._tiers, self._counts, self.opened, for_compiler)
         return self._resolver
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
@@ -19,6 +18,7 @@ from kcache.entry import Entry, encode, open_envelope
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
 from kcache.util import log
 from kcache.util.forks import after_fork, at_end
+from kcache.util.locks import Turns
 from kcache.util.memory_tier import MemoryTier
 from kcache.util.units import check_int, parse_age, parse_seconds, parse_size
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from kcache.engine.eviction import Eviction
     from kcache.engine.journal import Journal, What
-    from kcache.engine.single_flight import Flight
+    from kcache.engine.single_flight import SingleFlight
 
 _now = time.perf_counter
 
@@ -115,13 +115,13 @@ class CacheEngine:
         self._read = backend.get if read_only else backend.use
         self._no_memory = memory_size == 0
         self._clock = clock
-        self._room = threading.Lock()
+        self._room = Turns()
         #: The cap, in stored bytes; a migration lowers it for a while.
         self.max_size = max_size
         #: The locks by which processes exclude each other for one key; None if they don't.
         self.lock_file = None if read_only else lock_file
         self._wait = parse_seconds(wait, name="wait")
-        self._flight: Flight | None = None
+        self._flight: SingleFlight | None = None
         self._stats_file = stats_file
         self._next_flush = clock() + FLUSH_INTERVAL
         self._reported: set[str] = set()
@@ -168,7 +168,7 @@ class CacheEngine:
             self._forget(key)
             return Put.TOO_LARGE
         done = Put.FAILED
-        with self._room, self._surviving("put"):
+        with self._room.turn(), self._surviving("put"):
             stored = self._eviction(partial(self._evict, "evicted")).put(key, blob, cost)
             self._flush_journal()
             if stored:
@@ -191,8 +191,8 @@ class CacheEngine:
         """Return the entry under `key`; on a miss return what `create` makes, and store it.
 
         If several threads and processes miss `key` at the same time, one of them calls `create`,
-        and the others wait; see `Flight`. If `create` raises an exception, all waiting threads of
-        its process get it, and nothing is stored.
+        and the others wait; see `SingleFlight`. If `create` raises an exception, all waiting
+        threads of its process get it, and nothing is stored.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
@@ -211,7 +211,7 @@ class CacheEngine:
             self.counters.hit(made.cost, 0.0, True)
             return made
 
-        return self.flight.run(key, partial(self.find, key, again=True), make, adopt)
+        return self.flight.run(key, partial(self.find, key, is_retry=True), make, adopt)
 
     def delete(self, key: str, *, noted: bool = True) -> bool:
         """Remove `key` everywhere here, `noted` in the journal; tell whether the backend held it.
@@ -245,7 +245,7 @@ class CacheEngine:
         if self.read_only:
             return 0
         freed = 0
-        with self._room, self._surviving("trim"):
+        with self._room.turn(), self._surviving("trim"):
             if age is not None:
                 freed = eviction.unused(time.time_ns() - age * 1e9)
             if age is None or max_size is not None:
@@ -311,25 +311,45 @@ class CacheEngine:
 
     # -- for frontends, which count requests rather than gets ------------------------------------
 
-    def fetch(self, key: str, *, again: bool = False) -> tuple[Entry | None, bool]:
+    def fetch(
+        self, key: str, damaged: list[tuple[str, CorruptEntryError]]
+    ) -> tuple[Entry | None, bool]:
         """Return (entry or None, whether it came from memory) without counting hit or miss.
 
-        With `again`, damage is not counted either, because it was counted a moment ago.
+        `damaged` gets the key of an entry that can't be used, and the reason; see `refuse`.
         """
         now = self._clock()
         if now >= self._next_flush:
             self._flush_now()
         if self._no_memory:
-            return self._load(key, again=again), False
+            return self._load(key, damaged), False
         entry = self.memory.get(key) if isinstance(key, str) else None
         if entry is None:
-            return self._load(key, again=again), False
+            return self._load(key, damaged), False
         if now >= entry.due:
             entry.due = now + TOUCH_INTERVAL
             if not self.read_only:
                 with self._surviving("touch"):
                     self.backend.touch(key)
         return entry, True
+
+    def peek(
+        self, key: str, damaged: list[tuple[str, CorruptEntryError]], *, memory: bool = True
+    ) -> tuple[Entry | None, bool]:
+        """Do the same as `fetch`, but change nothing; without `memory`, read the backend.
+
+        Raises:
+            BackendError: the backend can't be read.
+        """
+        entry = self.memory.peek(key) if memory else None
+        if entry is not None:
+            return entry, True
+        try:
+            blob = self.backend.get(key)
+            return None if blob is None else open_envelope(blob, key, self._producer), False
+        except CorruptEntryError as error:
+            damaged.append((key, error))
+            return None, False
 
     @property
     def journal(self) -> Journal:
@@ -348,27 +368,35 @@ class CacheEngine:
             self.journal.note(what, key, detail)
 
     @property
-    def flight(self) -> Flight:
+    def flight(self) -> SingleFlight:
         """Lets one thread of one process make an entry; a hit does not need it."""
         if self._flight is None:
-            from kcache.engine.single_flight import Flight
+            from kcache.engine.single_flight import SingleFlight
 
-            with self._room:
+            with self._room.turn():
                 if self._flight is None:
-                    self._flight = Flight(self.lock_file, wait=self._wait, counters=self.counters)
+                    self._flight = SingleFlight(
+                        self.lock_file, wait=self._wait, counters=self.counters
+                    )
         return self._flight
 
-    def find(self, key: str, *, again: bool = False) -> Entry | None:
-        """Return the entry under `key`, counted as a hit, or None, not counted."""
+    def find(self, key: str, *, is_retry: bool = False) -> Entry | None:
+        """Return the entry under `key`, counted as a hit, or None, not counted.
+
+        A retry does not count damage, because the first try did so.
+        """
         started = _now()
-        entry, from_memory = self.fetch(key, again=again)
+        damaged: list[tuple[str, CorruptEntryError]] = []
+        entry, from_memory = self.fetch(key, damaged)
         if entry is not None:
             self.counters.hit(entry.cost, _now() - started, from_memory)
+        elif damaged and not is_retry:
+            self.refuse(*damaged[0])
         return entry
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _load(self, key: str, *, again: bool = False) -> Entry | None:
+    def _load(self, key: str, damaged: list[tuple[str, CorruptEntryError]]) -> Entry | None:
         """Return the entry that the backend holds, verified, or None."""
         check_key(key)
         try:
@@ -382,8 +410,7 @@ class CacheEngine:
                     self.memory.put(key, entry, len(blob), unless_since=changes)
                 return entry
         except CorruptEntryError as error:
-            if not again:
-                self.refuse(key, error)
+            damaged.append((key, error))
         except SURVIVED as error:
             self.report("get", error)
         return None
@@ -451,7 +478,6 @@ class CacheEngine:
     def after_fork(self) -> None:
         """Make the engine usable in a child process, without the counts of the parent."""
         self.counters.after_fork()
-        self._room = threading.Lock()
         util = sys.modules.get("multiprocessing.util")
         if util is not None:  # it clears its list of final tasks before it calls this
             util.register_after_fork(self, CacheEngine._end_with_child)

@@ -6,19 +6,16 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from kcache.engine.opening import engine_of, open_configured
 from kcache.entry import Entry, encode
 from kcache.errors import BackendError
 from kcache.gpu_code import arch_of, kernels_of
-from kcache.kernels.find import RequestCounts
-from kcache.kernels.sources import sound_entries
-from kcache.kernels.tiers import open_layers, open_remotes
+from kcache.kernels.lookup import Damaged, LocalTier, RequestCounts, SharedTier
+from kcache.kernels.tiers import open_read_only_tier, open_remotes
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.entries import KERNEL
-from kcache.readonly.directory_tier import ReadOnlyTiers
 from kcache.remote.daemon_protocol import Upload
 from kcache.remote.storage import RemoteError
 from kcache.util import log
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
     import os
 
     from kcache.entry import JSON
-    from kcache.readonly.directory_tier import Tier
 
 T = TypeVar("T")
 
@@ -75,13 +71,12 @@ class EngineEntries:
         self.disabled = config.disable.value
         self.reads = not (self.disabled or config.recache.value)
         self.engine = engine_of(opened, config.memory_size.value, producer=PRODUCER)
-        self._counts = RequestCounts(self.engine.counters, misses=not config.disable.value)
-        layers = [] if self.disabled else open_layers(config)
-        below = ReadOnlyTiers(layers, partial(self.engine.report, "layer"))
-        self._sources: list[tuple[Tier, str]] = [(below, "layer_hits")]
+        self._counts = RequestCounts(self.engine, misses=not config.disable.value)
+        local = LocalTier(self.engine)
+        read_only = None if self.disabled else open_read_only_tier(local, config)
         self._remotes = open_remotes(config)
-        if self._remotes is not None:
-            self._sources.append((self._remotes, "remote_hits"))
+        remote = None if self._remotes is None else SharedTier(local, self._remotes, "remote")
+        self._shared = [("layer_hits", read_only), ("remote_hits", remote)]
         self._missed: dict[str, float] = {}
 
     def key_of(self, name: bytes) -> str:
@@ -97,9 +92,12 @@ class EngineEntries:
         if not self.reads:
             return None
         started = time.perf_counter()
-        entry, from_memory = self.engine.fetch(key)
+        damaged: Damaged = []
+        entry, from_memory = self.engine.fetch(key, damaged)
         if entry is None:
-            entry = self._from_elsewhere(key)
+            entry = self._from_elsewhere(key, damaged)
+        for problem in damaged:
+            self.engine.refuse(*problem)
         if from_memory and not self.engine.read_only:
             with suppress(BackendError):  # the engine does so once a minute
                 self.engine.backend.touch(key)
@@ -113,11 +111,13 @@ class EngineEntries:
             self._missed[key] = time.perf_counter()
         return entry
 
-    def _from_elsewhere(self, key: str) -> Entry | None:
-        """Return the first sound entry of a layer or remote, kept here, or None."""
-        for source, count in self._sources:
+    def _from_elsewhere(self, key: str, damaged: Damaged) -> Entry | None:
+        """Return the first sound entry of a read-only tier or remote, kept here, or None."""
+        for count, tier in self._shared:
+            if tier is None:
+                continue
             with suppress(RemoteError, OSError):  # a warning was logged
-                for _, entry, keep in sound_entries(source, (key,), PRODUCER, self.engine.refuse):
+                for entry, keep in tier.entries(key, damaged):
                     if keep:
                         self.engine.put(key, entry)
                     self.engine.counters.add(count)
@@ -152,7 +152,7 @@ class EngineEntries:
         So processes that have made the same use the same bytes. With `replaces`, the entry
         is stored in any case.
         """
-        there = self._surviving(lambda: self.engine.fetch(key)[0], None) if self.reads else None
+        there = self._surviving(lambda: self.engine.fetch(key, [])[0], None) if self.reads else None
         if there is not None and not replaces:
             return there
         return self.put(key, payload, source_name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -13,14 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 from kcache.engine.single_flight import copied
 from kcache.errors import CompileError, ConfigError
 from kcache.kernels.request_factory import with_target
-from kcache.util.cpus import usable_cores
+from kcache.nvrtc.workers.slots import usable_cores
 from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.request_factory import Requests
     from kcache.kernels.resolver import Resolver
-    from kcache.nvrtc.request import CompileRequest, Request
+    from kcache.nvrtc.request import CompileRequest
 
 T = TypeVar("T")
 
@@ -28,42 +27,12 @@ T = TypeVar("T")
 _LOOKING = 2
 
 
-class _Pending:
-    """A request that one task of an event loop has compiled, and others wait for.
-
-    Attributes:
-        answer: of the compile.
-        began: when it was asked for.
-        waiting: how many tasks wait for it.
-    """
-
-    __slots__ = ("answer", "began", "waiting")
-
-    def __init__(self, answer: asyncio.Future[CompiledKernel]) -> None:
-        self.answer = answer
-        self.began = time.monotonic()
-        self.waiting = 0
-
-    async def end(self) -> None:
-        """Wait for the answer or error. If the last task that waits is cancelled, abandon it."""
-        self.waiting += 1
-        try:
-            await asyncio.wait([self.answer])
-        except asyncio.CancelledError:
-            if self.waiting == 1:
-                self.answer.cancel()
-            raise
-        finally:
-            self.waiting -= 1
-
-
 class AsyncFront:
     """Answers requests of any number of event loops from threads of its own.
 
     Two threads look into the cache, and one for each core compiles, so that no hit waits for a
-    compile. Tasks of one loop that ask for the same kernel at the same time cause one compile. A
-    task that is cancelled stops waiting; a compile that has begun goes on for the others, and for
-    the cache.
+    compile. Tasks of one loop that ask for the same kernel at the same time wait for one future. A
+    task that is cancelled stops waiting; the compile is finished for the others, and for the cache.
 
     Threads: safe to share. Fork: a child begins anew.
     """
@@ -77,7 +46,7 @@ class AsyncFront:
     def after_fork(self) -> None:
         """Begin with no threads and no requests, also in a child process."""
         #: By event loop and request; each loop has one thread.
-        self._pending: dict[Hashable, _Pending] = {}
+        self._pending: dict[Hashable, asyncio.Future[CompiledKernel]] = {}
         self._looking = ThreadPoolExecutor(_LOOKING, "kcache-look")
         self._compiling = ThreadPoolExecutor(usable_cores(), "kcache")
 
@@ -88,64 +57,53 @@ class AsyncFront:
             ConfigError: an argument is not allowed; CompileError: the compiler refused the source;
             CompilerNotFoundError: there is no compiler.
         """
-        asked, asked_at = _frozen(asked), time.monotonic()
-        request, kernel = await _run(self._looking, partial(self._look, asked))
-        while kernel is None:
-            call: Hashable = object()  # every task wants a compile
-            if self._resolver.finder.reads:
-                place = request.location, request.source_name
-                call = asyncio.get_running_loop(), request.key, place
+        asked = _frozen(asked)
+        request = await self._run(self._looking, partial(self._requests.of, asked))
+        call = asyncio.get_running_loop(), request.key, request.location
+        while True:
+            kernel = await self._run(self._looking, partial(self._resolver.hit, request))
+            if kernel is not None:
+                return kernel
             pending = self._pending.get(call)
-            joins = pending is not None and not pending.answer.done()
-            if pending is None or not joins:
-                compile_ = partial(self._resolver.get, request)
-                pending = self._pending[call] = _Pending(_run(self._compiling, compile_))
-                pending.answer.add_done_callback(partial(self._forget, call))
-            await pending.end()
-            # The answer to an older question may be older than an edit of a header.
-            if not joins:
-                return pending.answer.result()
-            if request.self_contained or pending.began >= asked_at:
-                return self._shared(pending.answer)
-            kernel = await _run(self._looking, partial(self._find, request))
-        return kernel
+            if pending is None or not self._resolver.tiers.reads:
+                pending = self._run(self._compiling, partial(self._resolver.get, request))
+                self._pending[call] = pending
+                pending.add_done_callback(partial(self._forget, call))
+                return await asyncio.shield(pending)
+            await asyncio.wait([pending])
+            # An older compile may have read a header before it was edited: look again.
+            if request.self_contained and not pending.cancelled():
+                return self._shared(pending)
 
-    def _look(self, asked: CompileRequest) -> tuple[Request, CompiledKernel | None]:
-        request = self._requests.of(asked)
-        return request, self._find(request)
-
-    def _find(self, request: Request) -> CompiledKernel | None:
-        return self._resolver.finder.get(request, time.perf_counter())
-
-    def _shared(self, answer: asyncio.Future[CompiledKernel]) -> CompiledKernel:
+    def _shared(self, pending: asyncio.Future[CompiledKernel]) -> CompiledKernel:
         """Return another task's kernel, counted as a hit; raise a copy of its error."""
-        finder = self._resolver.finder
-        error = answer.exception()
+        counts = self._resolver.counts
+        error = pending.exception()
         if isinstance(error, Exception):
             if isinstance(error, CompileError):
-                finder.counts.miss()
+                counts.miss()
             raise copied(error)
-        finder.counts.adopted(answer.result())
-        finder.engine.counters.add("coalesced")
-        return answer.result()._replace(cached=True)
+        self._resolver.tiers.local.engine.counters.add("coalesced")
+        return counts.adopted(pending.result())
 
-    def _forget(self, call: Hashable, answer: asyncio.Future[CompiledKernel]) -> None:
-        pending = self._pending.get(call)
-        if pending is not None and pending.answer is answer:
+    def _forget(self, call: Hashable, pending: asyncio.Future[CompiledKernel]) -> None:
+        if self._pending.get(call) is pending:
             del self._pending[call]
+        if not pending.cancelled():
+            pending.exception()  # each task that waits raises it
 
     def close(self) -> None:
         """Let the threads end after the pending requests."""
         self._looking.shutdown(wait=False)
         self._compiling.shutdown(wait=False)
 
-
-def _run(pool: ThreadPoolExecutor, work: Callable[[], T]) -> asyncio.Future[T]:
-    loop = asyncio.get_running_loop()
-    try:
-        return loop.run_in_executor(pool, work)
-    except RuntimeError:  # closed in the meantime
-        return loop.run_in_executor(None, work)
+    @staticmethod
+    def _run(pool: ThreadPoolExecutor, work: Callable[[], T]) -> asyncio.Future[T]:
+        loop = asyncio.get_running_loop()
+        try:
+            return loop.run_in_executor(pool, work)
+        except RuntimeError:  # closed in the meantime
+            return loop.run_in_executor(None, work)
 
 
 def _frozen(asked: CompileRequest) -> CompileRequest:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import as_completed
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from kcache.errors import CompileError
-from kcache.util.cpus import usable_cores
+from kcache.nvrtc.workers.slots import usable_cores
 from kcache.util.units import check_int
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def compile_all(
 
     missing: list[list[int]] = []
     for indices in _same(requests):
-        found = resolver.finder.get(requests[indices[0]], time.perf_counter())
+        found = resolver.hit(requests[indices[0]])
         if found is None:
             missing.append(indices)
         else:
@@ -64,7 +63,7 @@ def _compiled(
     pool: ThreadPoolExecutor | None = None
     try:
         with suppress(RuntimeError):  # the interpreter ends, or no thread can be started
-            from concurrent.futures import ThreadPoolExecutor
+            from concurrent.futures import ThreadPoolExecutor  # raises where the interpreter ends
 
             pool = ThreadPoolExecutor(min(jobs or usable_cores(), len(requests)), "kcache")
             for number, request in enumerate(requests):
@@ -95,9 +94,7 @@ def _same(requests: Sequence[Request]) -> list[list[int]]:
 
 def _once_more(resolver: Resolver, request: Request, result: _Result) -> _Result:
     """Return the result for a request that repeats an earlier one, and count it."""
-    found = None
-    if not isinstance(result, CompileError):
-        found = resolver.finder.get(request, time.perf_counter())
+    found = None if isinstance(result, CompileError) else resolver.hit(request)
     if found is None:
-        resolver.finder.counts.miss()
+        resolver.counts.miss()
     return found or result

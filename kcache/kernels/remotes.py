@@ -1,32 +1,32 @@
-"""RemoteKernels: gets kernels from remotes, and sends compiled ones there, by the service."""
+"""RemoteTier: gets kernels from remotes, and sends compiled ones there, by the daemon."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from kcache.entry import Entry, encode
 from kcache.errors import ConfigError
-from kcache.kernels.sources import SourceKernels
+from kcache.kernels.lookup import LocalTier, Lookup, RequestCounts, SharedTier, find_in
 from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
 from kcache.remote.daemon_client import Lease
 from kcache.remote.daemon_protocol import Upload
 from kcache.remote.storage import RemoteError
 
 if TYPE_CHECKING:
-    from kcache.kernels.find import Finder
-    from kcache.kernels.sources import Found
     from kcache.nvrtc.request import Request
     from kcache.remote.daemon_client import DaemonClient
 
-#: Seconds between two looks while another machine compiles. The pause grows from the first value to
-#: the second.
-FIRST_LOOK, LAST_LOOK = 0.02, 0.5
+#: Seconds between two lookups while another machine compiles. The pause grows from the first value
+#: to the second.
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
 #: Seconds that a program waits at its end for uploads. A nearby server takes milliseconds.
 PARTING = 0.2
 
 
-class RemoteKernels:
+class RemoteTier:
     """Asks remotes before a compile, and sends them compiled kernels.
 
     If anything fails, the kernel is compiled.
@@ -34,73 +34,83 @@ class RemoteKernels:
     Threads: safe to share. Fork: as `DaemonClient`.
 
     Args:
-        finder: of the local cache, which keeps the kernels that are found.
-        client: of the service.
+        local: the user's own cache, which keeps the kernels that are found.
+        counts: where hits are counted.
+        client: of the daemon.
         wait: seconds to wait at most for a lease of another machine.
     """
 
-    def __init__(self, finder: Finder, client: DaemonClient, *, wait: float) -> None:
-        self._finder = finder
+    def __init__(
+        self, local: LocalTier, counts: RequestCounts, client: DaemonClient, *, wait: float
+    ) -> None:
+        self._engine = local.engine
+        self._counts = counts
         self.client = client
-        self._kernels = SourceKernels(finder, client, "remote_hits")
-        self._writes = client.writable and not finder.engine.read_only
+        self._tier = SharedTier(local, client, "remote")
+        self._writes = client.writable and not local.engine.read_only
         self._wait = wait
         self._has_put = False
 
-    # -- finding ---------------------------------------------------------------------------------
-
-    def find(self, request: Request, started: float, here: Manifest | None) -> Found | None:
-        """Return the kernel of a request from a remote, kept here and counted as a hit, or None.
-
-        `here` is the manifest of the local cache.
-        """
-        counters = self._finder.engine.counters
-        found = None
+    def lookup(self, request: Request) -> Lookup | None:
+        """Return what the remotes have for a request; None if one of them did not answer."""
         try:
-            found = self._kernels.find(request, started, here)
+            found = find_in(self._tier, request)
         except RemoteError:  # its reason was logged
-            counters.add("remote_errors")
+            self._engine.counters.add("remote_errors")
             return None
         except OSError as error:
-            self._finder.engine.report("remote", error)
-        if found is None:
-            counters.add("remote_misses")
+            self._engine.report("remote", error)
+            return None
+        if found.kernel is None:
+            self._engine.counters.add("remote_misses")
         return found
 
-    # -- compiling -------------------------------------------------------------------------------
-
-    def find_or_lease(
-        self, request: Request, here: Manifest | None
-    ) -> tuple[Found | None, Lease | None]:
-        """Return the kernel from a remote; otherwise the right to compile it as the only machine.
+    @contextmanager
+    def found_or_leased(self, request: Request) -> Generator[tuple[Lookup | None, Lease | None]]:
+        """Return what a remote has, counted; otherwise the right to compile as the only machine.
 
         It waits for the kernel that another machine makes. It returns neither if there are no
-        leases, or if the wait was too long; then the request is compiled.
+        leases, or if the wait was too long; then the request is compiled. The lease is released at
+        the end of the block, unless it was uploaded with the kernel.
         """
-        found = self.find(request, time.perf_counter(), here)
-        lease: Lease | bool = self.client.leases and self._writes
+        found, lease = self._counted(request), None
+        try:
+            if found is None and self.client.leases and self._writes:
+                found, lease = self._wait_for_lease(request)
+            yield found, lease
+        finally:
+            if lease is not None and not lease.ended:
+                self.client.release(lease)
+
+    def _counted(self, request: Request) -> Lookup | None:
+        """Return a lookup that has found the kernel, counted; otherwise None."""
+        started = time.perf_counter()
+        found = self.lookup(request)
+        if found is None or self._counts.record(request, found, started) is None:
+            return None
+        return found
+
+    def _wait_for_lease(self, request: Request) -> tuple[Lookup | None, Lease | None]:
         deadline = time.monotonic() + self._wait
-        pause = FIRST_LOOK
-        while found is None and lease:
+        pause = FIRST_PAUSE
+        while True:
             lease = self.client.lease(request.key)
+            if lease is False:
+                return None, None
             if lease is True:
                 if time.monotonic() >= deadline:
-                    self._finder.engine.counters.add("wait_timeouts")
+                    self._engine.counters.add("wait_timeouts")
                     return None, None
                 time.sleep(pause)
-                pause = min(2 * pause, LAST_LOOK)
-            # Another machine may have given back the lease between the look and this request.
-            found = None if lease is False else self.find(request, time.perf_counter(), here)
+                pause = min(2 * pause, LONGEST_PAUSE)
+            # Another machine may have released the lease between the lookup and this request.
+            found = self._counted(request)
             if isinstance(lease, Lease):
                 if found is None:
                     return None, lease
-                self.release(lease)
-        return found, None
-
-    def release(self, lease: Lease) -> None:
-        """Give back a lease, unless it went with an upload."""
-        if not lease.ended:
-            self.client.release(lease)
+                self.client.release(lease)
+            if found is not None:
+                return found, None
 
     def upload(
         self,
@@ -108,22 +118,21 @@ class RemoteKernels:
         header_set: StoredHeaderSet | None,
         key: str,
         entry: Entry,
-        lease: Lease | None = None,
+        lease: Lease | None,
     ) -> None:
         """Send a compiled kernel to every writable remote; return before that is done.
 
-        If all remotes are left alone, none of them would get it.
+        If the circuits of all remotes are open, none of them would get it.
 
         Args:
             request: the request.
-            header_set: the answers that its kernel depends on; None if there are no headers.
+            header_set: the answers that its kernel depends on; None if it reads no file.
             key: of the kernel.
             entry: of the kernel.
             lease: the right to compile it.
         """
         if not self._writes or not self.client.worth_asking:
             return
-        engine = self._finder.engine
         try:
             kernel = self._enveloped(key, entry)
             manifest = None
@@ -131,18 +140,18 @@ class RemoteKernels:
                 only = Manifest([StoredHeaderSet(header_set.raw)])
                 manifest = self._enveloped(request.key, only.to_entry())
         except ConfigError as error:
-            engine.report("upload", error)
+            self._engine.report("upload", error)
             return
         held = None if lease is None else (lease.key, lease.token)
         self._has_put = True
         if self.client.put(Upload(kernel, manifest, held), lease):
-            engine.counters.add("remote_puts")
+            self._engine.counters.add("remote_puts")
 
     def _enveloped(self, key: str, entry: Entry) -> tuple[str, bytes]:
-        return key, encode(key, entry, producer=self._finder.engine.producer.encode())
+        return key, encode(key, entry, producer=self._engine.producer.encode())
 
     def close(self) -> None:
-        """Disconnect; the service goes on with the uploads. Idempotent.
+        """Disconnect; the daemon finishes the uploads. Idempotent.
 
         A short program has not heard how its uploads ended, so it waits a moment for that.
         """

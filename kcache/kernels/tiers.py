@@ -1,4 +1,4 @@
-"""Tiers: makes the layers below the cache and the remotes behind it, for the setting `remote`."""
+"""Tiers: opens the read-only tiers and the remotes that the setting `remote` names."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from kcache.backend import open_backend
 from kcache.directory import CacheDirectory, require_safe_layer
 from kcache.engine.opening import READ_SIZE, backends_in
 from kcache.errors import BackendError, ConfigError, KcacheError
+from kcache.kernels.lookup import SharedTier
+from kcache.readonly.directory_tier import DirectoryTier, ReadOnlyTiers
 from kcache.util import log
 from kcache.util.child_process import without_dropin
 
@@ -20,29 +22,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kcache.config import Config
-    from kcache.kernels.find import Finder
-    from kcache.kernels.remotes import RemoteKernels
-    from kcache.kernels.sources import SourceKernels
+    from kcache.kernels.lookup import LocalTier, RequestCounts
+    from kcache.kernels.remotes import RemoteTier
     from kcache.readonly.directory_tier import ReadOnlyTier
     from kcache.remote.address import Address
     from kcache.remote.daemon_client import DaemonClient
     from kcache.remote.daemon_protocol import Setup
 
 
-def layers_below(finder: Finder, config: Config) -> SourceKernels | None:
-    """Return the layers that the settings name, to be asked after a cache; None without any.
+def open_read_only_tier(local: LocalTier, config: Config) -> SharedTier | None:
+    """Return the read-only directories and bundles that the settings name; None without any.
 
     Raises:
-        ConfigError: a layer that the program named is not safe, or no cache.
+        ConfigError: one that the program named is not safe, or not a cache.
     """
     layers = open_layers(config)
     if not layers:
         return None
-    from kcache.kernels.sources import SourceKernels
-    from kcache.readonly.directory_tier import ReadOnlyTiers
-
-    source = ReadOnlyTiers(layers, partial(finder.engine.report, "layer"))
-    return SourceKernels(finder, source, "layer_hits")
+    return SharedTier(local, ReadOnlyTiers(layers, partial(local.engine.report, "layer")), "layer")
 
 
 def open_layers(config: Config) -> list[ReadOnlyTier]:
@@ -74,8 +71,6 @@ def open_layer(address: Address, key_file: str | None) -> ReadOnlyTier:
     Raises:
         ConfigError, BackendError, OSError: it can't be used.
     """
-    from kcache.readonly.directory_tier import DirectoryTier
-
     path = address.path
     require_safe_layer(path)
     if os.path.isfile(path):
@@ -98,14 +93,12 @@ def open_layer(address: Address, key_file: str | None) -> ReadOnlyTier:
     return DirectoryTier(path, backends, keep=address.keep)
 
 
-def build_remotes(finder: Finder, config: Config) -> RemoteKernels | None:
-    """Return the `RemoteKernels` for the settings, or None if they name no remote."""
-    client = open_remotes(config)
-    if client is None:
-        return None
-    from kcache.kernels.remotes import RemoteKernels
+def open_remote_tier(local: LocalTier, counts: RequestCounts, config: Config) -> RemoteTier | None:
+    """Return the remotes that the settings name; None without any."""
+    from kcache.kernels.remotes import RemoteTier  # a hit in a read-only tier does not need it
 
-    return RemoteKernels(finder, client, wait=config.wait.value)
+    client = open_remotes(config)
+    return None if client is None else RemoteTier(local, counts, client, wait=config.wait.value)
 
 
 def open_remotes(

@@ -85,8 +85,8 @@ def causes() -> set[str]:
     """Returns the kinds of causes that the code makes, by its own words."""
     found: set[str] = set()
     for module in (
-        "admin/explain",
-        "admin/request_diff",
+        "kernels/explain",
+        "kernels/request_diff",
         "cli/commands/cmd_why",
         "kernel_cache",
         "kernels/request_factory",

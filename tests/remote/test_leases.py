@@ -37,11 +37,11 @@ print(json.dumps(stats.to_dict()))
 #: Compiles the first kernel under its lease, and goes no further: it is killed before the upload.
 HOLDER = """
 import sys, kcache
-from kcache.kernels.remotes import RemoteKernels
+from kcache.kernels.remotes import RemoteTier
 def stay(self, *arguments):
     print("compiled", arguments[-1] is not None, flush=True)
     sys.stdin.read()
-RemoteKernels.upload = stay
+RemoteTier.upload = stay
 with kcache.KernelCache(sys.argv[1], remote=sys.argv[2]) as cache:
     source = 'extern "C" __global__ void k(int* out) { *out = 0; }'
     cache.get_or_compile(source, options=kcache.CompileOptions(arch="sm_80"))

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kcache.admin.explain import Explanation, explain
 from kcache.cli.commands.cmd_compile import CompileArguments, asked_for, compile_options
 from kcache.cli.listing import SHORT
 from kcache.cli.open_cache import load_settings, named_directory, open_existing
 from kcache.cli.parameters import directory_option, flag, json_option
 from kcache.cli.terminal import columns, show
 from kcache.config import Setting
+from kcache.kernels.explain import Explanation, explain
 from kcache.kernels.request_factory import Requests
 from kcache.util.units import format_age, local_time
 
 if TYPE_CHECKING:
-    from kcache.admin.explain import Near
-    from kcache.admin.request_diff import Cause
+    from kcache.kernels.explain import Near
+    from kcache.kernels.request_diff import Cause
 
 #: How many causes are shown with their old and new values. A new version of a library causes
 #: hundreds.

@@ -6,23 +6,17 @@ It only reads: it changes no statistics, records no use of an entry, and runs no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.admin.request_diff import Cause, contrast, include_paths
-from kcache.backend import EntryInfo, NoBackend
-from kcache.errors import BackendError, CorruptEntryError
-from kcache.nvrtc.entries import (
-    DAMAGED,
-    KERNEL,
-    OTHER,
-    UNREADABLE,
-    Item,
-    Opened,
-    describe,
-    look_into,
-)
+from kcache.backend import NoBackend
+from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
+from kcache.kernels.lookup import Damaged, LocalTier, Lookup, find_in, kernel_in
+from kcache.kernels.request_diff import Cause, contrast, include_paths
+from kcache.nvrtc.entries import KERNEL, look_into
 from kcache.nvrtc.metadata import DEFAULT_NAMES, RequestSummary
+from kcache.nvrtc.search import RootedPath
 from kcache.util.units import local_time
 
 if TYPE_CHECKING:
@@ -30,7 +24,7 @@ if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
     from kcache.engine.journal import Event
     from kcache.nvrtc.files import FileDigests
-    from kcache.nvrtc.manifest import StoredHeaderSet
+    from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.search import HeaderSearch
 
@@ -62,13 +56,7 @@ _DIFFERENCES = {
     "answer": ("header_changed", "the compiler would find something else about {}"),
     "variable": ("variable", "the environment variable {} has another value"),
     "place": ("directory", "the kernel depends on the directory {}"),
-    "root": ("include_path", "the include directories are others"),
-}
-#: Kinds of entries that are not served.
-_PROBLEMS = {
-    DAMAGED: ("damaged", "its entry is damaged"),
-    OTHER: ("incompatible", "its entry is of another version or program"),
-    UNREADABLE: ("unreadable", "its entry is there, and can't be read"),
+    "root": ("include_path", "the include directories differ"),
 }
 
 
@@ -142,7 +130,7 @@ def explain(
             what = f"{name if source == 'argument' else source} is set: {effect}"
             found.append(Cause(kind, what))
     try:
-        return _Look(engine, request, digests, checked).explanation(found)
+        return _Explainer(engine, request, digests, checked).explanation(found)
     except (BackendError, OSError) as error:
         found.append(_unusable(str(error)))
     kernel, manifest = (request.key, "") if request.self_contained else ("", request.key)
@@ -159,100 +147,95 @@ class _Set(NamedTuple):
     Attributes:
         differences: from now: kind and path of each, and the header that a new file hides, if any.
         key: of the kernel that it leads to.
-        kernel: the kernel's entry, if there is one.
+        about: the request that the kernel was compiled for; None if it is not there, or damaged.
     """
 
     differences: tuple[tuple[str, str, str], ...]
     key: str
-    kernel: Opened | None
-
-    @property
-    def about(self) -> RequestSummary | None:
-        """The request that the kernel was compiled for, if it is sound."""
-        if self.kernel is None or self.kernel.entry is None or self.kernel.item.kind != KERNEL:
-            return None
-        return RequestSummary.read(self.kernel.entry.metadata, self.key)
+    about: RequestSummary | None
 
 
-class _Look:
-    """Looks what a cache has for one request, and finds the causes of a miss."""
+class _Explainer:
+    """Finds the causes of a miss in what a lookup has found."""
 
     def __init__(
         self, engine: CacheEngine, request: Request, digests: FileDigests | None, checked: str
     ) -> None:
-        from kcache.nvrtc.files import FileDigests
-
         self._engine = engine
         self._request = request
-        self._digests = FileDigests() if digests is None else digests
         self._about = RequestSummary.of(request)
         self._events = tuple(engine.journal.events())
-        self._alone = bool(checked) or request.self_contained
-        self._key = checked or request.key
-        self._opened = self._in_memory(self._key)
-        self._sets = tuple(self._header_sets())
-        if self._opened is None or not (self._alone or self._good()):
-            # Another process may have stored a kernel for the headers as they are now.
-            self._opened = self._stored(self._key)
-            self._sets = tuple(self._header_sets())
+        self._tier = LocalTier(engine, peek=True)
+        if digests is not None:
+            self._tier.digests = digests
+        self._checked = checked
+        self._unreadable: BackendError | None = None
+        self._found = Lookup(None)
+        try:
+            self._found = self._lookup(checked)
+        except BackendError as error:
+            self._unreadable = error
+        manifest = None if self._found.kernel is not None else self._found.manifest
+        self._sets = () if manifest is None else tuple(self._compared(manifest))
+
+    def _lookup(self, checked: str) -> Lookup:
+        """Return what the cache has; headers that need no second check are left out."""
+        if not checked:
+            return find_in(self._tier, self._request)
+        damaged: Damaged = []
+        entry = self._engine.peek(checked, damaged)[0]
+        kernel = None
+        if entry is not None:
+            kernel = kernel_in(self._request, entry, checked, (), damaged)
+        return Lookup(kernel, damaged=damaged)
 
     def explanation(self, found: list[Cause]) -> Explanation:
         """Return the explanation, with the causes that were found before."""
-        backend, opened, near = self._engine.backend, self._opened, None
-        if opened is not None:
-            found += self._why_unused(opened)
+        backend, near = self._engine.backend, None
+        request, lookup = self._request, self._found
+        alone = request.self_contained or bool(self._checked)
+        if lookup.kernel is None:
+            holding = next((each for each in self._sets if not each.differences), None)
+            if self._unreadable is not None:
+                what = f"its entry is there, and can't be read ({self._unreadable})"
+                found.append(Cause("unreadable", what))
+            elif lookup.damaged:
+                found.append(_problem(lookup.damaged[0][1]))
+            elif lookup.manifest is not None:
+                found += self._why_changed() if holding is None else self._why_no_kernel(holding)
+            elif isinstance(backend, NoBackend):
+                none = backend.kind == "no_cache"
+                reason = backend.reason
+                found.append(Cause(backend.kind, reason) if none else _unusable(reason))
+            else:
+                near = self._nearest()
+                found += self._why_nothing(near)
             sets = sorted(self._sets, key=lambda each: len(each.differences))
-            near = next((Near(s.key, s.about) for s in sets if s.about is not None), None)
-        elif isinstance(backend, NoBackend):
-            none = backend.kind == "no_cache"
-            found.append(Cause(backend.kind, backend.reason) if none else _unusable(backend.reason))
+            near = near or next((Near(s.key, s.about) for s in sets if s.about is not None), None)
+            key = "" if holding is None else holding.key
         else:
-            near = self._nearest()
-            found += self._why_nothing(near)
-        key, good = self._request.key, self._good()
-        kernel, manifest = (self._key, "") if self._alone else ("", self._key)
-        if good is not None:
-            kernel = good.key
+            key = lookup.kernel.key
+        if alone:
+            key = self._checked or request.key
+        manifest = "" if alone else request.key
         hit = not found
-        return Explanation(hit, tuple(found), key, None if hit else near, kernel, manifest)
+        return Explanation(hit, tuple(found), request.key, None if hit else near, key, manifest)
 
-    # -- looking -----------------------------------------------------------------------------------
-
-    def _open(self, key: str) -> Opened | None:
-        return self._in_memory(key) or self._stored(key)
-
-    def _in_memory(self, key: str) -> Opened | None:
-        """Return the facts from this process's memory, which is checked first."""
-        entry = self._engine.memory.peek(key)
-        if entry is None:
-            return None
-        return Opened(describe(Item(key, 0, 0.0, OTHER), entry.metadata), entry)
-
-    def _stored(self, key: str) -> Opened | None:
-        return look_into(self._engine.backend, EntryInfo(key, 0, 0))
-
-    def _header_sets(self) -> Iterator[_Set]:
-        """Yield the header sets of the manifest, if there is a sound one."""
-        from kcache.nvrtc.manifest import Manifest
-
-        if self._alone or self._opened is None or self._opened.entry is None:
-            return
+    def _compared(self, manifest: Manifest) -> Iterator[_Set]:
+        """Yield the header sets of a manifest, compared with the present state."""
         request = self._request
-        try:
-            for header_set in Manifest.from_entry(self._opened.entry).header_sets:
-                found = header_set.differences(request, self._digests, [])
+        for header_set in manifest.header_sets:
+            with suppress(CorruptEntryError):  # intact, but not a header set
+                found = header_set.differences(request, self._tier.digests, [])
                 differences = tuple(
                     (kind, path, _shadowed(header_set, path, request.search, kind))
                     for kind, path in found
                 )
                 key = header_set.result_key(request.key)
-                yield _Set(differences, key, self._open(key))
-        except CorruptEntryError:  # intact, but without a manifest: the same as empty
-            return
-
-    def _good(self) -> _Set | None:
-        """Return the header set that holds, or None."""
-        return next((each for each in self._sets if not each.differences), None)
+                entry = self._engine.peek(key, [])[0]
+                sound = entry is not None and entry.metadata.get("kind") == KERNEL
+                about = RequestSummary.read(entry.metadata, key) if entry and sound else None
+                yield _Set(differences, key, about)
 
     def _nearest(self) -> Near | None:
         """Return the latest kernel whose request differs least; None if all differ much.
@@ -276,19 +259,10 @@ class _Look:
 
     # -- finding causes ----------------------------------------------------------------------------
 
-    def _why_unused(self, opened: Opened) -> list[Cause]:
-        """Return why the entry is not used; nothing if it is a hit."""
-        good = self._good()
-        if opened.item.problem or opened.entry is None:
-            return [_problem(opened)]
-        if self._alone:
-            return []
-        return self._why_changed() if good is None else self._why_no_kernel(good)
-
     def _why_nothing(self, near: Near | None) -> list[Cause]:
         """Return why there is no entry."""
         events, about = self._events, self._about
-        own, everything = _last(events, self._key), _last(events, "")
+        own, everything = _last(events, self._checked or self._request.key), _last(events, "")
         if own is not None:
             # Not what came before an event of all entries: the entry may have come back in between.
             last = next(event for event in reversed(events) if event in (own, everything))
@@ -300,14 +274,13 @@ class _Look:
         return [Cause("never", "this cache remembers no such kernel")]
 
     def _why_no_kernel(self, found: _Set) -> list[Cause]:
-        """Return why the kernel for the present headers is not used; nothing if it is."""
-        if found.kernel is not None:
-            sound = found.kernel.entry is not None and not found.kernel.item.problem
-            return [] if sound else [_problem(found.kernel)]
+        """Return why the kernel for the present headers is missing."""
         event = _last(self._events, found.key)
         if event is not None:
             return [_event(event)]
-        return [Cause("lost", "the headers are as they were, and the kernel is no longer there")]
+        return [
+            Cause("lost", "the headers are unchanged, but the kernel is missing from the cache")
+        ]
 
     def _why_changed(self) -> list[Cause]:
         """Return the differences of the header set that differs least."""
@@ -320,15 +293,16 @@ class _Look:
             found += include_paths(old, self._about)
             since = old.created or 0.0
         # Perhaps it was compiled since then, but the cache could not store the result.
-        last = _last(self._events, self._key)
+        last = _last(self._events, self._request.key)
         if last is not None and last.what in _NEVER_STORED and last.at > since:
             found.append(_event(last))
         return found
 
 
-def _problem(opened: Opened) -> Cause:
-    kind, what = _PROBLEMS.get(opened.item.kind, _PROBLEMS[UNREADABLE])
-    return Cause(kind, f"{what} ({opened.item.problem or 'unknown'})")
+def _problem(error: CorruptEntryError) -> Cause:
+    if isinstance(error, IncompatibleEntryError):
+        return Cause("incompatible", f"its entry is of another version or program ({error})")
+    return Cause("damaged", f"its entry is damaged ({error})")
 
 
 def _difference(kind: str, path: str, instead: str) -> Cause:
@@ -386,8 +360,6 @@ def _alike(
 
 def _shadowed(header_set: StoredHeaderSet, path: str, search: HeaderSearch, kind: str) -> str:
     """Return the header of the set that a file which appeared at `path` hides, or nothing."""
-    from kcache.nvrtc.search import RootedPath
-
     if kind != "appeared":
         return ""
     sections = header_set.sections()
