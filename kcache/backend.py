@@ -38,7 +38,7 @@ def check_key(key: object) -> None:
         ConfigError: `key` is not 64 lower-case hexadecimal digits.
     """
     if not is_key(key):
-        raise ConfigError(f"key {key!r} is not allowed; allowed: 64 lower-case hexadecimal digits")
+        raise ConfigError(f"key: expected 64 lower-case hexadecimal digits, got {key!r}")
 
 
 def failure(operation: str, error: OSError) -> BackendError:
@@ -297,10 +297,10 @@ def require_backend(value: str, *, name: str = "backend") -> str:
         ConfigError: it is no name; UnknownBackendError: it is not installed.
     """
     if not isinstance(value, str) or not value.strip():  # pyright: ignore
-        raise ConfigError(f"{name}={value!r} is not allowed; allowed: the name of a backend")
+        raise ConfigError(f"{name}: expected the name of a backend, got {value!r}")
     if not is_backend(value.strip()):
         known = ", ".join(backend_names())
-        raise UnknownBackendError(f"{name}={value.strip()!r} is not known; allowed: {known}")
+        raise UnknownBackendError(f"{name}: expected one of {known}, got {value.strip()!r}")
     return value.strip()
 
 

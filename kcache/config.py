@@ -41,7 +41,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 def _parse_choice(value: str, *, name: str, allowed: tuple[str, ...]) -> str:
     text = value.strip().lower() if isinstance(value, str) else value  # pyright: ignore
     if text not in allowed:
-        raise ConfigError(f"{name}={value!r} is not allowed; allowed: {', '.join(allowed)}")
+        raise ConfigError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
     return text
 
 
@@ -53,26 +53,26 @@ def _parse_cap(value: str | int, *, name: str) -> int:
 def _parse_workers(value: str | int, *, name: str) -> int:
     text = str(value).strip()
     if isinstance(value, bool) or not (text.isascii() and text.isdecimal() and len(text) < 5):
-        raise ConfigError(f"{name}={value!r} is not allowed; allowed: a number of processes from 0")
+        raise ConfigError(f"{name}: expected a number of processes from 0, got {value!r}")
     return int(text)
 
 
 def _parse_directory(value: str | os.PathLike[str], *, name: str) -> str:
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if not isinstance(text, str) or not text.strip() or "\0" in text:  # pyright: ignore
-        raise ConfigError(f"{name}={value!r} is not allowed; allowed: a non-empty path")
+        raise ConfigError(f"{name}: expected a non-empty path, got {value!r}")
     expanded = os.path.expanduser(text)
     if expanded.startswith("~"):
         raise ConfigError(
-            f"{name}={value!r} is not allowed, there is no such home directory; "
-            "allowed: a path (./~... for a name that begins with ~)"
+            f"{name}: expected a path (./~... for a name that begins with ~), got {value!r}: there "
+            "is no such home directory"
         )
     try:
         return os.path.abspath(expanded)  # only once, because the working directory may change
     except OSError as error:
         raise ConfigError(
-            f"{name}={value!r} is not allowed, there is no working directory; allowed: a path that "
-            "begins with /"
+            f"{name}: expected a path that begins with /, because there is no working directory, "
+            f"got {value!r}"
         ) from error
 
 
@@ -299,7 +299,9 @@ class Config(NamedTuple):
         known = cls._fields
         for name in given:
             if name not in known:
-                raise ConfigError(f"no setting {name!r}; allowed: {', '.join(sorted(known))}")
+                raise ConfigError(
+                    f"no setting {name!r}; expected one of {', '.join(sorted(known))}"
+                )
         environment = os.environ if environ is None else environ
         if complain is not None:
             for name, meant in unknown_variables(environment).items():

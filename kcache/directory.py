@@ -62,7 +62,7 @@ _TAG = b"""Signature: 8a477f597d28d172789f06886806bc55
 # This file is a cache directory tag created by kcache.
 # For information about cache directory tags, see https://bford.info/cachedir/
 """
-_ALLOWED = "allowed: a directory that is new or empty, or that kcache made"
+_ALLOWED = "expected a directory that is new or empty, or that kcache made"
 
 
 class CacheDirectory:
@@ -137,8 +137,8 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
         return CacheDirectory(path, about and about["settings"])
     except (FileExistsError, NotADirectoryError) as error:
         raise ConfigError(
-            f"directory={path!r} is not allowed: it is a file, or a part of its path is a file; "
-            "allowed: a directory"
+            f"directory: expected a directory, got {path!r}: it is a file, or a part of its path "
+            "is a file"
         ) from error
     except NotOursError as error:
         raise ConfigError(
@@ -250,7 +250,7 @@ def _require_safe_path(path: str) -> None:
     if problem:
         raise ConfigError(
             f"directory={path!r} is not safe: {problem}, and could put something else in its "
-            "place, so its kernels can't be trusted; allowed: a directory below directories that "
+            "place, so its kernels can't be trusted; expected a directory below directories that "
             "belong to you or to root, and that nobody else can write to"
         )
 
@@ -265,7 +265,7 @@ def _require_own(path: str, status: os.stat_result) -> None:
         raise NotADirectoryError
     if problem := foreign(status, layers=()):
         raise ConfigError(
-            f"directory={path!r} is not safe: {problem}, so its kernels can't be trusted; allowed: "
+            f"directory={path!r} is not safe: {problem}, so its kernels can't be trusted; expected "
             f"a directory of your own with mode 0700 or 0755 (chmod go-w {path})"
         )
 
@@ -300,7 +300,7 @@ def require_safe_layer(path: str) -> None:
         problem = f"it is no cache: it has no {MARKER}"
     if problem:
         raise ConfigError(
-            f"layer {path!r} is not allowed: {problem}; allowed: the directory of a cache, or a "
+            f"layer {path!r} is not allowed: {problem}; expected the directory of a cache, or a "
             "bundle, that only its owner can write to or exchange"
         )
     trusted.add(status.st_uid)
@@ -412,7 +412,7 @@ def _write(directory: str, about: Mapping[str, object]) -> None:
     """
     data = (json.dumps(about) + "\n").encode()
     if len(data) > _MOST:
-        raise ConfigError(f"these settings take {len(data)} bytes; allowed: {_MOST}")
+        raise ConfigError(f"expected settings of at most {_MOST} bytes, got {len(data)}")
     draft = os.path.join(directory, f"{_DRAFT}{os.urandom(8).hex()}")
     file = open_own(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:

@@ -127,7 +127,7 @@ class Entry:
                 raise ArgumentTypeError(f"payload names are text, not {type(name).__name__}")
             if not isinstance(value, bytes):
                 raise ArgumentTypeError(
-                    f"payload[{name!r}] is {type(value).__name__}; allowed: bytes"
+                    f"payload[{name!r}]: expected bytes, got {type(value).__name__}"
                 )
         about = _mapping("metadata", metadata or {})
         self._parts = (MappingProxyType(checked), MappingProxyType(about))
@@ -213,7 +213,7 @@ class Entry:
 
 def _mapping(what: str, value: object) -> dict[Any, Any]:
     if not isinstance(value, Mapping):
-        raise ArgumentTypeError(f"{what} is {type(value).__name__}; allowed: a mapping")
+        raise ArgumentTypeError(f"{what}: expected a mapping, got {type(value).__name__}")
     return dict(cast("Mapping[Any, Any]", value))  # type: ignore[redundant-cast]
 
 
@@ -241,19 +241,23 @@ def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
     except (AttributeError, TypeError, ValueError, RecursionError) as error:
         if not isinstance(entry, Entry):  # what a caller's `create` returned, for example
             given = type(entry).__name__
-            raise ArgumentTypeError(f"entry is {given}; allowed: an Entry") from None
+            raise ArgumentTypeError(f"entry: expected an Entry, got {given}") from None
         raise ArgumentTypeError(
             f"metadata is not JSON, or a name is not Unicode: {error}"
         ) from error
     values = list(entry.payload.values())
     if len(metadata) > MAX_METADATA:
-        raise ArgumentTypeError(f"metadata is {len(metadata)} bytes; allowed: {MAX_METADATA}")
+        raise ArgumentTypeError(
+            f"metadata: expected at most {MAX_METADATA} bytes, got {len(metadata)}"
+        )
     if len(names) > MAX_SECTIONS or any(not 0 < len(name) < 256 for name in names):
         raise ArgumentTypeError(
             f"payload: at most {MAX_SECTIONS} sections with names of 1 to 255 bytes are allowed"
         )
     if len(producer) > MAX_PRODUCER:
-        raise ArgumentTypeError(f"producer is {len(producer)} bytes; allowed: {MAX_PRODUCER}")
+        raise ArgumentTypeError(
+            f"producer: expected at most {MAX_PRODUCER} bytes, got {len(producer)}"
+        )
     table = b"".join(
         bytes((len(name),)) + name + _SIZE.pack(len(value))
         for name, value in zip(names, values, strict=True)

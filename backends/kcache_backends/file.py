@@ -93,7 +93,7 @@ class FileBackend(Backend):
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         if durability not in ("none", "full"):
-            raise ConfigError(f"durability={durability!r} is not allowed; allowed: 'none', 'full'")
+            raise ConfigError(f"durability: expected 'none' or 'full', got {durability!r}")
         #: No value is larger. One larger than `_unchecked` is checked before it is read.
         self._most = ANY_SIZE if max_size is None else max(max_size, MOST_ABOVE_CAP)
         self._unchecked = min(UNCHECKED, self._most if max_size is None else max_size)

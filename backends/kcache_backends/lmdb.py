@@ -78,8 +78,8 @@ class LmdbBackend(Backend):
     ) -> None:
         if max_size > LARGEST_CAP:
             raise ConfigError(
-                f"max_size={max_size!r} is not allowed with LMDB, which maps the file into memory; "
-                f"allowed: at most {LARGEST_CAP} (16 TiB); use the backend file or zstd"
+                f"max_size: expected at most {LARGEST_CAP} (16 TiB) with LMDB, which maps the file "
+                f"into memory, got {max_size!r}; the backends file and zstd take more"
             )
         self._root = os.path.realpath(directory)
         place = file_system(self._root)

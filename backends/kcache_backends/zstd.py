@@ -51,9 +51,7 @@ class ZstdBackend(WrappingBackend):
         self, inner: Backend, *, level: int = DEFAULT_LEVEL, max_size: int | None = None
     ) -> None:
         if not isinstance(level, int) or isinstance(level, bool) or level not in LEVELS:  # pyright: ignore
-            raise ConfigError(
-                f"level={level!r} is not allowed; allowed: {LEVELS[0]} to {LEVELS[-1]}"
-            )
+            raise ConfigError(f"level: expected {LEVELS[0]} to {LEVELS[-1]}, got {level!r}")
         self._largest = MAX_SIZE if max_size is None else min(max_size, MAX_SIZE)
         super().__init__(inner)
         self.level = level

@@ -51,8 +51,8 @@ def key_prefix(text: str) -> str:
     """
     digits = text.strip().lower()
     if not _LEAST <= len(digits) <= KEY_LENGTH or digits.strip("0123456789abcdef"):
-        allowed = f"{_LEAST} to {KEY_LENGTH} hexadecimal digits, the first of a key in `kcache ls`"
-        raise click.BadParameter(f"{text!r} is no key; allowed: {allowed}")
+        expected = f"{_LEAST} to {KEY_LENGTH} hexadecimal digits, the first of a key in `kcache ls`"
+        raise click.BadParameter(f"expected {expected}, got {text!r}")
     return digits
 
 

@@ -46,7 +46,7 @@ def output_option(help: str, **more: Any) -> Callable[[F], F]:  # noqa: ANN401
 def _not_empty(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
     """Refuse an empty path, as from an unset variable."""
     if path == "":
-        raise click.BadParameter("'' is not allowed; allowed: a file, or - for standard output")
+        raise click.BadParameter("expected a file, or - for standard output, got ''")
     return path
 
 

@@ -245,7 +245,7 @@ def require_saved(name: str) -> None:
         from kcache.util.hints import did_you_mean
 
         more, allowed = did_you_mean(name, SAVED), ", ".join(sorted(SAVED))
-        raise ConfigError(f"setting {name!r} can't be saved{more}; allowed: {allowed}")
+        raise ConfigError(f"setting {name!r} can't be saved{more}; expected one of {allowed}")
 
 
 def backends_in(directory: CacheDirectory) -> list[str]:

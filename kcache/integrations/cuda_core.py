@@ -15,7 +15,7 @@ try:
     from cuda.core.utils import ProgramCacheResource
 except ImportError as error:
     raise ImportError(
-        f"cuda.core has no interface for a cache of programs ({error}); allowed: cuda-core 1.2 or "
+        f"cuda.core has no interface for a cache of programs ({error}); expected cuda-core 1.2 or "
         "later. Until then its own caches work as before, and `kcache run` caches its compiles"
     ) from error
 
@@ -44,7 +44,7 @@ class ProgramCache(ProgramCacheResource):  # type: ignore[misc]
         self, path: str | os.PathLike[str] | None = None, *, max_size_bytes: int | None = None
     ) -> None:
         if max_size_bytes is not None and max_size_bytes <= 0:
-            raise ConfigError(f"max_size_bytes={max_size_bytes} is not allowed; it is positive")
+            raise ConfigError(f"max_size_bytes: expected more than 0, got {max_size_bytes}")
         self._entries = EngineEntries("cuda-core/1", directory=path, max_size=max_size_bytes)
 
     def __getitem__(self, key: bytes | str) -> bytes:
@@ -126,10 +126,12 @@ def compile(
         CompileError: the compiler refused the source.
     """
     if not isinstance(source, str):
-        raise ArgumentTypeError(f"source is {type(source).__name__}; allowed: the text of a source")
+        raise ArgumentTypeError(
+            f"source: expected the text of a source, got {type(source).__name__}"
+        )
     if target_type not in _TARGETS:
         allowed = ", ".join(_TARGETS)
-        raise ConfigError(f"target_type={target_type!r} is not allowed; allowed: {allowed}")
+        raise ConfigError(f"target_type: expected one of {allowed}, got {target_type!r}")
     options = ProgramOptions() if options is None else options
     flags = [flag.decode() for flag in options.as_bytes("nvrtc", target_type)]
     texts = [each.decode() if isinstance(each, bytes) else each for each in name_expressions]

@@ -142,7 +142,7 @@ class Requests:
         single = isinstance(asked, (str, bytes, os.PathLike, Mapping, CompileRequest))
         if single or not isinstance(asked, Iterable):
             raise ArgumentTypeError(
-                f"requests is {type(given).__name__}; allowed: a list of requests, also for one"
+                f"requests: expected a list of requests, also for one, got {type(given).__name__}"
             )
         made: list[Request] = []
         for number, each in enumerate(given):
@@ -186,11 +186,11 @@ def _check_places(source: object, names: object, options: object) -> None:
     """
     if isinstance(names, CompileOptions):
         raise ArgumentTypeError(
-            "names is a CompileOptions; allowed: name expressions. Pass it as options=..."
+            "names: expected name expressions, got CompileOptions; pass it as options=..."
         )
     if options is not None and not isinstance(options, CompileOptions):
         raise ArgumentTypeError(
-            f"options is {type(options).__name__}; allowed: kcache.CompileOptions"
+            f"options: expected kcache.CompileOptions, got {type(options).__name__}"
         )
     if isinstance(source, str) and len(source) < _LONGEST_PATH:
         import re
@@ -198,7 +198,7 @@ def _check_places(source: object, names: object, options: object) -> None:
         if re.fullmatch(r"[^\s;{}()#]+\.(cu|cuh|cpp|cc|cxx|h|hpp)", source):
             raise ConfigError(
                 f"source is the text {source!r}, which looks like a path; "
-                f"allowed: CUDA C++ source, or pathlib.Path({source!r})"
+                f"expected CUDA C++ source, or pathlib.Path({source!r})"
             )
 
 

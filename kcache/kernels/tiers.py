@@ -78,7 +78,7 @@ def open_layer(address: Address, key_file: str | None) -> ReadOnlyTier:
         from kcache.remote.signing import make_sealer
 
         if not is_bundle(path):
-            raise ConfigError(f"layer {path!r} is not allowed: it is no bundle; allowed: a bundle")
+            raise ConfigError(f"layer {path!r}: expected a bundle")
         return Bundle(path, keep=address.keep, sealer=make_sealer(key_file))
     named, files = address.option("backend"), CacheDirectory(path)
     found = [named] if named else backends_in(files)

@@ -22,7 +22,7 @@ def load(
     Threads: safe; threads that ask for one kernel at once load it once.
     """
     if name is not None and not isinstance(name, str):
-        raise ArgumentTypeError(f"name={name!r} is not allowed; allowed: None, text")
+        raise ArgumentTypeError(f"name: expected None or text, got {name!r}")
     with on(device) as number:
         module = load_module(Context.of(number), key, code)
         return LoadedKernel(module, _pick(names, name, module.names), key)
@@ -69,4 +69,6 @@ def _pick(lowered: Mapping[str, str], name: str | None, kernels: list[str]) -> s
         return only[0]
     own = [kernel for kernel in kernels if kernel not in lowered.values()]
     listed = ", ".join((*lowered, *own)) or "none"
-    raise ConfigError(f"no name is given, and there is not exactly one kernel; allowed: {listed}")
+    raise ConfigError(
+        f"no name is given, and there is not exactly one kernel; expected one of {listed}"
+    )

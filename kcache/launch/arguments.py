@@ -113,7 +113,7 @@ def address_of(value: Any, where: int, device: int, stream: int) -> int:  # noqa
     if hasattr(value.__class__, "__dlpack_device__"):
         _check_device(name, value.__dlpack_device__(), where, device)
     elif not hasattr(value, "__cuda_array_interface__"):
-        raise ArgumentTypeError(f"argument {where} is a {name}; allowed: {_ALLOWED}")
+        raise ArgumentTypeError(f"argument {where}: expected {_ALLOWED}, got {name}")
     view = import_module("cuda.core.utils").StridedMemoryView
     try:
         return int(view.from_any_interface(value, stream_ptr=stream).ptr)

@@ -97,7 +97,7 @@ def on(device: int | None) -> Generator[int]:
         DeviceError: the driver can't make a context, or this process is a forked child.
     """
     if device is not None and type(device) is not int:
-        raise ArgumentTypeError(f"device={device!r} is not allowed; allowed: None, an integer")
+        raise ArgumentTypeError(f"device: expected None or an integer, got {device!r}")
     cuda = driver()
     error, current = cuda.cuCtxGetDevice()  # an error: there is no current context
     _refuse_forked(error)
@@ -108,7 +108,7 @@ def on(device: int | None) -> Generator[int]:
     error, primary = cuda.cuDevicePrimaryCtxRetain(number)
     if error == cuda.CUresult.CUDA_ERROR_INVALID_DEVICE:
         last = int(cuda.cuDeviceGetCount()[1]) - 1
-        raise ConfigError(f"device={device!r} is not allowed; allowed: None, 0 to {last}")
+        raise ConfigError(f"device: expected None or 0 to {last}, got {device!r}")
     error = error or cuda.cuCtxPushCurrent(primary)[0]
     if error:
         raise DeviceError(f"the CUDA driver can't use device {number}: {error.name}")

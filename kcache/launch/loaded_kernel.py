@@ -114,8 +114,8 @@ def _as_stream(stream: Any) -> Any:  # noqa: ANN401  cuda.core's
     address = stream.__cuda_stream__()[1] if hasattr(stream, "__cuda_stream__") else stream or 0
     if type(address) is not int or address < 0:
         raise ArgumentTypeError(
-            f"stream={stream!r} is not allowed; allowed: a cuda.core Stream, an object with "
-            "__cuda_stream__, a stream's address, None"
+            f"stream: expected a cuda.core Stream, an object with __cuda_stream__, a stream's "
+            f"address or None, got {stream!r}"
         )
     return made.from_handle(address or _LEGACY)
 
@@ -159,7 +159,7 @@ class Module:
         """
         if self.names and name not in self.names:
             listed = ", ".join(self.names)
-            raise ConfigError(f"name={name!r} is not a kernel here; allowed: {listed}")
+            raise ConfigError(f"name: expected one of {listed}, got {name!r}")
         with self._lock:
             if name not in self._kernels:
                 self._kernels[name] = self._load(name)

@@ -212,7 +212,7 @@ def _failure(request: Request, refused: Reply, archs: tuple[int, ...]) -> Compil
         )
     if unknown_arch and arch is not None:
         known = ", ".join(map(str, archs))
-        message = f"arch={arch!r} is not known to this NVRTC; allowed: sm_ or compute_ {known}"
+        message = f"arch: this NVRTC expects sm_ or compute_ {known}, got {arch!r}"
     return CompileOptionError(message, log=log, source_name=name, result=code, raw_log=raw_log)
 
 

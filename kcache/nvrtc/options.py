@@ -43,8 +43,8 @@ def parse_arch(value: str | int | tuple[int, int]) -> str:
     match = re.fullmatch(_ARCH, str(value), re.ASCII) if not isinstance(value, bool) else None
     if match is None:
         raise ConfigError(
-            f"arch={value!r} is not allowed; allowed: sm_NN, compute_NN with an optional a or f "
-            "(such as sm_90a), the number alone, or major and minor such as (9, 0)"
+            "arch: expected sm_NN or compute_NN with an optional a or f (such as sm_90a), the "
+            f"number alone, or major and minor such as (9, 0), got {value!r}"
         )
     kind, number, suffix = match.groups()
     return f"{kind or 'sm'}_{int(number)}{suffix}"
@@ -142,7 +142,9 @@ class CompileOptions(_Options):
                 from kcache.util.hints import did_you_mean
 
                 more = did_you_mean(name, self._fields)
-                raise ConfigError(f"no option {name!r}{more}; allowed: {', '.join(self._fields)}")
+                raise ConfigError(
+                    f"no option {name!r}{more}; expected one of {', '.join(self._fields)}"
+                )
         return CompileOptions(**{**self._asdict(), **changes})
 
     @property
@@ -183,22 +185,22 @@ def _parsed(options: CompileOptions) -> ParsedOptions:
 def _standard(std: str | int) -> str:
     match = re.fullmatch(_STD, str(std).lower(), re.ASCII)
     if match is None:
-        raise ConfigError(f"std={std!r} is not allowed; allowed: c++NN, such as c++17")
+        raise ConfigError(f"std: expected c++NN, such as c++17, got {std!r}")
     return f"c++{match[1]}"
 
 
 def _flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise ArgumentTypeError(f"{name}={value!r} is not allowed; allowed: True, False")
+        raise ArgumentTypeError(f"{name}: expected True or False, got {value!r}")
     return value
 
 
 def _texts(name: str, values: object) -> Iterator[str]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
-        raise ArgumentTypeError(f"{name}={values!r} is not allowed; allowed: a sequence of text")
+        raise ArgumentTypeError(f"{name}: expected a sequence of text, got {values!r}")
     for value in values:  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(value, str):
-            raise ArgumentTypeError(f"{name} holds {value!r}; allowed: text")
+            raise ArgumentTypeError(f"{name}: expected texts, got {value!r} in it")
         if "\0" in value:
             raise ConfigError(f"{name} holds {value!r}; a NUL character is not allowed")
         yield value
@@ -213,29 +215,25 @@ def _defines(defines: object) -> Iterator[str]:
         ]
     for text in _texts("defines", defines):
         if not re.fullmatch(_DEFINE, text.partition("=")[0]):
-            raise ConfigError(f"defines: {text!r} is not allowed; allowed: NAME or NAME=VALUE")
+            raise ConfigError(f"defines: expected NAME or NAME=VALUE, got {text!r}")
         yield text
 
 
 def _macro_value(name: object, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise ArgumentTypeError(
-            f"defines[{name!r}]={value!r} is not allowed; allowed: text, integer"
-        )
+        raise ArgumentTypeError(f"defines[{name!r}]: expected text or an integer, got {value!r}")
     return str(value)
 
 
 def _paths(paths: object) -> Iterator[str]:
     if isinstance(paths, (str, bytes, os.PathLike)) or not isinstance(paths, Sequence):
-        raise ArgumentTypeError(
-            f"include_paths={paths!r} is not allowed; allowed: a sequence of directories"
-        )
+        raise ArgumentTypeError(f"include_paths: expected a sequence of directories, got {paths!r}")
     for path in paths:  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(path, (str, os.PathLike)):
-            raise ArgumentTypeError(f"include_paths holds {path!r}; allowed: paths")
+            raise ArgumentTypeError(f"include_paths: expected paths, got {path!r} in it")
         text = os.fspath(path)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         if not isinstance(text, str) or not text or "\0" in text:
-            raise ConfigError(f"include_paths holds {text!r}; allowed: non-empty text paths")
+            raise ConfigError(f"include_paths: expected non-empty text paths, got {text!r} in it")
         yield text
 
 

@@ -173,14 +173,14 @@ class Request(NamedTuple):
         """
         _check_text("source", source)
         if not source.strip():
-            raise ConfigError("source is empty; allowed: CUDA C++ source text")
+            raise ConfigError("source is empty; expected CUDA C++ source text")
         _check_text("source_name", source_name)
         if not source_name:
-            raise ConfigError("source_name is empty; allowed: a file name")
+            raise ConfigError("source_name is empty; expected a file name")
         expressions = tuple(_names(names))
         in_memory = dict(_headers(headers))
         if not isinstance(extra_key, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ArgumentTypeError(f"extra_key is {type(extra_key).__name__}; allowed: bytes")
+            raise ArgumentTypeError(f"extra_key: expected bytes, got {type(extra_key).__name__}")
         parsed = options.parsed
         paths = parsed.include_paths
         if caller is None:
@@ -268,18 +268,18 @@ def compile_request(given: object) -> CompileRequest:
                 from kcache.util.hints import did_you_mean
 
                 more = did_you_mean(name, fields)
-                raise ConfigError(f"no field {name!r}{more}; allowed: {', '.join(fields)}")
+                raise ConfigError(f"no field {name!r}{more}; expected one of {', '.join(fields)}")
         if "source" not in values:
-            raise ConfigError("the field 'source' is missing; allowed: CUDA C++ source text")
+            raise ConfigError("the field 'source' is missing; expected CUDA C++ source text")
         return CompileRequest(**values)
     if isinstance(given, (tuple, list)):
         items = cast("Sequence[Any]", given)
         if not 1 <= len(items) <= len(fields):
-            raise ConfigError(f"{len(items)} fields are not allowed; allowed: {', '.join(fields)}")
+            raise ConfigError(f"expected the fields {', '.join(fields)}, got {len(items)} of them")
         return CompileRequest(*items)
     raise ArgumentTypeError(
-        f"{type(given).__name__} is not allowed; allowed: kcache.CompileRequest, source text, "
-        f"a path, or a tuple or mapping of {', '.join(fields)}"
+        "expected kcache.CompileRequest, source text, a path, or a tuple or mapping of "
+        f"{', '.join(fields)}, got {type(given).__name__}"
     )
 
 
@@ -301,7 +301,7 @@ def as_text(path: str, data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{path} is not text: byte {error.start} is 0x{data[error.start]:02x}; allowed: UTF-8"
+            f"{path} is not text: byte {error.start} is 0x{data[error.start]:02x}; expected UTF-8"
         ) from error
 
 
@@ -328,15 +328,15 @@ def _places(search: HeaderSearch, options: CompileOptions, *, odd: bool) -> Iter
 
 def _check_text(what: str, text: object) -> None:
     if not isinstance(text, str):
-        raise ArgumentTypeError(f"{what} is {type(text).__name__}; allowed: text (str)")
+        raise ArgumentTypeError(f"{what}: expected text (str), got {type(text).__name__}")
     at = text.find("\0")
     if at >= 0:
-        raise ConfigError(f"{what} has a NUL character at position {at}; allowed: none")
+        raise ConfigError(f"{what} has a NUL character at position {at}; expected none")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{what} has a lone surrogate at position {error.start}; allowed: Unicode text"
+            f"{what} has a lone surrogate at position {error.start}; expected Unicode text"
         ) from error
 
 
@@ -344,15 +344,17 @@ def _names(names: object) -> Iterator[str]:
     if isinstance(names, str):
         names = (names,)
     if not isinstance(names, Sequence) or isinstance(names, bytes):
-        raise ArgumentTypeError(f"names is {type(names).__name__}; allowed: text, or several texts")
+        raise ArgumentTypeError(
+            f"names: expected text or several texts, got {type(names).__name__}"
+        )
     for name in names:  # pyright: ignore[reportUnknownVariableType]
         _check_text("a name expression", name)  # pyright: ignore[reportUnknownArgumentType]
         if not name.strip():  # pyright: ignore[reportUnknownMemberType]
-            raise ConfigError("a name expression is empty; allowed: such as axpy<float>")
+            raise ConfigError("a name expression is empty; expected one such as axpy<float>")
         if name.startswith("-"):  # pyright: ignore[reportUnknownMemberType]
             raise ConfigError(
-                f"the name expression {name!r} looks like an option; allowed: such as axpy<float>. "
-                "Pass an option as options=..."
+                f"the name expression {name!r} looks like an option; expected one such as "
+                "axpy<float>; pass an option as options=..."
             )
         yield name
 
@@ -361,7 +363,7 @@ def _headers(headers: object) -> Iterator[tuple[str, str]]:
     if headers is None:
         return
     if not isinstance(headers, Mapping):
-        raise ArgumentTypeError(f"headers is {type(headers).__name__}; allowed: a mapping")
+        raise ArgumentTypeError(f"headers: expected a mapping, got {type(headers).__name__}")
     for name, text in headers.items():  # pyright: ignore[reportUnknownVariableType]
         _check_text("an include name in headers", name)  # pyright: ignore[reportUnknownArgumentType]
         _check_text(f"headers[{name!r}]", text)  # pyright: ignore[reportUnknownArgumentType]

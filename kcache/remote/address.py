@@ -175,7 +175,7 @@ def _parse(text: object, name: str) -> Address:
     if not separator or scheme not in KINDS:
         shown = f"{scheme}://" if scheme.replace("+", "").isalnum() else "an address"
         what = shown if separator else "an address without '://'"
-        raise ConfigError(f"{name}: {what} is not known; allowed: {_ALLOWED}")
+        raise ConfigError(f"{name}: {what} is not known; expected {_ALLOWED}")
     shown = _shown(scheme, rest)
     where = f"{name}={shown!r}"
     refused = f"{where} is not allowed"
@@ -200,7 +200,7 @@ def _parse(text: object, name: str) -> Address:
         value, name = given.get(option, default), f"{where}: {option}"
         found = parse_seconds(value, name=name, zero=False)
         if found > _MOST_SECONDS:
-            raise ConfigError(f"{name}={value!r} is not allowed; allowed: seconds, at most 3600")
+            raise ConfigError(f"{name}: expected at most 3600 seconds, got {value!r}")
         return found
 
     seconds("lease_seconds", LEASE_SECONDS)
@@ -246,7 +246,7 @@ def _check_location(kind: str, scheme: str, location: str, at: bool, refused: st
     if kind == "layer":
         path = unquote(location)
         if not path.startswith("/") or "\0" in path or at:
-            raise ConfigError(f"{refused}; allowed: file:///path, absolute and on this machine")
+            raise ConfigError(f"{refused}; expected file:///path, absolute and on this machine")
         return
     hosts = location.partition("/")[0]
     if not hosts:
@@ -270,7 +270,7 @@ def _options(kind: str, query: str, refused: str) -> dict[str, str]:
     for option, value in given.items():
         if option not in COMMON | OPTIONS[kind]:
             allowed = ", ".join(sorted(COMMON | OPTIONS[kind]))
-            raise ConfigError(f"{refused}: no option {option[:40]!r}; allowed: {allowed}")
+            raise ConfigError(f"{refused}: no option {option[:40]!r}; expected one of {allowed}")
         if option.endswith("_file") and not os.path.isabs(value):
             raise ConfigError(f"{refused}: {option} is a path that begins with /")
     return given

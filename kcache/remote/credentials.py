@@ -154,5 +154,5 @@ def own_file(path: str) -> tuple[bytes, int]:
 def require_unreadable(path: str, mode: int) -> None:
     """Raise ConfigError if others can read a file with these permissions."""
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        problem = f"others can read it (mode {mode:04o}; allowed: 0600)"
+        problem = f"others can read it (expected mode 0600, got {mode:04o})"
         raise ConfigError(f"{path} is not used: {problem}")

@@ -227,7 +227,7 @@ class HttpStorage(HttpValues):
     def __init__(self, address: Address) -> None:
         layout = address.option("layout", "subdirs")
         if layout not in _LAYOUTS:
-            raise ConfigError(f"layout={layout!r} is not allowed; allowed: {', '.join(_LAYOUTS)}")
+            raise ConfigError(f"layout: expected one of {', '.join(_LAYOUTS)}, got {layout!r}")
         self._layout = _LAYOUTS[layout]
         self._url = f"{address.scheme}://{address.location.rstrip('/')}"
         try:
@@ -297,7 +297,7 @@ def _body(response: Any, limit: int, end: float) -> bytes:  # noqa: ANN401
         # To http.client, headers that were cut off look the same.
         raise RemoteError("the server does not say how long its answer is")
     if length is not None and length > limit:
-        raise RemoteTooLong(f"the answer has {length} bytes; allowed: {limit}")
+        raise RemoteTooLong(f"expected at most {limit} bytes, the answer has {length}")
     body = bytearray()
     # `read1` is the only one that allocates no more than has arrived, whatever a chunk claims.
     while piece := response.read1(_PIECE):

@@ -162,7 +162,7 @@ class ObjectStorage:
                 return None
             size = answer.meta["size"]
             if size > limit:  # nothing of it was read; the download ends with `answer`
-                raise RemoteTooLong(f"the object has {size} bytes; allowed: {limit}")
+                raise RemoteTooLong(f"expected at most {limit} bytes, the object has {size}")
             value = bytearray()
             for piece in answer.stream():  # chunks may hold more than the announced length
                 value += piece

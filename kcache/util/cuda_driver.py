@@ -79,7 +79,7 @@ def _name(library: ctypes.CDLL, code: int) -> str:
 
 # CUdevice_attribute of the driver API.
 _MAJOR, _MINOR = 75, 76
-_NONE = "no arch is given, and {}; allowed: CompileOptions(arch=...), such as arch='sm_90'"
+_NONE = "no arch is given, and {}; expected CompileOptions(arch=...), such as arch='sm_90'"
 
 
 def current_arch() -> str:

@@ -42,9 +42,9 @@ def unexpected_argument(
     name, called = next(iter(given)), call.__qualname__.removesuffix(".__init__")
     if name in signature(options).parameters and called != "KernelCache":
         means = f"options={options.__name__}({name}=...)"
-        return TypeError(f"{called}: {name!r} is an option; allowed: {means}")
+        return TypeError(f"{called}: {name!r} is an option; expected {means}")
     known = sorted({*signature(call).parameters} - {"self", "unknown"})
-    more = did_you_mean(name, known) or f"; allowed: {', '.join(known)}"
+    more = did_you_mean(name, known) or f"; expected one of {', '.join(known)}"
     return TypeError(f"{called}: unexpected argument {name!r}{more}")
 
 

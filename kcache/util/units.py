@@ -73,9 +73,8 @@ def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:
     size = None if isinstance(value, float) else _measured(value, _SIZE_UNITS)
     if size is None or size < least:
         raise ConfigError(
-            f"{name}={value!r} is not allowed; allowed: at least {counted(least, 'byte')}, as an "
-            "integer or as text with a unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), such as "
-            '"512MB"'
+            f"{name}: expected at least {counted(least, 'byte')}, as an integer or as text with a "
+            f'unit (B, KB, MB, GB, TB, KiB, MiB, GiB, TiB), such as "512MB", got {value!r}'
         )
     return int(size)
 
@@ -123,8 +122,8 @@ def parse_age(value: float | str, *, name: str = "age") -> float:
     seconds = _measured(value, _AGE_UNITS)
     if seconds is None or not seconds >= 0:
         raise ConfigError(
-            f"{name}={value!r} is not allowed; allowed: a number with a unit "
-            '(s, min, h, d, w), such as "12h" or "30d"'
+            f"{name}: expected a number with a unit (s, min, h, d, w), "
+            f'such as "12h" or "30d", got {value!r}'
         )
     return seconds
 
@@ -140,9 +139,9 @@ def parse_seconds(value: str | float, *, name: str, zero: bool = True) -> float:
     except (TypeError, ValueError):
         seconds = -1.0
     if not 0 <= seconds < _MOST_SECONDS:
-        raise ConfigError(f"{name}={value!r} is not allowed; allowed: seconds, 0 to 1,000,000")
+        raise ConfigError(f"{name}: expected 0 to 1,000,000 seconds, got {value!r}")
     if seconds == 0 and not zero:
-        raise ConfigError(f"{name}={value!r} is not allowed; allowed: seconds above 0")
+        raise ConfigError(f"{name}: expected seconds above 0, got {value!r}")
     return seconds
 
 
@@ -158,7 +157,7 @@ def check_int(name: str, value: object, least: int, most: int | None = None) -> 
             return
         kind = ConfigError
     allowed = f"an integer >= {least}" if most is None else f"{least} to {most}"
-    raise kind(f"{name}={value!r} is not allowed; allowed: {allowed}")
+    raise kind(f"{name}: expected {allowed}, got {value!r}")
 
 
 def parse_flag(value: str | bool, *, name: str) -> bool:
@@ -173,9 +172,7 @@ def parse_flag(value: str | bool, *, name: str) -> bool:
         text = value.strip().lower()
         if text in _TRUE or text in _FALSE:
             return text in _TRUE
-    raise ConfigError(
-        f"{name}={value!r} is not allowed; allowed: 1, true, yes, on, 0, false, no, off"
-    )
+    raise ConfigError(f"{name}: expected 1, true, yes, on, 0, false, no or off, got {value!r}")
 
 
 def format_age(seconds: float) -> str:

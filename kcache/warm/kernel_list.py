@@ -99,7 +99,7 @@ def _parse(path: str, data: bytes) -> object:
     kind = os.path.splitext(path)[1].lower()
     if kind not in (".toml", ".json"):
         raise ConfigError(
-            f"{path} is no list of kernels; allowed: .toml, .json, or a recording (.jsonl)"
+            f"{path}: expected a list of kernels (.toml, .json) or a recording (.jsonl)"
         )
     text = as_text(path, data.removeprefix(b"\xef\xbb\xbf"))
     try:
@@ -132,9 +132,7 @@ class _Written:
             _check_keys(top, _TOP)
             tables = top.get("kernels")
             if not isinstance(tables, list) or not tables:
-                raise ConfigError(
-                    "kernels: none are listed; allowed: [[kernels]] with source or text"
-                )
+                raise ConfigError("kernels: expected [[kernels]] with source or text, got none")
         with _located(f"{self._path}, defaults"):
             defaults = _table(top.get("defaults", {}), "defaults")
             _check_keys(defaults, _SHARED)
@@ -170,7 +168,7 @@ class _Written:
 
     def _targets(self, table: _Table) -> Iterator[str]:
         if "arch" in table and "archs" in table:
-            raise ConfigError("arch and archs exclude each other; allowed: one of them")
+            raise ConfigError("expected one of arch and archs, got both")
         given = table.get("arch", table.get("archs", ()))
         several = given if isinstance(given, (list, tuple)) else (given,)  # pyright: ignore[reportUnknownVariableType]
         yield from map(parse_arch, cast("Sequence[str | int]", several))
@@ -178,14 +176,14 @@ class _Written:
     def _sources(self, table: _Table) -> Iterator[tuple[str, str]]:
         """Yield (path below the list's folder, text) of each source; no path for a text."""
         if ("source" in table) == ("text" in table):
-            raise ConfigError("it has neither or both of source and text; allowed: one of them")
+            raise ConfigError("expected one of source and text, got both or neither")
         text = _text(table, "text", "CUDA C++ source text")
         if text is not None:
             yield "", text
             return
         patterns = tuple(_texts(table, "source"))
         if not patterns:
-            raise ConfigError("source is empty; allowed: a path or glob, or several")
+            raise ConfigError("source: expected a path or glob, or several, got none")
         for pattern in patterns:
             for path in self._matches(pattern):
                 yield path, read_source(os.path.join(self._folder, path), path)[0]
@@ -245,7 +243,7 @@ def _located(where: str) -> Generator[None]:
 
 def _table(value: object, what: str) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{what} is {type(value).__name__}; allowed: a table")
+        raise ConfigError(f"{what}: expected a table, got {type(value).__name__}")
     return cast("dict[str, object]", value)
 
 
@@ -253,7 +251,7 @@ def _check_keys(table: _Table, allowed: Sequence[str]) -> None:
     for name in table:
         if name not in allowed:
             hint = did_you_mean(name, allowed)
-            raise ConfigError(f"no key {name!r}{hint}; allowed: {', '.join(allowed)}")
+            raise ConfigError(f"no key {name!r}{hint}; expected one of {', '.join(allowed)}")
 
 
 def _merged(defaults: _Table, table: _Table) -> _Table:
@@ -267,10 +265,10 @@ def _merged(defaults: _Table, table: _Table) -> _Table:
     return {**kept, **table}
 
 
-def _text(table: _Table, name: str, allowed: str) -> str | None:
+def _text(table: _Table, name: str, expected: str) -> str | None:
     given = table.get(name)
     if given is not None and not isinstance(given, str):
-        raise ConfigError(f"{name} is {type(given).__name__}; allowed: {allowed}")
+        raise ConfigError(f"{name}: expected {expected}, got {type(given).__name__}")
     return given
 
 
@@ -279,7 +277,7 @@ def _texts(table: _Table, name: str) -> Iterable[str]:
     given = table.get(name, ())
     several = (given,) if isinstance(given, str) else given
     if not isinstance(several, (list, tuple)) or not all(isinstance(each, str) for each in several):  # pyright: ignore[reportUnknownVariableType]
-        raise ConfigError(f"{name}={given!r} is not allowed; allowed: text, or an array of texts")
+        raise ConfigError(f"{name}: expected text or an array of texts, got {given!r}")
     return cast("Iterable[str]", several)
 
 
@@ -288,7 +286,7 @@ def _extra_key(table: _Table) -> bytes:
     try:
         return bytes.fromhex(cast("str", given))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"extra_key={given!r} is not allowed; allowed: hexadecimal") from error
+        raise ConfigError(f"extra_key: expected hexadecimal, got {given!r}") from error
 
 
 def _own_arch(options: CompileOptions) -> tuple[str, ...]:
@@ -301,7 +299,7 @@ def _own_arch(options: CompileOptions) -> tuple[str, ...]:
         return (current_arch(),)
     except ConfigError as error:
         raise ConfigError(
-            "archs: none is given, and there is no GPU to ask; allowed: such as "
+            "archs: none is given, and there is no GPU to take it from; expected such as "
             'archs = ["sm_90"] here or in defaults, or --arch sm_90 on the command line'
         ) from error
 

@@ -58,7 +58,7 @@ class RequestRecorder:
             self.path = os.path.abspath(os.fsdecode(path))
         except TypeError:
             name = type(path).__name__
-            raise ArgumentTypeError(f"path is {name}; allowed: the path of a file") from None
+            raise ArgumentTypeError(f"path: expected the path of a file, got {name}") from None
         self._roots = _roots(self.path)
         # There is no lock, because a fork could leave it locked: `setdefault` decides which thread
         # writes.
@@ -179,10 +179,10 @@ def _decode(
     from kcache.nvrtc.request import CompileRequest
 
     if not isinstance(found, dict) or MARK not in found:
-        raise ConfigError(f"it is no recorded request; allowed: objects with {MARK!r}")
+        raise ConfigError(f"expected a recorded request, an object with {MARK!r}")
     line = cast("dict[str, Any]", found)
     if line[MARK] != VERSION:
-        raise ConfigError(f"{MARK}={line[MARK]!r} is not allowed; allowed: {VERSION}")
+        raise ConfigError(f"{MARK}: expected {VERSION}, got {line[MARK]!r}")
     try:
         roots = [(str(was), here) for was, here in zip(line["roots"], now, strict=False)]
         options = CompileOptions(**line["options"])

@@ -83,10 +83,7 @@ def test_bad_variables_are_findings_in_the_words_of_a_program(
     said = here("doctor", "--json", KCACHE_MAX_SIZE="lots", KCACHE_BACKEND="floppy")
     assert (said.code, said.err) == (1, "")
     found = [str(problem["what"]) for problem in problems(said.out)]
-    assert [each.partition(";")[0] for each in found] == [
-        "KCACHE_BACKEND='floppy' is not known",
-        "KCACHE_MAX_SIZE='lots' is not allowed",
-    ]
+    assert [each.partition(" ")[0] for each in found] == ["KCACHE_BACKEND:", "KCACHE_MAX_SIZE:"]
 
 
 def test_variables_that_turn_the_cache_off_are_warnings(

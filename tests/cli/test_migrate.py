@@ -191,7 +191,7 @@ def test_a_target_that_cannot_be_written_ends_it_and_loses_nothing(
 STEPS = """
 import contextlib, sys
 from kcache.cli.app import app
-from kcache.cli.commands import migrate
+from kcache.cli.commands import cmd_migrate as migrate
 def moved():
     sys.stderr.write("moved\\n"); sys.stderr.flush()
     sys.stdin.read(1)

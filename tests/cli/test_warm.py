@@ -281,6 +281,6 @@ def test_a_bad_file_is_2_and_one_line(project: Path, here: Callable, cache_direc
     (project / "bad.toml").write_text("[[kernels]]\nnmaes = []\n")
     done = here("warm", "bad.toml")
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    told = "kcache: error: bad.toml, kernel 1: no key 'nmaes' (did you mean 'names'?); allowed: "
+    told = "kcache: error: bad.toml, kernel 1: no key 'nmaes' (did you mean 'names'?); expected "
     assert done.err.startswith(told)
     assert not cache_directory.exists()

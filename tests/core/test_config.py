@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,12 @@ def test_sizes(text: str | int, size: int) -> None:
 
 @pytest.mark.parametrize("text", NO_SIZES, ids=lambda text: repr(text)[:12])
 def test_what_is_no_size_is_refused_with_what_is_allowed(text: Any) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)max_size=.*not allowed; allowed:.*512MB"):
+    with pytest.raises(ConfigError, match=r"(?s)max_size: expected.*512MB"):
         parse_size(text, name="max_size")
 
 
 def test_a_number_has_its_noun() -> None:
-    with pytest.raises(ConfigError, match="allowed: at least 1 byte, as"):
+    with pytest.raises(ConfigError, match="expected at least 1 byte, as"):
         parse_size(0, least=1)
     assert told_kinds(Kinds(1, 0, 1, 1)) == "1 kernel, 0 manifests, 1 other, estimated from 1 entry"
 
@@ -70,7 +71,7 @@ def test_ages(text: str | float, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "1y", "1,5h", "1" * 5000 + "d", -1, float("nan"), True])
 def test_what_is_no_age_is_refused_by_name(text: str | float) -> None:
-    with pytest.raises(ConfigError, match=r"^older_than=.*allowed: a number with a unit"):
+    with pytest.raises(ConfigError, match=r"^older_than: expected a number with a unit"):
         parse_age(text, name="older_than")
 
 
@@ -131,8 +132,9 @@ def test_a_bad_value_names_the_variable_the_value_and_what_is_allowed(name: str,
     if name == "KCACHE_REMOTE":  # not its options and credentials
         assert name in message
     else:
-        assert f"{name}={text!r}" in message
-    assert "allowed:" in message
+        assert f"{name}: " in message
+        assert f"got {text!r}" in message
+    assert "expected " in message or "it names no host" in message
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_a_bad_value_names_the_variable_the_value_and_what_is_allowed(name: str,
     ],
 )  # fmt: skip
 def test_a_bad_argument_is_named_with_what_is_allowed(setting: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"{setting}=.*allowed:"):
+    with pytest.raises(ConfigError, match=rf"{setting}: expected .*, got {re.escape(repr(value))}"):
         Config.load({setting: value}, environ={})
 
 
@@ -188,8 +190,8 @@ def one_warning(directory: str, said: str, **environ: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("KCACHE_MAX_SIZE", "5GiGs", "KCACHE_MAX_SIZE='5GiGs' is not allowed; allowed:"),
-        ("KCACHE_BACKEND", "redis", "KCACHE_BACKEND='redis' is not known; allowed: file,"),
+        ("KCACHE_MAX_SIZE", "5GiGs", "KCACHE_MAX_SIZE: expected"),
+        ("KCACHE_BACKEND", "redis", "KCACHE_BACKEND: expected one of file,"),
     ],
 )
 def test_what_the_environment_says_wrongly_is_one_warning(
@@ -214,9 +216,9 @@ def test_a_directory_of_the_environment_that_is_unsafe_costs_the_disk_tier_alone
 
 def test_what_a_program_passes_wrongly_stays_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="max_size='5GiGs' is not allowed"):
+    with pytest.raises(ConfigError, match="max_size: expected .*, got '5GiGs'"):
         KernelCache(tmp_path / "cache", max_size="5GiGs")
-    with pytest.raises(UnknownBackendError, match="backend='redis' is not known"):
+    with pytest.raises(UnknownBackendError, match="backend: expected .*, got 'redis'"):
         KernelCache(tmp_path / "cache", backend="redis")
     with pytest.raises(ConfigError, match="is a file"):
         KernelCache(tmp_path / "file")
@@ -289,11 +291,11 @@ def test_argument_beats_environment_beats_saved_beats_default(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"max_size": "lots"}, "max_size='lots' is not allowed; allowed:"),
-        ({"max_size": [5]}, "max_size=[5] is not allowed"),
-        ({"colour": "red"}, "setting 'colour' can't be saved; allowed: backend,"),
+        ({"max_size": "lots"}, "max_size: expected"),
+        ({"max_size": [5]}, "max_size: expected"),
+        ({"colour": "red"}, "setting 'colour' can't be saved; expected one of backend,"),
         ({"disable": "1"}, "setting 'disable' can't be saved"),
-        ({"backend": "redis"}, "backend='redis' is not known; allowed: file,"),
+        ({"backend": "redis"}, "backend: expected one of file,"),
     ],
 )
 def test_a_setting_that_can_not_be_used_is_one_warning_and_the_default(

@@ -51,7 +51,9 @@ def test_a_file_in_its_place_or_on_its_way_is_refused_by_name(
     file = tmp_path / "file"
     file.write_bytes(b"precious")
     for opens in DOORS:
-        with pytest.raises(ConfigError, match=r"directory='.*file.*a file"):
+        with pytest.raises(
+            ConfigError, match=r"directory: expected a directory, got '.*file.*a file"
+        ):
             opens(str(file / below), read_only=read_only)
     assert file.read_bytes() == b"precious"
 

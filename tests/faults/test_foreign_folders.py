@@ -203,7 +203,7 @@ def test_no_command_changes_a_folder_that_is_no_cache(
         assert snapshot(place) == before, line
         said = done.stdout + done.stderr
         assert "Traceback" not in said, said
-        assert "allowed: a directory that is new or empty" in said, (line, said)
+        assert "expected a directory that is new or empty" in said, (line, said)
 
 
 @EACH
@@ -211,7 +211,7 @@ def test_no_call_changes_a_folder_that_is_no_cache(place: Path) -> None:
     before = snapshot(place)
     for backend in NAMES:
         for read_only in (False, True):
-            with pytest.raises(ConfigError, match=r"no cache.*allowed: a directory that is new"):
+            with pytest.raises(ConfigError, match=r"no cache.*expected a directory that is new"):
                 KernelCache(place, backend=backend, read_only=read_only)
             with pytest.raises(ConfigError, match="no cache"):
                 open_engine(place, backend=backend, read_only=read_only)
@@ -352,11 +352,11 @@ def test_no_call_changes_the_folder_that_the_environment_names(
                 call()
             assert snapshot(place) == before
         assert snapshot(place) == before
-    assert "allowed: a directory that is new or empty" in caplog.text
+    assert "expected a directory that is new or empty" in caplog.text
     with KernelCache() as cache:
-        with pytest.raises(BackendError, match=r"nothing can be imported: .*allowed: a directory"):
+        with pytest.raises(BackendError, match=r"nothing can be imported: .*expected a directory"):
             kcache.import_bundle(cache, tmp_path / "b.kcb")
-        with pytest.raises(BackendError, match=r"nothing can be exported: .*allowed: a directory"):
+        with pytest.raises(BackendError, match=r"nothing can be exported: .*expected a directory"):
             kcache.export_bundle(cache, tmp_path / "new.kcb")
     with suppress(ConfigError), KernelCache(tmp_path / "sound", remote=f"file://{place}") as cache:
         assert cache.lookup(KERNEL, (), OPTIONS) is None  # a layer, which is only read

@@ -47,8 +47,8 @@ def test_a_float_arrives_in_both_sizes(single: float, double: float) -> None:
         (2, 1.5, "takes 2 bytes there; pass a numpy or ctypes scalar"),
         (4, None, "it has 8 bytes, the kernel takes 4"),
         (4, ctypes.c_int64(1), "it has 8 bytes, the kernel takes 4"),
-        (8, [1.0], "is a list; allowed: numbers"),
-        (8, "text", "is a str; allowed: numbers"),
+        (8, [1.0], "expected numbers.*, got list"),
+        (8, "text", "expected numbers.*, got str"),
     ],
 )
 def test_what_does_not_fit_is_refused(size: int, value: object, reason: str) -> None:

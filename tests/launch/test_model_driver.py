@@ -116,7 +116,7 @@ says(none.launch, 1, 2000)
         "ConfigError: none can't be launched: LaunchConfig.grid value must be >= 1 (got 0)",
         "ConfigError: none can't be launched: LaunchConfig.block must be an int",
         "DeviceError: none was not launched with grid=1, block=1, shared_memory=-1: ",
-        "ArgumentTypeError: stream='default' is not allowed; allowed: a cuda.core Stream",
+        "ArgumentTypeError: stream: expected a cuda.core Stream",
         "ConfigError: none can't be launched: ",
         "DeviceError: none was not launched with grid=1, block=2000, shared_memory=0: ",
     ]
@@ -194,11 +194,11 @@ says(kernel().load, -1)
 says(kcache.launch.reset, 2)
 """
     assert run(code) == [
-        "ConfigError: name='nothing' is not a kernel here; allowed: axpy, none",
-        "ConfigError: no name is given, and there is not exactly one kernel; allowed: axpy, none",
-        "ConfigError: device=2 is not allowed; allowed: None, 0 to 1",
-        "ConfigError: device=-1 is not allowed; allowed: None, 0 to 1",
-        "ConfigError: device=2 is not allowed; allowed: None, 0 to 1",
+        "ConfigError: name: expected one of axpy, none, got 'nothing'",
+        "ConfigError: no name is given, and there is not exactly one kernel; expected one of axpy, none",
+        "ConfigError: device: expected None or 0 to 1, got 2",
+        "ConfigError: device: expected None or 0 to 1, got -1",
+        "ConfigError: device: expected None or 0 to 1, got 2",
     ]
 
 

@@ -44,9 +44,9 @@ def test_every_call_says_what_is_missing_and_none_hangs() -> None:
 def test_arguments_are_checked_before_the_driver_is_looked_for() -> None:
     kernel = kcache.CompiledKernel(None, b"code", None, {}, "", "0" * 64, False, 0.0)
     for device in ("0", 1.0, True):
-        with pytest.raises(kcache.ConfigError, match="device=.*allowed: None, an integer"):
+        with pytest.raises(kcache.ConfigError, match="device: expected None or an integer"):
             kernel.load(device)  # type: ignore[arg-type]
-    with pytest.raises(kcache.ConfigError, match="name=3 is not allowed; allowed: None, text"):
+    with pytest.raises(kcache.ConfigError, match="name: expected None or text, got 3"):
         kernel.load(name=3)  # type: ignore[arg-type]
 
 

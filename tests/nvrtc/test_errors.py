@@ -113,7 +113,7 @@ def test_an_unknown_argument_suggests_the_one_that_is_like_it(tmp_path: Path) ->
         kcache.CompileOptions(includepaths=["x"])  # type: ignore[call-arg]
     with pytest.raises(kcache.ConfigError, match=r"'fastmath' \(did you mean 'fast_math'\?\)"):
         ARCH.replace(fastmath=True)
-    with pytest.raises(TypeError, match="'colour'; allowed: arch, "):
+    with pytest.raises(TypeError, match="'colour'; expected one of arch, "):
         kcache.CompileOptions(colour="red")  # type: ignore[call-arg]
 
 
@@ -162,11 +162,15 @@ def test_one_line_compiles_and_then_hits(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("source", "arguments", "message"),
     [
-        ("x", {"arch": "sm_80"}, r"'arch' is an option; allowed: options=CompileOptions\("),
+        ("x", {"arch": "sm_80"}, r"'arch' is an option; expected options=CompileOptions\("),
         ("x", {"optoins": 1}, r"unexpected argument 'optoins' \(did you mean 'options'\?\)"),
-        ("x", {"names": kcache.CompileOptions()}, "names is a CompileOptions"),
-        ("x", {"options": {"arch": "sm_80"}}, "options is dict; allowed: kcache.CompileOptions"),
-        ("src/k.cu", {}, r"looks like a path; allowed: .* pathlib.Path\('src/k.cu'\)"),
+        (
+            "x",
+            {"names": kcache.CompileOptions()},
+            "names: expected name expressions, got CompileOptions",
+        ),
+        ("x", {"options": {"arch": "sm_80"}}, "options: expected kcache.CompileOptions, got dict"),
+        ("src/k.cu", {}, r"looks like a path; expected .* pathlib.Path\('src/k.cu'\)"),
     ],
 )
 def test_arguments_in_the_wrong_place(

@@ -48,7 +48,7 @@ def test_layouts(layout: str, below: str, at: Open, nginx: Nginx) -> None:
 
 
 def test_an_unknown_layout(at: Open) -> None:
-    with pytest.raises(ConfigError, match="allowed: subdirs, flat, bazel"):
+    with pytest.raises(ConfigError, match="expected one of subdirs, flat, bazel"):
         at("cache", "&layout=other")
 
 

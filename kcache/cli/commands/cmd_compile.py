@@ -385,7 +385,7 @@ def _write(kernel: CompiledKernel, emit: str, output: str) -> int:
     data: bytes | None = getattr(kernel, emit)
     if data is None:
         there = ", ".join(name for name in OUTPUTS if getattr(kernel, name) is not None)
-        raise ConfigError(f"--emit {emit}: this target has none; allowed: {there or 'nothing'}")
+        raise ConfigError(f"--emit {emit}: this target has none; expected {there or 'nothing'}")
     write_output(data, output)
     return len(data)
 
