@@ -64,7 +64,7 @@ SETTINGS = (
     Setting(
         seconds(FRESH_NS / 1e9), "hash|status|stat", "how old a file is that is trusted by stat"
     ),
-    Setting(seconds(_STOPPED_AFTER), "worker|row", "after which a stopped worker does not count"),
+    Setting(seconds(_STOPPED_AFTER), "heartbeat", "after which a worker counts as stopped"),
     Setting(seconds(IDLE_SECONDS), "worker", "how long a worker without work is kept"),
     Setting((f"1/{_JOURNAL_SHARE // 2}",), "journal|two files", "the size of the journal's files"),
 )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +20,8 @@ from typing import TYPE_CHECKING, Literal
 from kcache.backend import NO_ROOM, Backend, EntryInfo, Usage, failure, is_key
 from kcache.directory import claim, make_folder
 from kcache.errors import BackendError, ConfigError, CorruptEntryError, DiskFullError
-from kcache.util.locks import Patience, Turns
+from kcache.util.forks import after_fork
+from kcache.util.locks import Patience
 from kcache.util.open_file import is_plain, open_own, opened
 from kcache_backends._shards import (
     ANY_SIZE,
@@ -107,7 +109,7 @@ class FileBackend(Backend):
         self._write_notes_at = 0
         self._cold: ColdSample | None = None
         #: Threads change shards one after the other: a file system may have no locks.
-        self._turns = Turns()
+        self._changing = threading.Lock()
         self._patience = Patience(PATIENCE)
         self._closed = False
         #: Whether only this user can change the directory, as far as it was checked.
@@ -115,6 +117,11 @@ class FileBackend(Backend):
         if not read_only:
             with suppress(OSError):  # full or read-only now, but that may change
                 self._open_counters()
+        after_fork(self)
+
+    def after_fork(self) -> None:
+        """Start with a free lock in a child process."""
+        self._changing = threading.Lock()
 
     # -- the contract --------------------------------------------------------------------------
 
@@ -196,7 +203,7 @@ class FileBackend(Backend):
             self._cold.deleted(key)
         path = self._path(key)
         shard = int(key[:2], 16)
-        with self._translated("delete"), self._turns.turn(), self._open_counters() as counters:
+        with self._translated("delete"), self._changing, self._open_counters() as counters:
             count = self._locked(counters, shard)
             size = size_of(path)
             if size is None:
@@ -294,7 +301,7 @@ class FileBackend(Backend):
         folder = f"{self._root}/{_names[shard]}"
         if self._read_only:
             return list(problems(folder, recorded))
-        with self._turns.turn(), self._open_counters() as counters:
+        with self._changing, self._open_counters() as counters:
             found = list(problems(folder, self._lock(counters, shard), repair=repair))
             if repair:
                 self._examine(counters, shard)
@@ -309,7 +316,7 @@ class FileBackend(Backend):
 
     def _put(self, key: str, value: bytes) -> None:
         shard = int(key[:2], 16)
-        with self._turns.turn(), self._open_counters() as counters:
+        with self._changing, self._open_counters() as counters:
             self._replace(key, value, counters, self._locked(counters, shard))
             removed = counters.removed()
         if removed:  # another writer has created the directory again
@@ -362,7 +369,7 @@ class FileBackend(Backend):
             os.utime(fd, ns=(now, now))
 
     def _locked(self, counters: ShardCounters, shard: int) -> ShardCount:
-        """Lock a shard; return its exact or overestimated count. The caller holds `_turns`."""
+        """Lock a shard; return its exact or overestimated count. The caller holds `_changing`."""
         count = self._lock(counters, shard)
         if count is None or (count.under_way and counters.locks_work):  # a writer was killed
             count, _ = self._examine(counters, shard)
@@ -382,7 +389,7 @@ class FileBackend(Backend):
 
     def _recounted(self, shard: int) -> ShardCount:
         """Lock a shard, count it, and write its record."""
-        with self._turns.turn(), self._open_counters() as counters:
+        with self._changing, self._open_counters() as counters:
             self._lock(counters, shard)
             return self._examine(counters, shard)[0]
 
@@ -414,7 +421,7 @@ class FileBackend(Backend):
         """
         from kcache_backends._survey import SAMPLE, glance
 
-        with self._turns.turn(), self._open_counters() as counters:
+        with self._changing, self._open_counters() as counters:
             count = counters.read(shard)
             if count is not None and count.entries > SAMPLE:
                 return glance(f"{self._root}/{_names[shard]}", SAMPLE)

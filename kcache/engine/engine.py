@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
@@ -18,7 +19,6 @@ from kcache.entry import Entry, encode, open_envelope
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
 from kcache.util import log
 from kcache.util.forks import after_fork, at_end
-from kcache.util.locks import Turns
 from kcache.util.memory_tier import MemoryTier
 from kcache.util.units import check_int, parse_age, parse_seconds, parse_size
 
@@ -115,7 +115,7 @@ class CacheEngine:
         self._read = backend.get if read_only else backend.use
         self._no_memory = memory_size == 0
         self._clock = clock
-        self._room = Turns()
+        self._room = threading.Lock()
         #: The cap, in stored bytes; a migration lowers it for a while.
         self.max_size = max_size
         #: The locks by which processes exclude each other for one key; None if they don't.
@@ -168,7 +168,7 @@ class CacheEngine:
             self._forget(key)
             return Put.TOO_LARGE
         done = Put.FAILED
-        with self._room.turn(), self._surviving("put"):
+        with self._room, self._surviving("put"):
             stored = self._eviction(partial(self._evict, "evicted")).put(key, blob, cost)
             self._flush_journal()
             if stored:
@@ -245,7 +245,7 @@ class CacheEngine:
         if self.read_only:
             return 0
         freed = 0
-        with self._room.turn(), self._surviving("trim"):
+        with self._room, self._surviving("trim"):
             if age is not None:
                 freed = eviction.unused(time.time_ns() - age * 1e9)
             if age is None or max_size is not None:
@@ -373,7 +373,7 @@ class CacheEngine:
         if self._flight is None:
             from kcache.engine.single_flight import SingleFlight
 
-            with self._room.turn():
+            with self._room:
                 if self._flight is None:
                     self._flight = SingleFlight(
                         self.lock_file, wait=self._wait, counters=self.counters
@@ -478,6 +478,7 @@ class CacheEngine:
     def after_fork(self) -> None:
         """Make the engine usable in a child process, without the counts of the parent."""
         self.counters.after_fork()
+        self._room = threading.Lock()
         util = sys.modules.get("multiprocessing.util")
         if util is not None:  # it clears its list of final tasks before it calls this
             util.register_after_fork(self, CacheEngine._end_with_child)

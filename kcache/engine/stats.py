@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from kcache.directory import open_file_of_cache
 from kcache.errors import BackendError
-from kcache.util.locks import Turns, lock, pread, pwrite, release
+from kcache.util.locks import lock, pread, pwrite, release
 from kcache.util.open_file import OwnFile, has_header, open_own
 
 
@@ -133,11 +133,11 @@ class Counters:
     `NOTES` of them. Taking a lock for each would be 3 % of a get from disk.
     """
 
-    __slots__ = ("_added", "_flushed", "_flushing", "_totals", "_turns", "lock", "noted")
+    __slots__ = ("_added", "_adding", "_flushed", "_flushing", "_totals", "lock", "noted")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self._turns, self._flushing = Turns(), Turns()
+        self._adding, self._flushing = threading.Lock(), threading.Lock()
         self._flushed: tuple[float, ...] = (0,) * len(FIELDS)
         self._totals: dict[str, float] = dict.fromkeys(FIELDS, 0)
         #: (saved seconds, hit seconds, from memory) of hits that are not added up yet.
@@ -158,7 +158,7 @@ class Counters:
 
     def values(self) -> tuple[float, ...]:
         """Return the counts in the order of `FIELDS`."""
-        with self._turns.turn():
+        with self._adding:
             totals = self._totals
             while self.noted:
                 saved, elapsed, from_memory = self.noted.popleft()
@@ -183,7 +183,7 @@ class Counters:
         """
         if file is None:
             return
-        with self._flushing.turn():
+        with self._flushing:
             now = self.values()
             if now != self._flushed:
                 file.add([a - b for a, b in zip(now, self._flushed, strict=True)])
@@ -192,6 +192,7 @@ class Counters:
     def after_fork(self) -> None:
         """Drop, in a child, the counts that the parent will write."""
         self.lock = threading.Lock()
+        self._adding, self._flushing = threading.Lock(), threading.Lock()
         self._flushed = self.values()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kcache.engine.single_flight import copied
 from kcache.errors import CompileError, ConfigError
 from kcache.kernels.request_factory import with_target
-from kcache.nvrtc.workers.slots import usable_cores
+from kcache.util.cpus import usable_cores
 from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
 from kcache.errors import CompileError
-from kcache.nvrtc.workers.slots import usable_cores
+from kcache.util.cpus import usable_cores
 from kcache.util.units import check_int
 
 if TYPE_CHECKING:

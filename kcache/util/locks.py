@@ -1,8 +1,6 @@
-"""Locks between processes, on byte ranges of a file, and turns between threads.
+"""Locks between processes, on byte ranges of a file; the kernel releases those of a dead process.
 
-Neither outlives what it is for. The kernel ends a lock with its process, and Python ends locks and
-turns with the frame that holds them, whatever exception leaves that frame, and wherever it came
-from. So nothing counts what is taken: it is taken as long as its holder lives.
+A lock is held as long as its file is open, and Python closes the file with its last reference.
 """
 
 from __future__ import annotations
@@ -16,13 +14,8 @@ import time
 from collections.abc import Generator, Hashable
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
-from weakref import ref
-
-from kcache.util.forks import after_fork
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from kcache.util.open_file import OwnFile
 
 #: Seconds between two tries for a lock that another process holds: the first pause, and the
@@ -30,7 +23,7 @@ if TYPE_CHECKING:
 #: confirms).
 _FIRST_PAUSE = 50e-6
 _LONGEST_PAUSE = 5e-3
-#: After a wait in vain, a process does not wait for that lock again for this many seconds.
+#: After a timeout, a process does not wait for that lock again for this many seconds.
 _GIVEN_UP = 60.0
 #: Errors which say that this file system has no locks (NFS without lockd, some FUSE file systems).
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
@@ -94,8 +87,7 @@ else:
         return found[_KIND] != _flock(fcntl.F_UNLCK, 0, 0)[_KIND]
 
     def _range_unlock(fd: int, start: int, length: int) -> None:
-        # The error means that the program has closed the file, and so released the lock. It must
-        # not keep the caller from giving other threads their turn.
+        # The error means that the program has closed the file, and so released the lock.
         with suppress(OSError):
             fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_UNLCK, start, length))
 
@@ -104,13 +96,13 @@ else:
 
 
 def lock(file: OwnFile, start: int, length: int = 1, *, timeout: float = 0.0) -> bool:
-    """Lock a byte range until the file is closed; tell whether this file system has locks.
+    """Lock a byte range until the file is closed; return whether this file system has locks.
 
     The lock excludes every other opened file, so other processes, and other threads which have
     opened the file on their own. Waits at most `timeout` seconds.
 
     Raises:
-        TimeoutError: somebody else held it all the time.
+        TimeoutError: another process held it all the time.
         OSError: the file can't be locked.
     """
     pause = _FIRST_PAUSE
@@ -131,10 +123,10 @@ def lock(file: OwnFile, start: int, length: int = 1, *, timeout: float = 0.0) ->
 
 
 def is_locked(file: OwnFile, start: int, length: int = 1) -> bool:
-    """Tell whether another opened file has a lock on a part of a byte range.
+    """Return whether another opened file has a lock on a part of a byte range.
 
     Raises:
-        OSError: this file system has no locks, or the system can't tell.
+        OSError: this file system has no locks, or the system does not answer.
     """
     return _is_locked(file.fd, start, length)
 
@@ -184,7 +176,7 @@ def locked_directory(path: str, timeout: float) -> Generator[None]:
 
 
 class Patience:
-    """How long it is worth while to wait for a lock: not again, for a minute, after a wait in vain.
+    """Lock timeout with back-off: after a timeout, it does not wait again for one minute.
 
     A process that was stopped usually stays so for longer, and the waits would add up.
 
@@ -211,105 +203,6 @@ class Patience:
             if most >= self.seconds:  # a shorter wait shows nothing
                 self._given_up[start] = time.monotonic() + _GIVEN_UP
             raise
-
-
-# -- between threads -------------------------------------------------------------------------------
-
-
-class Turns:
-    """Lets some threads at a time go on, and the others wait, first come, first served.
-
-    A turn is an object of its thread. It is over at the end of its `with` block, or when the object
-    is gone, so that no exception can leave a turn taken.
-
-    Fork: in a child, nobody has a turn.
-
-    Args:
-        most: how many threads at a time.
-    """
-
-    __slots__ = ("__weakref__", "_beginning", "_queue", "most")
-
-    def __init__(self, most: int = 1) -> None:
-        self.most = most
-        self.after_fork()
-        after_fork(self)
-
-    def after_fork(self) -> None:
-        """Forget, in a child process, the threads of the parent."""
-        self._beginning = threading.Lock()
-        self._queue: list[ref[Turn]] = []
-
-    def turn(self) -> Turn:
-        """Return a turn, for a `with` statement, which waits for it."""
-        return Turn(self)
-
-    def live(self) -> list[Turn]:
-        """Return the turns that are taken or waited for, in order."""
-        queue = self._queue
-        for each in tuple(queue):
-            turn = each()
-            if turn is None or turn.over:
-                with suppress(ValueError):  # another thread has removed it
-                    queue.remove(each)
-        return [turn for each in tuple(queue) if (turn := each()) is not None and not turn.over]
-
-    def enter(self, turn: Turn) -> None:
-        """Wait until a turn begins."""
-        self._queue.append(turn.ref)
-        while not self._begins(turn):
-            if turn.woken is None:
-                woken = threading.Lock()
-                woken.acquire()  # noqa: SIM115, RUF100  released by the thread that wakes this one
-                turn.woken = woken
-            else:
-                turn.woken.acquire()
-
-    def _begins(self, turn: Turn) -> bool:
-        before = 0
-        ahead = True
-        with self._beginning:
-            for each in self.live():
-                if each is turn:
-                    ahead = False
-                elif each.begun or ahead:
-                    before += 1
-            turn.begun = before < self.most
-        return turn.begun
-
-    def wake(self, _: object = None) -> None:
-        """Let the threads that come next look whether their turn has come."""
-        waiting = [turn for turn in self.live() if not turn.begun]
-        for turn in waiting[: self.most]:
-            if turn.woken is not None:
-                with suppress(RuntimeError):  # it is awake
-                    turn.woken.release()
-
-
-class Turn:
-    """The turn of one thread; see `Turns`."""
-
-    __slots__ = ("__weakref__", "_turns", "begun", "over", "ref", "woken")
-
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
-        self.begun = self.over = False
-        #: Released to wake the thread.
-        self.woken: threading.Lock | None = None
-        # What ends a thread in `__exit__` ends the turn, too: the others are woken then.
-        self.ref = ref(self, turns.wake)
-
-    def __enter__(self) -> Self:
-        try:
-            self._turns.enter(self)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.over = True
-        self._turns.wake()
 
 
 # -- reading and writing at an offset, also on systems without such calls --------------------------

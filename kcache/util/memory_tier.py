@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from kcache.util.locks import Turns
+from kcache.util.forks import after_fork
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -22,11 +23,11 @@ class MemoryTier(Generic[K, V]):
     An item is charged the size that its caller states plus `ITEM_OVERHEAD`. An item that is
     larger than the bound is not kept, and removes an older item of its key.
 
-    Threads: every method may be called from any thread. Fork: a child starts with a copy. An
-    exception of a signal's handler leaves no lock, and at worst counts an item that is gone.
+    Threads: every method may be called from any thread. Fork: a child starts with a copy. After an
+    interrupt, an item that is gone may still be counted.
     """
 
-    __slots__ = ("__weakref__", "_items", "_newest", "_turns", "_used", "changes", "max_size")
+    __slots__ = ("__weakref__", "_items", "_lock", "_newest", "_used", "changes", "max_size")
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
@@ -34,9 +35,14 @@ class MemoryTier(Generic[K, V]):
         #: The most recently used item, if its last use was a read: it need not be moved again.
         self._newest: tuple[V, int] | None = None
         self._used = 0
-        self._turns = Turns()
+        self.after_fork()
         #: How often an item was put or removed (reads do not count); see `put`.
         self.changes = 0
+        after_fork(self)
+
+    def after_fork(self) -> None:
+        """Start with a free lock in a child process."""
+        self._lock = threading.Lock()
 
     def get(self, key: K) -> V | None:
         """Return the value under `key` and mark it as used, or None."""
@@ -63,7 +69,7 @@ class MemoryTier(Generic[K, V]):
         because a value that was read from elsewhere may be older than a put or delete in between.
         """
         charge = size + ITEM_OVERHEAD
-        with self._turns.turn():
+        with self._lock:
             if unless_since is None:
                 self.changes += 1
             elif unless_since != self.changes:
@@ -81,7 +87,7 @@ class MemoryTier(Generic[K, V]):
 
     def delete(self, key: K) -> None:
         """Forget `key`, if it is there."""
-        with self._turns.turn():
+        with self._lock:
             self.changes += 1
             self._newest = None
             item = self._items.pop(key, None)
@@ -90,7 +96,7 @@ class MemoryTier(Generic[K, V]):
 
     def clear(self) -> None:
         """Forget everything."""
-        with self._turns.turn():
+        with self._lock:
             self.changes += 1
             self._newest = None
             self._items.clear()

@@ -1,4 +1,4 @@
-"""Locks: exclude files, threads and processes, and go with whoever held them. So do turns."""
+"""Locks: exclude files, threads and processes, and are released with the process that held them."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ import pytest
 from faults.places import stopped
 
 from kcache.util import locks as locks_module
-from kcache.util.locks import Turn, Turns, is_locked, lock
+from kcache.util.locks import is_locked, lock
 from kcache.util.open_file import OwnFile, open_own
 
 LONG = 60.0
@@ -60,19 +60,6 @@ def test_the_kernel_releases_what_a_killed_process_held(path: str) -> None:
     with stopped(work, signal.SIGKILL):
         assert not is_free(path, 0)
     assert is_free(path, 0)
-
-
-# -- between threads -------------------------------------------------------------------------------
-
-
-class Counted(Turns):
-    """Turns that count how often a thread looks whether its turn has come."""
-
-    looks = 0
-
-    def _begins(self, turn: Turn) -> bool:
-        self.looks += 1
-        return super()._begins(turn)
 
 
 def test_a_child_that_lives_on_holds_no_lock_of_its_parent(path: str) -> None:

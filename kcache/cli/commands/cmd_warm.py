@@ -15,7 +15,7 @@ from kcache.cli.parameters import directory_option, flag, json_option, repeatabl
 from kcache.cli.terminal import columns, interruptible, progress, say, show
 from kcache.config import Config
 from kcache.errors import CompileError
-from kcache.nvrtc.workers.slots import usable_cores
+from kcache.util.cpus import usable_cores
 from kcache.util.units import counted, format_size, format_time
 from kcache.warm.kernel_list import read_list
 

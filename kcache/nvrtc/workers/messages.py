@@ -14,8 +14,8 @@ from kcache.nvrtc.artifact import Artifact
 from kcache.nvrtc.workers.slots import Slots
 from kcache.util.wire import WireError
 
-#: The field of a worker's message that the compile begins now. A message without fields says that
-#: the worker goes on.
+#: The field of a worker's message that the compile begins now. A message without fields is a
+#: heartbeat.
 BEGUN = b"begun"
 
 

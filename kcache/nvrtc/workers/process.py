@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from itertools import chain, starmap
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -28,8 +27,8 @@ _CODE = (
 )
 #: How many bytes of a crashed worker's output an error quotes.
 _QUOTED = 2048
-#: A worker that compiles says twice a second that it goes on. If it says nothing for twice this
-#: many seconds, it was stopped, and is ended. Twice, because this process may have been stopped
+#: A worker that compiles sends a heartbeat twice a second. If there is none for twice this many
+#: seconds, the worker was stopped, and is ended. Twice, because this process may have been stopped
 #: together with it.
 _SILENCE = 5.0
 #: The same for a new worker, which has to load Python and the compiler, perhaps from a network.
@@ -37,11 +36,11 @@ _START = 30.0
 
 
 class NoWorkerError(KcacheError):
-    """No worker can be started here; the message says why. Never reaches a caller."""
+    """No worker can be started here; the message has the reason. Never reaches a caller."""
 
 
 class CrashedError(KcacheError):
-    """A worker ended during a compile; the message says how."""
+    """A worker ended during a compile; the message explains how."""
 
 
 class TooLateError(KcacheError):
@@ -52,7 +51,7 @@ def interpreter() -> str:
     """Return the interpreter that workers run in.
 
     Raises:
-        NoWorkerError: this program has none (it is embedded or frozen).
+        NoWorkerError: this program has no interpreter (it is embedded or frozen).
     """
     path = sys.executable or ""
     frozen = getattr(sys, "frozen", False)
@@ -63,12 +62,12 @@ def interpreter() -> str:
     return path
 
 
-def standing() -> tuple[object, ...]:
+def credentials() -> tuple[object, ...]:
     """Return the user, the file tree and the processors of a process that is started now.
 
-    A worker that was started before the program became another user, or changed its root, would
-    read files that the program may not read, or other files. One that was started before the
-    program was bound to other processors would take a processor from others.
+    If the program has become another user or changed its root since a worker was started, that
+    worker would read files that the program may not read, or other files. If the program was bound
+    to other processors since then, the worker would take a processor from others.
     """
     if sys.platform == "win32":
         return ()
@@ -95,24 +94,26 @@ class WorkerProcess:
     Attributes:
         compiles: the number of compiles so far.
         peak: the largest memory in bytes.
-        directory: the last working directory that it was told.
+        directory: the last working directory of a compile.
+        reusable: whether it compiles the next request as a new worker would.
     """
 
     def __init__(self, library: str) -> None:
         self.library = library
         self.environment: Mapping[str, str] = {}
-        self.standing = standing()
+        self.credentials = credentials()
         self.hello = Hello("", (0, 0), ())
         self.compiles = 0
         self.peak = 0
         self.directory: str | None = None
+        self.reusable = False
         self._process: Popen[bytes] | None = None
         #: Descriptors: where it reads and this process writes; where this process reads and it
         #: writes; its standard error. And the files that they led to when they were opened.
         self._fds: list[int] = []
         self._files: list[tuple[int, int]] = []
         #: The end of what it wrote to its standard error, once it was ended.
-        self._words = ""
+        self._stderr = ""
         self._silence = _START
         self._limit: float | None = None
         self._ending = Lock()
@@ -140,12 +141,12 @@ class WorkerProcess:
     def _begin(self) -> None:
         from subprocess import Popen  # a hit never starts a process
 
-        # In one step for Python, so that no interrupt leaves a number that nobody knows.
-        self._fds.extend(chain.from_iterable(starmap(os.pipe, ((), ()))))
+        self._fds += os.pipe()
+        self._fds += os.pipe()
         try:
-            self._fds.extend(map(os.memfd_create, ("kcache-worker",), (os.MFD_CLOEXEC,)))
-        except (OSError, AttributeError):  # a sandbox forbids it, or another system: words are lost
-            self._fds.extend(map(os.open, (os.devnull,), (os.O_RDWR,)))
+            self._fds.append(os.memfd_create("kcache-worker", os.MFD_CLOEXEC))
+        except (OSError, AttributeError):  # a sandbox forbids it, or another system
+            self._fds.append(os.open(os.devnull, os.O_RDWR))
         os.set_blocking(self._fds[1], False)
         self._files = [identity(os.fstat(fd)) for fd in self._fds]
         paths = (path for path in sys.path if isinstance(path, str))  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -182,15 +183,16 @@ class WorkerProcess:
                 what = f"the compile took longer than {timeout:g} s (compile_timeout)"
                 raise TooLateError(what) from error
             raise CrashedError(f"the compiler {self._how(error)}") from error
-        except BaseException:  # an interrupt: nobody waits for its work any more
-            self.end()
-            raise
         self.compiles += 1
         self.peak = reply.peak
         return reply
 
+    def fits(self, other: WorkerProcess) -> bool:
+        """Return whether this worker can compile in place of another one."""
+        return self.library == other.library and self.credentials == other.credentials
+
     def _reply(self) -> list[bytes]:
-        """Return the worker's answer, after its messages that it goes on."""
+        """Return the worker's answer, which follows its heartbeats."""
         while (fields := receive(self._fds[2], self._read)) in ([], [BEGUN]):
             if fields and self._limit is not None:
                 self._deadline = time.monotonic() + self._limit
@@ -202,11 +204,11 @@ class WorkerProcess:
 
     def _write(self, fd: int, data: memoryview) -> int:
         while not self._await(fd, writing=True):
-            receive(self._fds[2], self._read)  # it says that it goes on with something else
+            receive(self._fds[2], self._read)  # a heartbeat
         return _write(fd, data)
 
     def _await(self, fd: int, *, writing: bool) -> bool:
-        """Wait until a pipe is ready; tell whether it is, and not only the other one for reading.
+        """Wait until a pipe is ready; return False if only the other one is, for reading.
 
         Raises:
             TimeoutError: the worker was stopped, or the compile takes too long.
@@ -224,7 +226,7 @@ class WorkerProcess:
             if left < self._silence:
                 break
             silent += 1
-        raise TimeoutError(f"was stopped: it wrote nothing for {2 * self._silence:g} s")
+        raise TimeoutError(f"was stopped: no heartbeat for {2 * self._silence:g} s")
 
     @property
     def ended(self) -> bool:
@@ -237,7 +239,7 @@ class WorkerProcess:
         return 0 if self._process is None else self._process.pid
 
     def is_whole(self) -> bool:
-        """Tell whether the pipes still lead to the worker.
+        """Return whether the pipes still lead to the worker.
 
         They do not if the program has closed descriptors that are not its own, as programs do that
         become daemons. Files of the program may now have these numbers.
@@ -251,7 +253,7 @@ class WorkerProcess:
             return False
 
     def stop(self) -> None:
-        """Make the worker end, whatever it is doing; the thread that uses it notices."""
+        """Kill the worker, whatever it is doing; the thread that uses it notices."""
         if self._process is not None:
             with suppress(OSError):
                 self._process.kill()
@@ -267,7 +269,7 @@ class WorkerProcess:
             self.stop()
             if not self.ended:
                 self._wait()
-            self._read_words()
+            self._read_stderr()
             self._close(4)
         finally:
             self._ending.release()
@@ -294,23 +296,23 @@ class WorkerProcess:
             self._fds[number] = -1
 
     def _how(self, error: Exception) -> str:
-        """Return how it ended, in words that continue "the worker"."""
-        words = f": {self._words}" if self._words else ""
+        """Return how the worker ended, as the predicate of a sentence about it."""
+        stderr = f": {self._stderr}" if self._stderr else ""
         if isinstance(error, TimeoutError):
-            return f"{error}{words}"
+            return f"{error}{stderr}"
         status = self._process.returncode if self._process is not None else None
         if status is None or status >= 0:
-            return f"ended with status {status}{words}"
+            return f"ended with status {status}{stderr}"
         with suppress(ValueError):
-            return f"was killed by signal {-status} ({signal.Signals(-status).name}){words}"
-        return f"was killed by signal {-status}{words}"
+            return f"was killed by signal {-status} ({signal.Signals(-status).name}){stderr}"
+        return f"was killed by signal {-status}{stderr}"
 
-    def _read_words(self) -> None:
+    def _read_stderr(self) -> None:
         with suppress(OSError):
             if self._is_open(4):
-                said = self._fds[4]
-                os.lseek(said, max(0, os.fstat(said).st_size - _QUOTED), os.SEEK_SET)
-                self._words = os.read(said, _QUOTED).decode(errors="replace").strip()
+                fd = self._fds[4]
+                os.lseek(fd, max(0, os.fstat(fd).st_size - _QUOTED), os.SEEK_SET)
+                self._stderr = os.read(fd, _QUOTED).decode(errors="replace").strip()
 
 
 def _ready(reading: int, writing: list[int], seconds: float) -> list[int]:
@@ -330,8 +332,8 @@ def _write(fd: int, data: memoryview) -> int:
 
     Python ignores SIGPIPE. A program may have switched that off, as many command lines do, and an
     embedded interpreter may never have switched it on. Then a worker that ended while it was idle
-    would take the program along. So the signal is blocked meanwhile, and the one of this write is
-    taken.
+    would end the program. So the signal is blocked during the write, and that of this write is
+    consumed.
     """
     if sys.platform == "win32":
         return os.write(fd, data)

@@ -1,11 +1,10 @@
 """Worker: the program that a worker process runs.
 
-It loads the one libnvrtc that it is told of, and compiles one request at a time. A request is a
-message on its standard input, and the answer is on its standard output. The worker ends when the
-input ends, also in the middle of a compile, or when its parent ends. Nothing has to tell it to. It
-reads only the files that the compiler asks for, and keeps no state of its own between two requests.
-But the compiler may keep state. So the program ends a worker whose next outcome might differ from
-that of a new one.
+It loads one libnvrtc, and compiles one request at a time. A request is a message on its standard
+input, and the reply is on its standard output. The worker exits when the input or its parent ends,
+also in the middle of a compile. It reads only the files that the compiler asks for, and keeps no
+state of its own between two requests. But the compiler may keep state. So the program ends a worker
+whose next result might differ from that of a new one.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 
 from kcache.environment import worker_variables
@@ -33,11 +32,10 @@ if TYPE_CHECKING:
 
     from kcache.nvrtc.options import ParsedOptions
     from kcache.nvrtc.workers.recorder import Recorder
-    from kcache.nvrtc.workers.slots import Slot
+    from kcache.nvrtc.workers.slots import Slot, Slots
 
-#: Milliseconds between two checks that the parent is still there, in addition to the end of the
-#: input, and between two messages that the worker goes on.
-_LOOK_EVERY_MS = 500
+#: Milliseconds between two heartbeats, and two checks that the parent still exists.
+_BEAT_EVERY_MS = 500
 #: What NVRTC leaves beside its own headers. Without it, it installs them. A compile does not read
 #: it: with the time of the installation in it, it has another content in each directory.
 _INSTALLED = b".nvrtc_headers_version"
@@ -53,34 +51,32 @@ def main() -> None:
     source, target = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
-    os.dup2(2, 1)  # the compiler's own output is no answer
+    os.dup2(2, 1)  # the compiler's own output is not a reply
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     path, parent = sys.argv[1], int(sys.argv[2])
-    voice = _Voice(target)
-    threading.Thread(target=_watch, args=(source, parent, voice), daemon=True).start()
+    channel = _Channel(target)
+    threading.Thread(target=_watch, args=(source, parent, channel), daemon=True).start()
     try:
         worker = _Worker(path)
     except OSError as error:
-        voice.say(Hello("", (0, 0), (), str(error)).pack())
+        channel.send(Hello("", (0, 0), (), str(error)).pack())
         os._exit(0)
     try:
-        voice.say(worker.hello.pack())
+        channel.send(worker.hello.pack())
         while True:
             ask = Ask.unpack(receive(source))
-            voice.working = True
-            with nullcontext() if ask.slots is None else ask.slots.held() as slot:
-                voice.begin(slot)
+            channel.working = True
+            with channel.compiling(ask.slots):
                 reply = worker.answer(ask)
-                voice.forget_slot()
             worker.tidy()
-            voice.say(reply.pack())
-            voice.working = False
+            channel.send(reply.pack())
+            channel.working = False
     except (WireError, OSError):
         os._exit(0)
 
 
-class _Voice:
-    """Sends the worker's messages, also the one that it goes on. Threads: safe to share.
+class _Channel:
+    """Sends replies and heartbeats. Threads: safe to share.
 
     Attributes:
         working: whether the program waits for this worker, or may do so.
@@ -92,36 +88,39 @@ class _Voice:
         self._slot: Slot | None = None
         self.working = False
 
-    def say(self, fields: Sequence[bytes]) -> None:
+    def send(self, fields: Sequence[bytes]) -> None:
         with self._sending:
             send(self._target, fields)
 
-    def begin(self, slot: Slot | None) -> None:
-        """Say that a compile begins, which has a slot."""
-        self.say([BEGUN])
-        self._slot = slot
+    @contextmanager
+    def compiling(self, slots: Slots | None) -> Generator[None]:
+        """Hold a slot in the block, and update its heartbeat; report when it was acquired."""
+        with nullcontext() if slots is None else slots.held() as slot:
+            self.send([BEGUN])
+            self._slot = slot
+            try:
+                yield
+            finally:
+                with self._sending:
+                    self._slot = None
 
-    def forget_slot(self) -> None:
-        with self._sending:
-            self._slot = None
-
-    def go_on(self) -> None:
-        """Say that this process goes on, if anybody may wait for it."""
+    def beat(self) -> None:
+        """Send a heartbeat, if the program may wait for this process."""
         if self.working:
             with suppress(OSError), self._sending:  # the disk is full, or the program has ended
                 if self._slot is not None:
-                    self._slot.say_alive()
+                    self._slot.beat()
                 send(self._target, [])
 
 
-def _watch(source: int, parent: int, voice: _Voice) -> None:
+def _watch(source: int, parent: int, channel: _Channel) -> None:
     """End this process when its input is closed or its parent is gone, also during a compile."""
     poll = select.poll()
     poll.register(source, select.POLLHUP)
     while os.getppid() == parent:
-        if any(event & select.POLLHUP for _, event in poll.poll(_LOOK_EVERY_MS)):
+        if any(event & select.POLLHUP for _, event in poll.poll(_BEAT_EVERY_MS)):
             break
-        voice.go_on()
+        channel.beat()
     os._exit(0)
 
 
