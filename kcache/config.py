@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -387,38 +387,23 @@ def temporary_cache_directory() -> str:
     return os.path.join(tempfile.gettempdir(), f"kcache-{owner}")
 
 
-#: Variables that NVRTC 12.4 to 13.5 ask for and that may change their output. They are part of the
-#: key. If a compiler asks for others, its trace tells.
-COMPILER_VARIABLES = (
-    "CAN_FINALIZE_DEBUG",
-    "DUMP_KNOBS_TO_FILE",
-    "EDG_BASE",
-    "EDG_MODULES_PATH",
-    "FINALIZER_CUBIE",
-    "FINALIZER_USE_LEGACY_ELF_BUILDER",
-    "NVRTCWIZ",
-    "NVRTC_APPEND_FLAGS",
-    "NVRTC_DISABLE_CONCURRENT_NVVM",
-    "NVVM_IR_VER_CHK",
-)
-
-
 #: Looked up on every hit: the mapping below `os.environ` answers in a tenth of the time.
 _RAW: Any = getattr(os.environ, "_data", os.environ)
-_ENCODED_VARIABLES: frozenset[Any] = frozenset(
-    (*COMPILER_VARIABLES,)
-    if _RAW is os.environ or sys.platform == "win32"
-    else map(os.fsencode, COMPILER_VARIABLES)
-)
-_none_set: Callable[[frozenset[Any]], bool] = _RAW.keys().isdisjoint
 
 
-def compiler_variables() -> tuple[str, ...]:
-    """Return those of the variables that are set, as `NAME=VALUE`; nearly always none."""
-    if _none_set(_ENCODED_VARIABLES):
-        return ()
-    environ = os.environ
-    return tuple(f"{name}={environ[name]}" for name in COMPILER_VARIABLES if name in environ)
+def finder_of(names: Sequence[str]) -> Callable[[], tuple[str, ...]]:
+    """Return a function that returns the variables among `names` that are set, as `NAME=VALUE`."""
+    is_plain = _RAW is os.environ or sys.platform == "win32"
+    encoded = frozenset(names if is_plain else map(os.fsencode, names))
+    none_is_set: Callable[[frozenset[Any]], bool] = _RAW.keys().isdisjoint
+
+    def find() -> tuple[str, ...]:
+        if none_is_set(encoded):
+            return ()
+        environ = os.environ
+        return tuple(f"{name}={environ[name]}" for name in names if name in environ)
+
+    return find
 
 
 def variable(name: str) -> str | None:

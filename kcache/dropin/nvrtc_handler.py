@@ -11,8 +11,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from kcache.config import COMPILER_VARIABLES
 from kcache.dropin.protocol import Answer, Program
+from kcache.nvrtc import variables
 from kcache.nvrtc.options import BUNDLED, parse_options, without_automatic_pch
 from kcache.nvrtc.search import are_own_files
 from kcache.util import log
@@ -34,7 +34,7 @@ _DEPRECATED = b"nvrtc: warning: Architectures prior to "
 _DEFAULT_NAME = b"default_program"
 #: Variables of the program that change NVRTC's output. NVRTC reads others that do not: MAKEFLAGS
 #: (how many compiles run at once), CUDA_CACHE_DISABLE (a cache of its own).
-_DECISIVE = (*COMPILER_VARIABLES, "NVRTC_PREPEND_FLAGS", "PWD")
+_DECISIVE = (*variables.IN_KEY, "NVRTC_PREPEND_FLAGS", variables.WORKING_DIRECTORY)
 #: Parts of the names of options that read or write files which kcache does not follow, or that make
 #: outputs which it does not keep; and of the values of options that pass theirs on to another tool.
 _UNFOLLOWED = (

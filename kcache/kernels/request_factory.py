@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from kcache.config import compiler_variables
 from kcache.errors import ArgumentTypeError, ConfigError
+from kcache.nvrtc import variables
 from kcache.nvrtc.options import CompileOptions
 from kcache.util import log
 from kcache.util.memory_tier import MemoryTier
@@ -96,7 +96,7 @@ class Requests:
         if (
             request is None
             or not (request.anywhere or request.is_here())
-            or (caller is None and request.variables != compiler_variables())
+            or (caller is None and request.variables != variables.in_environment())
         ):
             from kcache.nvrtc.request import Request
 

@@ -43,7 +43,7 @@ _MAX_FILES = 65_536
 LARGEST = 1 << 30
 #: How many bytes are read at a time from a file that has more than its status says.
 _PIECE = 1 << 20
-#: Directories in which the system tells about itself. `workers/told.py` does not record
+#: Directories in which the system tells about itself. `workers/virtual_files.py` does not record
 #: them either.
 _OF_PROCESSES = ("/proc/", "/sys/")
 

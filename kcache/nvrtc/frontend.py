@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kcache import config
 from kcache.errors import CompileError
-from kcache.nvrtc import compiler, places
+from kcache.nvrtc import compiler, places, variables
 from kcache.nvrtc.compiler import Compiled, Limits
 from kcache.nvrtc.files import FileDigests
 from kcache.nvrtc.headers import encode, is_directory, only_names
@@ -18,8 +17,6 @@ from kcache.util import log
 #: How often a compile is repeated because its headers changed meanwhile. After that its result is
 #: not cached.
 MAX_REPEATS = 2
-#: Answers that depend on the location and are part of every request's location.
-_WORKING_DIRECTORY = "PWD"
 
 
 class Frontend:
@@ -127,5 +124,5 @@ def _header_set(request: Request, run: Compiled) -> StoredHeaderSet:
 def _more_variables(trace: Trace) -> Iterator[tuple[str, str | None]]:
     """Yield the variables that were asked for and are not in the key; see `config`."""
     for name, value in trace.variables.items():
-        if name not in (*config.COMPILER_VARIABLES, _WORKING_DIRECTORY):
+        if name not in (*variables.IN_KEY, variables.WORKING_DIRECTORY):
             yield name, value

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kcache.errors import CorruptEntryError
 from kcache.nvrtc.files import SIZE
 from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, RootedPath
+from kcache.nvrtc.variables import WORKING_DIRECTORY
 
 if TYPE_CHECKING:
     from kcache.nvrtc.workers.messages import Trace
@@ -80,7 +81,7 @@ def is_directory(path: str, search: HeaderSearch) -> bool:
     path = _bare(path)
     if path == search.directory:
         return True
-    spelled = _bare(search.variable("PWD") or "")
+    spelled = _bare(search.variable(WORKING_DIRECTORY) or "")
     return path == spelled and _identity(path) == _identity(search.directory) is not None
 
 

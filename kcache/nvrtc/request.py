@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol, cast
 
 from kcache import config
-from kcache.config import COMPILER_VARIABLES
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.options import CompileOptions, are_harmless
 from kcache.nvrtc.search import SOURCE, HeaderSearch, may_include
+from kcache.nvrtc.variables import IN_KEY, in_environment
 
 #: Part of every key. Raise it when the meaning of a field changes.
 KEY_SCHEMA = "kcache-key/3"
@@ -56,8 +56,8 @@ class Caller(NamedTuple):
         return config.variable(name)
 
     def compiler_variables(self) -> tuple[str, ...]:
-        """Return what `kcache.config.compiler_variables` returns in that process."""
-        found = ((name, self.variable(name)) for name in COMPILER_VARIABLES)
+        """Return what `variables.in_environment` returns in that process."""
+        found = ((name, self.variable(name)) for name in IN_KEY)
         return tuple(f"{name}={value}" for name, value in found if value is not None)
 
 
@@ -184,7 +184,7 @@ class Request(NamedTuple):
         parsed = options.parsed
         paths = parsed.include_paths
         if caller is None:
-            directory, variables = working_directory(), config.compiler_variables()
+            directory, variables = working_directory(), in_environment()
             known = config.variable
         else:
             directory, variables = caller.directory, caller.compiler_variables()

@@ -14,6 +14,7 @@ from copy import copy
 from typing import NamedTuple
 
 from kcache import config
+from kcache.nvrtc.variables import WORKING_DIRECTORY
 
 #: Root numbers that are not positions in the include path.
 SOURCE = 0
@@ -119,7 +120,7 @@ class HeaderSearch:
 
     def spelled(self) -> str:
         """Return the working directory as in debug information: LLVM uses the spelling of PWD."""
-        spelled = self.variable("PWD") or ""
+        spelled = self.variable(WORKING_DIRECTORY) or ""
         if spelled != self.directory and spelled.startswith("/"):
             with suppress(OSError):
                 if os.path.samefile(spelled, self.directory):

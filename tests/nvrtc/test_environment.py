@@ -73,8 +73,9 @@ def test_another_answer_about_a_variable_is_a_miss_whatever_is_made_of_it(
     cache: KernelCache, tree: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
 ) -> None:
     """Those that are listed are in the key; of others the manifest tells."""
-    for module in ("config", "nvrtc.request") if not listed else ():
-        monkeypatch.setattr(f"kcache.{module}.COMPILER_VARIABLES", ())
+    if not listed:
+        monkeypatch.setattr("kcache.nvrtc.variables.IN_KEY", ())
+        monkeypatch.setattr("kcache.nvrtc.request.in_environment", tuple)
     write(tree / "inc/x.h", "#define V 1\n")
     source, options = "#include <x.h>\n" + KERNEL, ARCH.replace(include_paths=["inc"])
     with worker() as process:

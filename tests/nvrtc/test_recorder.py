@@ -22,7 +22,7 @@ from nvrtc.talk import ask, fresh_of, worker
 from kcache.nvrtc import compiler
 from kcache.nvrtc.options import parse_options
 from kcache.nvrtc.search import HeaderSearch
-from kcache.nvrtc.workers import import_table, recorder, told
+from kcache.nvrtc.workers import import_table, recorder, virtual_files
 from kcache.nvrtc.workers.messages import Status, Trace
 
 pytestmark = [
@@ -203,7 +203,7 @@ def test_a_file_that_changes_while_it_is_read_has_no_stamp(
         return fstat(fd)
 
     monkeypatch.setattr(os, "fstat", look)
-    answer = told.FileAnswers([]).opened(os.fsencode(header))
+    answer = virtual_files.VirtualFiles([]).open(os.fsencode(header))
     monkeypatch.undo()
     assert answer is not None
     assert answer.content == b"#define V 1\n"
@@ -224,7 +224,7 @@ def test_the_status_of_a_file_is_laid_out_as_libc_does(path: str, tmp_path: Path
         pytest.skip("glibc before 2.33 has stat inline")
     filled = ctypes.create_string_buffer(256)
     assert libc.stat(os.fsencode(place), filled) == 0
-    ours = told.answer_of(place.stat()).status
+    ours = virtual_files.answer_of(place.stat()).status
     assert ours == filled.raw[: len(ours)]
 
 

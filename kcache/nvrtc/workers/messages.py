@@ -1,14 +1,12 @@
-"""Messages: what a program asks a worker, and what the worker answers, as lists of byte strings.
-
-A field is a value in JSON, with bytes in hexadecimal, or bytes that may be large.
-"""
+"""Messages: what a program asks a worker, and what the worker replies, as lists of byte strings."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from kcache.nvrtc.artifact import Artifact
 from kcache.nvrtc.workers.slots import Slots
@@ -17,6 +15,8 @@ from kcache.util.wire import WireError
 #: The field of a worker's message that the compile begins now. A message without fields is a
 #: heartbeat.
 BEGUN = b"begun"
+
+_Message = TypeVar("_Message")
 
 
 class Status:
@@ -31,22 +31,45 @@ class Status:
     FAILED = "failed"
 
 
-def _field(value: object) -> bytes:
-    return json.dumps(value, default=_plain).encode()
+class PathKind(StrEnum):
+    """What is at a path that the compiler asked for."""
+
+    MISSING = "-"
+    #: Missing, and the compiler tried to open it.
+    NOT_OPENED = "a"
+    FILE = "f"
+    DIRECTORY = "d"
+    OTHER = "o"
+    ERROR = "e"
 
 
-def _plain(value: bytes | Mapping[str, object]) -> object:
-    """Return a value for JSON in place of one that it can't hold."""
-    return value.hex() if isinstance(value, bytes) else dict(value)
+#: The name of the one item of an object that stands for bytes; no name in a request has a NUL.
+_BYTES = "\0"
 
 
-@contextmanager
-def _checked(what: str) -> Generator[None]:
-    """Raise WireError for whatever is wrong with the fields of a message."""
+def pack(message: tuple[object, ...]) -> list[bytes]:
+    """Return a message as fields: JSON first, then the byte strings that it has numbers for."""
+    strings: list[bytes] = []
+
+    def plain(value: bytes | Mapping[str, object]) -> object:
+        if not isinstance(value, bytes):
+            return dict(value)
+        strings.append(value)
+        return {_BYTES: len(strings)}
+
+    return [json.dumps(message, default=plain).encode(), *strings]
+
+
+def _unpack(what: str, fields: Sequence[bytes], make: Callable[..., _Message]) -> _Message:
+    """Return the message in fields, made of its items; raises WireError."""
     try:
-        yield
+        return make(*json.loads(fields[0], object_hook=partial(_restored, fields)))
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as problem:
-        raise WireError(f"{what} makes no sense") from problem
+        raise WireError(f"malformed {what}") from problem
+
+
+def _restored(fields: Sequence[bytes], found: dict[str, Any]) -> object:
+    return fields[found[_BYTES]] if _BYTES in found else found
 
 
 class Hello(NamedTuple):
@@ -63,17 +86,15 @@ class Hello(NamedTuple):
     archs: tuple[int, ...]
     error: str = ""
 
-    def pack(self) -> list[bytes]:
-        """Return the fields of the message."""
-        return [_field(self)]
-
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Hello:
         """Return the message in the fields; raises WireError."""
-        with _checked("the worker's greeting"):
-            (field,) = fields
-            identity, (major, minor), archs, error = json.loads(field)
+
+        def make(identity: str, version: Sequence[int], archs: Sequence[int], error: str) -> Hello:
+            major, minor = version
             return cls(identity, (major, minor), tuple(archs), error)
+
+        return _unpack("hello", fields, make)
 
 
 class Ask(NamedTuple):
@@ -101,21 +122,19 @@ class Ask(NamedTuple):
     sought: Sequence[Sequence[str]] = ()
     slots: Slots | None = None
 
-    def pack(self) -> list[bytes]:
-        """Return the fields of the message."""
-        return [_field(self)]
-
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Ask:
         """Return the message in the fields; raises WireError."""
-        with _checked("the request"):
-            (field,) = fields
-            *values, slots = json.loads(field)
-            return cls._make((*values, slots and Slots(*slots)))
+
+        def make(*items: Any) -> Ask:  # noqa: ANN401
+            *others, slots = items
+            return cls._make((*others, slots and Slots(*slots)))
+
+        return _unpack("request", fields, make)
 
 
 class FileAnswer(NamedTuple):
-    """The answer to the compiler about one path; see `told.PathAnswer`."""
+    """The answer to the compiler about one path; see `virtual_files.PathAnswer`."""
 
     kind: str
     error: int
@@ -130,7 +149,8 @@ class FileAnswer(NamedTuple):
     @property
     def denied(self) -> bool:
         """Whether stat or open of the path failed for another reason than absence."""
-        return self.kind == "e" or (self.kind not in "-a" and self.error != 0)
+        is_missing = self.kind in (PathKind.MISSING, PathKind.NOT_OPENED)
+        return self.kind == PathKind.ERROR or (self.error != 0 and not is_missing)
 
 
 class Trace(NamedTuple):
@@ -148,16 +168,6 @@ class Trace(NamedTuple):
     variables: Mapping[str, str | None]
     unfollowed: str
     found: Sequence[int]
-
-    @classmethod
-    def unpack(cls, field: bytes) -> Trace:
-        """Return the trace in a field; raises what is wrong with it."""
-        files, *others = json.loads(field)
-        answers = {
-            path: FileAnswer(kind, error, tuple(stamp), bytes.fromhex(digest))
-            for path, (kind, error, stamp, digest) in files.items()
-        }
-        return cls._make((answers, *others))
 
 
 class Reply(NamedTuple):
@@ -181,24 +191,20 @@ class Reply(NamedTuple):
     text: str = ""
     trace: Trace | None = None
 
-    def pack(self) -> list[bytes]:
-        """Return the fields of the message."""
-        artifact = self.artifact
-        about = (self.status, self.peak, self.code, self.doing, self.text)
-        large = (artifact.ptx, artifact.cubin, artifact.ltoir, artifact.raw_log)
-        return [
-            _field((*about, artifact.lowered_names, artifact.seconds)),
-            *(each or b"" for each in large),
-            b"" if self.trace is None else _field(self.trace),
-        ]
-
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Reply:
         """Return the message in the fields; raises WireError."""
-        with _checked("the worker's reply"):
-            head, *outputs, raw_log, trace = fields
-            status, peak, code, doing, text, lowered_names, seconds = json.loads(head)
-            ptx, cubin, ltoir = (output or None for output in outputs)
-            artifact = Artifact(ptx, cubin, ltoir, lowered_names, raw_log or None, seconds)
-            asked = Trace.unpack(trace) if trace else None
-            return cls(status, artifact, peak, code, doing, text, asked)
+
+        def make(status: str, artifact: Sequence[Any], *others: Any) -> Reply:  # noqa: ANN401
+            *about, trace = others
+            return cls._make((status, Artifact(*artifact), *about, trace and _trace(*trace)))
+
+        return _unpack("reply", fields, make)
+
+
+def _trace(files: Mapping[str, Any], *others: Any) -> Trace:  # noqa: ANN401
+    answers = {
+        path: FileAnswer(kind, error, tuple(stamp), digest)
+        for path, (kind, error, stamp, digest) in files.items()
+    }
+    return Trace(answers, *others)

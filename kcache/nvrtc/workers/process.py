@@ -12,7 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from kcache.errors import KcacheError
-from kcache.nvrtc.workers.messages import BEGUN, Ask, Hello, Reply
+from kcache.nvrtc.workers.messages import BEGUN, Ask, Hello, Reply, pack
 from kcache.util.child_process import ISOLATED, children_are_elsewhere, without_dropin
 from kcache.util.open_file import identity
 from kcache.util.wire import WireError, receive, send
@@ -175,7 +175,7 @@ class WorkerProcess:
             raise CrashedError("the program has closed the descriptors of the worker")
         self._limit, self._deadline = timeout, None
         try:
-            send(self._fds[1], ask.pack(), self._write)
+            send(self._fds[1], pack(ask), self._write)
             reply = Reply.unpack(self._reply())
         except (WireError, OSError) as error:
             self.end()

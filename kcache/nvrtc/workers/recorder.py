@@ -31,7 +31,7 @@ from typing import Any
 
 from kcache.nvrtc.workers.import_table import ImportTable
 from kcache.nvrtc.workers.messages import Reply, Status
-from kcache.nvrtc.workers.told import FileAnswers, PathAnswer, ToldEnvironment
+from kcache.nvrtc.workers.virtual_files import PathAnswer, VirtualEnvironment, VirtualFiles
 
 #: The answer to `ctime`. NVRTC cuts `__DATE__` and `__TIME__` out of it by position (12.4 to 13.5).
 #: Each of the two has half of a universal character name, so that an expansion that reaches the
@@ -76,9 +76,9 @@ class Recorder:
     """
 
     def __init__(self, library: str) -> None:
-        self.environment = ToldEnvironment()
+        self.environment = VirtualEnvironment()
         self.unfollowed: list[str] = []
-        self._files = FileAnswers(self.unfollowed)
+        self._files = VirtualFiles(self.unfollowed)
         self.tells_process = False
         #: Whether the compiler asks the system itself, and nothing is recorded.
         self.paused = False
@@ -120,7 +120,7 @@ class Recorder:
 
     def note(self, path: bytes) -> None:
         """Record that the compile depends on whether something is at a path, and of which kind."""
-        self._files.look(path)
+        self._files.stat(path)
 
     def digest_of(self, answer: PathAnswer) -> bytes:
         """Return the digest of what the compiler has read at a path; zeros if it has not."""
@@ -199,7 +199,7 @@ class Recorder:
         if not mode.startswith(b"r") or b"+" in mode:
             self._writes(path)
             return real(path, mode)  # type: ignore[no-any-return]
-        answer = self._files.opened(path)
+        answer = self._files.open(path)
         if answer is None:
             return real(path, mode)  # type: ignore[no-any-return]
         if answer.content is None:
@@ -240,7 +240,7 @@ class Recorder:
     def _stat(self, real: Callable[..., Any], path: bytes, status: int) -> int:
         if path in self._files.written:
             return real(path, status)  # type: ignore[no-any-return]
-        answer = self.files.get(path) or self._files.look(path)
+        answer = self.files.get(path) or self._files.stat(path)
         if not answer.status:
             ctypes.set_errno(answer.error)
             return -1
@@ -248,7 +248,7 @@ class Recorder:
         return 0
 
     def _getenv(self, real: Callable[..., Any], name: bytes) -> int | None:
-        value = self.environment.tell(name)
+        value = self.environment.get(name)
         if value is None:
             return None
         kept = self._values.get(value)

@@ -22,7 +22,16 @@ from functools import cache
 from kcache.environment import worker_variables
 from kcache.nvrtc.options import BUNDLED, parse_options
 from kcache.nvrtc.workers import import_table
-from kcache.nvrtc.workers.messages import BEGUN, Ask, FileAnswer, Hello, Reply, Status, Trace
+from kcache.nvrtc.workers.messages import (
+    BEGUN,
+    Ask,
+    FileAnswer,
+    Hello,
+    Reply,
+    Status,
+    Trace,
+    pack,
+)
 from kcache.nvrtc.workers.nvrtc import Nvrtc
 from kcache.util.wire import WireError, receive, send
 
@@ -59,17 +68,17 @@ def main() -> None:
     try:
         worker = _Worker(path)
     except OSError as error:
-        channel.send(Hello("", (0, 0), (), str(error)).pack())
+        channel.send(pack(Hello("", (0, 0), (), str(error))))
         os._exit(0)
     try:
-        channel.send(worker.hello.pack())
+        channel.send(pack(worker.hello))
         while True:
             ask = Ask.unpack(receive(source))
             channel.working = True
             with channel.compiling(ask.slots):
                 reply = worker.answer(ask)
             worker.tidy()
-            channel.send(reply.pack())
+            channel.send(pack(reply))
             channel.working = False
     except (WireError, OSError):
         os._exit(0)
@@ -153,7 +162,7 @@ class _Worker:
         directory = _encoded(ask.directory)
         recorder, options = self._recorder, parse_options(ask.flags)
         if recorder is not None:
-            if recorder.environment.told_otherwise(environment, directory):
+            if recorder.environment.has_changed(environment, directory):
                 return Reply(Status.ELSEWHERE)
         elif environment != self._environment:
             return Reply(Status.ELSEWHERE)

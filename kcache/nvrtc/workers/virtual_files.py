@@ -1,6 +1,6 @@
-"""Told: what the compiler is told of files, variables and the working directory.
+"""VirtualFiles: the files and variables as the compiler gets them, unchanged during a compile.
 
-Each path of a compile has one answer, whose status has the layout of C.
+The status of a file has the layout of C.
 """
 
 from __future__ import annotations
@@ -14,32 +14,34 @@ from collections.abc import Mapping
 
 import xxhash
 
+from kcache.nvrtc import variables
 from kcache.nvrtc.files import stamp_of
+from kcache.nvrtc.workers.messages import PathKind
 
-#: Errors which say that there is no file.
-_NOTHING = (errno.ENOENT, errno.ENOTDIR)
+#: Errors of a path that does not exist.
+_MISSING = (errno.ENOENT, errno.ENOTDIR)
 #: Files of the system with random numbers or the processor's name. They are not recorded.
 _SYSTEM = frozenset((b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo"))
 #: A path below one of these leads to different files in different processes; `/proc/self/cwd`, for
 #: example.
 _OF_PROCESSES = (b"/proc/", b"/sys/")
+_FAILED = (PathKind.MISSING, PathKind.NOT_OPENED, PathKind.ERROR)
 assert sys.byteorder == "little" or not sys.platform.startswith("linux")
-#: Answers that kcache gives itself, whatever the program's environment says: a worker takes no part
-#: in the program's `make`, and NVRTC's own cache would answer instead of the compiler.
-_FIXED: dict[bytes, bytes | None] = {b"MAKEFLAGS": None, b"CUDA_CACHE_DISABLE": b"1"}
-_PWD = b"PWD"
-#: Variables that say where temporary files go. A cached outcome does not depend on them.
-_ASIDE = (b"TMPDIR", b"TMP", b"TEMP")
+_FIXED = {
+    os.fsencode(name): None if value is None else os.fsencode(value)
+    for name, value in variables.FIXED.items()
+}
+_IGNORED = frozenset(map(os.fsencode, variables.IGNORED))
+_WORKING_DIRECTORY = os.fsencode(variables.WORKING_DIRECTORY)
 
 
 class PathAnswer:
     """The answer to the compiler about one path.
 
     Attributes:
-        kind: `-` nothing there; `a` nothing there, and the compiler tried to open it; `f` a file,
-            `d` a directory, `o` anything else, `e` an error.
+        kind: what is there.
         error: errno of a failed stat or open.
-        stamp: size, mtime, ctime, inode and device; zeros if there is nothing.
+        stamp: size, mtime, ctime, inode and device; zeros if the path does not exist.
         status: bytes of the `struct stat`.
         content: the file's content, once it was opened; None before.
         read: whether the compiler has read any of it, because it also opens files only to see
@@ -49,7 +51,7 @@ class PathAnswer:
 
     __slots__ = ("content", "digest", "error", "kind", "read", "stamp", "status")
 
-    def __init__(self, kind: str, error: int, stamp: tuple[int, ...], status: bytes) -> None:
+    def __init__(self, kind: PathKind, error: int, stamp: tuple[int, ...], status: bytes) -> None:
         self.kind = kind
         self.error = error
         self.stamp = stamp
@@ -62,7 +64,11 @@ class PathAnswer:
 def answer_of(status: os.stat_result) -> PathAnswer:
     """Return the answer that a path with this status gets."""
     mode = status.st_mode
-    kind = "f" if stat.S_ISREG(mode) else "d" if stat.S_ISDIR(mode) else "o"
+    kind = PathKind.OTHER
+    if stat.S_ISREG(mode):
+        kind = PathKind.FILE
+    elif stat.S_ISDIR(mode):
+        kind = PathKind.DIRECTORY
     return PathAnswer(kind, 0, stamp_of(status), _packed(status))
 
 
@@ -86,8 +92,8 @@ def _packed(status: os.stat_result) -> bytes:
     )
 
 
-class FileAnswers:
-    """The answers of one compile: one for each question, even if the file changes meanwhile.
+class VirtualFiles:
+    """The files of one compile: each path has one answer, even if the file changes.
 
     Args:
         unfollowed: collects, in words, what can't be recorded.
@@ -102,21 +108,21 @@ class FileAnswers:
         self.answers: dict[bytes, PathAnswer] = {}
         self.written: set[bytes] = set()
 
-    def look(self, path: bytes) -> PathAnswer:
+    def stat(self, path: bytes) -> PathAnswer:
         """Return the answer about a path; the first one is kept for the whole compile."""
         try:
             status = os.stat(path)
         except OSError as error:
             number = error.errno or errno.EIO
-            kind = "-" if number in _NOTHING else "e"
+            kind = PathKind.MISSING if number in _MISSING else PathKind.ERROR
             answer = PathAnswer(kind, number, (0, 0, 0, 0, 0), b"")
         except ValueError:  # the path can't contain a NUL
-            answer = PathAnswer("e", errno.EINVAL, (0, 0, 0, 0, 0), b"")
+            answer = PathAnswer(PathKind.ERROR, errno.EINVAL, (0, 0, 0, 0, 0), b"")
         else:
             answer = answer_of(status)
         return self.answers.setdefault(path, answer)
 
-    def opened(self, path: bytes) -> PathAnswer | None:
+    def open(self, path: bytes) -> PathAnswer | None:
         """Return the content of the file at a path; None if the system has to open it itself."""
         if path in self.written:
             return None
@@ -126,10 +132,10 @@ class FileAnswers:
         if path in _SYSTEM:
             return None
         if os.path.normpath(path).startswith(_OF_PROCESSES):
-            self.unfollowed.append(f"{os.fsdecode(path)} is no file but the system's own")
+            self.unfollowed.append(f"{os.fsdecode(path)} is a file of the system's own")
             return None
-        if answer is not None and answer.kind in "-ae":
-            return _sought(answer)
+        if answer is not None and answer.kind in _FAILED:
+            return _not_opened(answer)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
@@ -144,11 +150,11 @@ class FileAnswers:
 
     def _unopened(self, path: bytes, answer: PathAnswer | None, number: int) -> PathAnswer:
         """Return the answer for a path at which nothing can be opened."""
-        answer = self.look(path) if answer is None else answer
-        if answer.kind in "-ae":
-            return _sought(answer)
-        if number in _NOTHING:  # it was removed a moment ago
-            self.unfollowed.append(f"{os.fsdecode(path)} went while it was opened")
+        answer = self.stat(path) if answer is None else answer
+        if answer.kind in _FAILED:
+            return _not_opened(answer)
+        if number in _MISSING:  # it was removed a moment ago
+            self.unfollowed.append(f"{os.fsdecode(path)} was removed while it was opened")
         answer.error = number
         return answer
 
@@ -158,7 +164,7 @@ class FileAnswers:
             if answer is None:
                 self.answers[path] = answer_of(status)
             if not stat.S_ISDIR(status.st_mode):
-                self.unfollowed.append(f"{os.fsdecode(path)} is no regular file")
+                self.unfollowed.append(f"{os.fsdecode(path)} is not a regular file")
             return None
         with open(fd, "rb", buffering=0, closefd=False) as file:
             content = file.read()
@@ -175,14 +181,14 @@ class FileAnswers:
         return answer
 
 
-def _sought(answer: PathAnswer) -> PathAnswer:
-    if answer.kind == "-":
-        answer.kind = "a"
+def _not_opened(answer: PathAnswer) -> PathAnswer:
+    if answer.kind == PathKind.MISSING:
+        answer.kind = PathKind.NOT_OPENED
     return answer
 
 
-class ToldEnvironment:
-    """What a compiler is told of the program's environment.
+class VirtualEnvironment:
+    """The environment as the compiler gets it.
 
     Attributes:
         asked: variable -> value, of all compiles so far: the compiler remembers some of them.
@@ -198,15 +204,15 @@ class ToldEnvironment:
         self._variables = variables
         self._directory = directory
 
-    def tell(self, name: bytes) -> bytes | None:
-        """Return the value of a variable for the compiler; None if it is not set."""
+    def get(self, name: bytes) -> bytes | None:
+        """Return the value of a variable of the environment; None if it is not set."""
         value = self._value(name, self._variables, self._directory)
-        if name not in _FIXED and name not in _ASIDE:
+        if name not in _FIXED and name not in _IGNORED:
             self.asked[name] = value
         return value
 
-    def told_otherwise(self, variables: Mapping[bytes, bytes], directory: bytes) -> bool:
-        """Tell whether the compiler got other values of these variables before."""
+    def has_changed(self, variables: Mapping[bytes, bytes], directory: bytes) -> bool:
+        """Return whether the compiler got other values of these variables before."""
         return any(
             self._value(name, variables, directory) != value for name, value in self.asked.items()
         )
@@ -217,7 +223,7 @@ class ToldEnvironment:
         if name in _FIXED:
             return _FIXED[name]
         value = variables.get(name)
-        if name == _PWD and (value is None or not _same(value, directory)):
+        if name == _WORKING_DIRECTORY and (value is None or not _same(value, directory)):
             # LLVM asks for it to learn how the user spells the working directory. If it names
             # another directory, LLVM uses `getcwd`.
             return directory
@@ -225,7 +231,7 @@ class ToldEnvironment:
 
 
 def _same(path: bytes, directory: bytes) -> bool:
-    """Tell whether an absolute path leads to the directory, in any spelling."""
+    """Return whether an absolute path leads to the directory, in any spelling."""
     try:
         return path == directory or (path[:1] == b"/" and os.path.samefile(path, directory))
     except OSError:

@@ -1,0 +1,30 @@
+"""Variables: the environment variables that NVRTC 12.4 to 13.5 asks for, and what each is for."""
+
+from __future__ import annotations
+
+from kcache import config
+
+#: They may change the output, and are part of the key. If a compiler asks for others, its trace has
+#: them.
+IN_KEY = (
+    "CAN_FINALIZE_DEBUG",
+    "DUMP_KNOBS_TO_FILE",
+    "EDG_BASE",
+    "EDG_MODULES_PATH",
+    "FINALIZER_CUBIE",
+    "FINALIZER_USE_LEGACY_ELF_BUILDER",
+    "NVRTCWIZ",
+    "NVRTC_APPEND_FLAGS",
+    "NVRTC_DISABLE_CONCURRENT_NVVM",
+    "NVVM_IR_VER_CHK",
+)
+#: LLVM asks how the user spells the working directory, which is a part of each build directory.
+WORKING_DIRECTORY = "PWD"
+#: The compiler gets these values, whatever the environment has: a worker takes no part in the
+#: program's `make`, and NVRTC's own cache would answer instead of the compiler.
+FIXED: dict[str, str | None] = {"MAKEFLAGS": None, "CUDA_CACHE_DISABLE": "1"}
+#: They name directories for temporary files. A result does not depend on them.
+IGNORED = ("TMPDIR", "TMP", "TEMP")
+
+#: Returns those of `IN_KEY` that are set, as `NAME=VALUE`; nearly always none.
+in_environment = config.finder_of(IN_KEY)
