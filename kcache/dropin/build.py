@@ -132,8 +132,8 @@ def _commands(
 def _commands_for_nvcc(folder: str) -> Iterable[list[str]]:
     client = [os.path.join(_NVCC, "client.c"), "server.c", "bytes.c"]
     yield ["-DKCACHE_MAJOR=13", "-o", os.path.join(folder, CLIENT), *client, *_LINK, "-lpthread"]
-    recorder = os.path.join(_NVCC, "recorder.c")
-    yield ["-shared", "-o", os.path.join(folder, RECORDER), recorder, *_LINK, "-ldl"]
+    recorder = [os.path.join(_NVCC, part) for part in ("recorder.c", "records.c")]
+    yield ["-shared", "-o", os.path.join(folder, RECORDER), *recorder, *_LINK, "-ldl"]
 
 
 def _make_folder(path: str) -> None:

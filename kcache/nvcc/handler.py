@@ -50,8 +50,6 @@ class NvccHandler:
         """
         request = Request.of(fields)
         title = _title(request)
-        if any("\x01" in text for text in (request.directory, *request.arguments)):
-            return [NO, b"a control character"]
         key = request.key
         found = self._store.lookup(request, key)
         if isinstance(found, Artifact):

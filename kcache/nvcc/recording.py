@@ -25,12 +25,19 @@ _MISSING = {str(-errno.ENOENT), str(-errno.ENOTDIR)}
 #: Files that are the same for everybody, or that no output depends on.
 _HARMLESS = re.compile(r"/dev/(null|tty|u?random)$|/proc/(self/|cpuinfo$|meminfo$)|/sys/devices/")
 _SYSTEM = re.compile(r"/(dev|proc|sys)/")
-#: Programs that read the clock if, and only if, the source asks for the date or the time.
-_CLOCK_READERS = re.compile(r"cc1|cc1plus|clang|nvcc")
+#: Programs and the clocks that they read, whatever they compile, for nothing that is in an output.
+#: Compilers read others if the source asks for the date or the time.
+_CLOCKS = re.compile(
+    r"(cicc|cudafe\+\+|ptxas|fatbinary|nvlink|nvcc|sh|dash|bash) |(cc1|cc1plus) gettimeofday$"
+)
 #: Programs whose answers are about this machine.
 _ABOUT_MACHINE = re.compile(r"__nvcc_device_query|nvidia-smi")
-#: Objects for a later link of device code have names that must differ from those of all others.
-_BINDING = re.compile(r"--device-[cw]\b|-lto\b|-dlto\b")
+#: Options of the tools for outputs that are good in one place alone: objects for a later link of
+#: device code have names that must differ from all others; debug information and bytecode name
+#: directories, and may be compressed.
+_BINDING = re.compile(
+    r"--device-[cw]\b|[\x1f ]--?[fd]?lto\b|\x1f-g[^\x1f]*\x1f|line-?info|--device-debug"
+)
 #: Where the dynamic loader also looks in a directory, for each kind of processor.
 _VARIANTS = (
     "glibc-hwcaps",
@@ -71,8 +78,8 @@ class Recording:
     Attributes:
         outputs: absolute paths of the files that were written and are there now; True for those
             that were removed before, so that they are new files.
-        shown: the numbers of roots that device code shows.
-        bound: whether the objects have names that must differ from place to place.
+        shown: the numbers of roots that the source text names once it is preprocessed.
+        bound: whether the outputs may name any of them, or must differ from place to place.
 
     Raises:
         RefusedError: something was not followed.
@@ -115,8 +122,9 @@ class Recording:
                 if not name.startswith("KCACHE_"):
                     self._variables.add(name)
             case "T":
-                if _CLOCK_READERS.match(os.path.basename(self._programs.get(process, "nvcc"))):
-                    raise RefusedError("the source asks for the date or the time")
+                program = os.path.basename(self._programs.get(process, ""))
+                if not _CLOCKS.match(f"{program} {name}"):
+                    raise RefusedError(f"{program or 'a program'} asks for the time")
             case "X":
                 self._started += 1
                 self._start(name, answer)
@@ -139,14 +147,19 @@ class Recording:
                     raise RefusedError(f"{answer} of {name or 'a descriptor'}")
             case "W" | "N" | "U" | "V":
                 self._change(record)
-            case _:
+            case _ if name:  # there is nothing at a name without letters
                 self._answer(kind, path, answer)
 
     def _start(self, name: str, arguments: str) -> None:
         program = os.path.basename(name)
         if "=native" in arguments or _ABOUT_MACHINE.match(program):
             raise RefusedError("a tool looks at this machine")
-        if _BINDING.search(arguments) or (program == "nvlink" and "--shared" not in arguments):
+        whole = program.startswith("cc1") and "\x1f-E\x1f" not in arguments
+        if (
+            _BINDING.search(arguments)
+            or (program == "nvlink" and "--shared" not in arguments)
+            or (whole and "/tmpxft_" not in arguments)  # a source that no file of nvcc shows
+        ):
             self.bound = True
         if "/" in name:
             self._resolved.add(self._request.path(name))
@@ -193,7 +206,7 @@ class Recording:
                 self._access[path, mode] = error == 0
         elif answer in _MISSING:
             self._missing.add(path)
-        elif kind == "P" or (kind == "R" and (answer[:1] != "-" or answer == f"-{errno.EINVAL}")):
+        elif kind in "PR" and (answer[:1] != "-" or answer == f"-{errno.EINVAL}"):
             self._resolved.add(path)
         elif answer.startswith("-"):
             raise RefusedError(f"{path} can't be read: {os.strerror(-int(answer))}")
@@ -223,11 +236,11 @@ class Recording:
             try:
                 mode = os.lstat(path).st_mode
             except OSError:
-                if path.endswith((".ptx", ".cubin")) and path not in self._searched:
-                    raise RefusedError("device code was not searched for directories") from None
+                self.bound = self.bound or (path.endswith(".ii") and path not in self._searched)
                 continue
             if not stat.S_ISREG(mode):
                 raise RefusedError(f"{path} is no file")
+            self.bound = self.bound or path.endswith(".ii")  # kept, and not searched
             if self._is_temporary(path):
                 raise RefusedError(f"{path} is left")
             yield path, is_new
@@ -247,6 +260,9 @@ class Recording:
         request, roots = self._request, self._request.roots
         rooted = roots.rooted
         self._add_libraries()
+        for path in [*filter(os.path.islink, self._missing)]:  # it leads to nothing
+            self._missing.remove(path)
+            self._resolved.add(path)
         above = {path[: match.start()] for path in roots.paths for match in _ENDS.finditer(path)}
         self._above = {path: os.path.realpath(path) for path in above}
         links: dict[str, str] = {}
@@ -311,14 +327,21 @@ class Recording:
                 continue
             step = f"{at}/{part}"
             if step in self._above:
-                step = self._above[step]
-            elif step in links or (step not in plain and os.path.islink(step)):
-                target = links.setdefault(step, os.readlink(step))
+                at = self._above[step]
+            elif step in plain:
+                at = step
+            else:
+                try:
+                    target = links[step] = links.get(step) or os.readlink(step)
+                except OSError as error:
+                    if error.errno != errno.EINVAL:  # a link to nothing
+                        self._missing.add(step)
+                        return
+                    plain.add(step)
+                    at = step
+                    continue
                 parts += target.split("/")[::-1]
-                step = "" if target.startswith("/") else at
-            elif step not in self._missing:
-                plain.add(step)
-            at = step
+                at = "" if target.startswith("/") else at
 
     def _by_folder(self, plain: Iterable[str]) -> dict[str, tuple[list[str], list[str]]]:
         """Return missing and plain names by the directory that is there."""
@@ -336,8 +359,6 @@ class Recording:
 
 
 def _records(raw: bytes) -> Iterator[Record]:
-    if b"\x01" in raw:
-        raise RefusedError("a name with a control character")
     *texts, end = raw.decode("utf-8", "surrogateescape").split("\0")
     if end or len(texts) % 4:
         raise RefusedError("the recording is damaged")

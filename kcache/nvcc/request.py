@@ -20,6 +20,8 @@ from kcache.util.wire import WireError, number_in, split_texts
 #: Stands before the number of a root, which is one character from `_ZERO` on.
 _MARK = "\x01"
 _ZERO = 0x30
+#: Stands behind a mark that was in the text itself; no number of a root is it.
+_ITSELF = "!"
 #: As many as the recorder searches for.
 _MAX_ROOTS = 64
 #: Variables that the C library and the shell read without `getenv`, so that the recorder can't
@@ -67,6 +69,7 @@ class Roots:
 
     def numbered(self, text: str) -> str:
         """Return a text with numbers in place of the roots, wherever a path stands in it."""
+        text = text.replace(_MARK, _MARK + _ITSELF)
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: self._marks[match[1]], text)
@@ -74,7 +77,9 @@ class Roots:
     def named(self, text: str) -> str:
         """Return the text that `numbered` has returned, with the roots here; raises LookupError."""
         first, *others = text.split(_MARK)
-        return first + "".join(self.paths[ord(part[0]) - _ZERO] + part[1:] for part in others)
+        paths = {chr(_ZERO + number): path for number, path in enumerate(self.paths)}
+        paths[_ITSELF] = _MARK
+        return first + "".join(paths[part[:1]] + part[1:] for part in others)
 
     def shown(self, content: bytes) -> set[int]:
         """Return the numbers of the roots that a file shows, as text or as PTX has text."""

@@ -1,20 +1,22 @@
 """Store: where artifacts are in the cache; the only module here that knows the engine.
 
-A request's key has an entry with its evidence, up to `MAX_SETS` of them, most recent first. The key
-of an artifact is made of the request's key and its evidence.
+A request's key has a manifest: an entry with its evidence, up to `MAX_SETS` of them, most recent
+first. The key of an artifact is made of the request's key and its evidence. The commands know the
+two as the manifest and the kernel of a request.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from kcache.entry import Entry
+from kcache.entry import JSON, Entry
 from kcache.errors import CorruptEntryError
 from kcache.nvcc.artifact import Artifact, about
 from kcache.nvcc.evidence import Check, Evidence
-from kcache.nvrtc.files import FileDigests
+from kcache.nvrtc.entries import MANIFEST
+from kcache.nvrtc.files import NO_STAMP, FileDigests, Stamp, lasting
 from kcache.nvrtc.request import digest_fields
 
 if TYPE_CHECKING:
@@ -23,12 +25,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: The kind in the metadata of an entry with evidence.
-KIND = "evidence"
+#: What the sections of a manifest begin with; those of NVRTC's have other names.
+_SECTION = "evidence"
 #: How many different answers of the system are kept for one request.
 MAX_SETS = 8
 #: How many checks are kept in memory: one takes 1 MB.
 _MAX_CHECKS = 256
+#: Digests of files with at least so many bytes are stored, with the status under which they hold.
+_LARGE = 1 << 20
+_TOOLS_KEY = digest_fields("kcache-nvcc-tools/1", [])
 
 
 class Store:
@@ -38,18 +43,21 @@ class Store:
 
     Args:
         cache: an open cache, whose settings hold.
+        clock: see `FileDigests`.
 
     Attributes:
         digests: of the files that evidence names.
         reads, writes: whether the cache is to be read, and whether anything may be stored.
     """
 
-    def __init__(self, cache: KernelCache) -> None:
+    def __init__(self, cache: KernelCache, *, clock: Callable[[], int] | None = None) -> None:
         self._engine, config = cache.engine, cache.config
-        self.digests = FileDigests()
+        self.digests = FileDigests(clock)
         self.writes = not (config.disable.value or self._engine.read_only)
         self.reads = not (config.disable.value or config.recache.value)
         self._checks: dict[tuple[bytes, tuple[str, ...]], Check] = {}
+        self._reads = 0
+        self._load_tools()
 
     def lookup(self, request: Request, key: str, *, again: bool = False) -> Artifact | str:
         """Return the artifact of a request, counted as a hit; or why there is none."""
@@ -76,6 +84,7 @@ class Store:
                 continue
             seconds = time.perf_counter() - started
             self._engine.counters.hit(artifact.seconds, seconds, from_memory)
+            self.remember_tools()
             return artifact
         return reason
 
@@ -88,8 +97,10 @@ class Store:
         if not self._engine.put(_result_key(key, raw), artifact.to_entry(about(request))):
             return "the cache has no room"
         sets = [raw, *(old for old in self._sets(key, again=True) if old != raw)][:MAX_SETS]
-        payload = {f"set{number}": each for number, each in enumerate(sets)}
-        return "" if self._engine.put(key, Entry(payload, {"kind": KIND})) else "no room"
+        payload = {f"{_SECTION}{number}": each for number, each in enumerate(sets)}
+        stored = self._engine.put(key, Entry(payload, {"kind": MANIFEST}))
+        self.remember_tools()
+        return "" if stored else "the cache has no room"
 
     def missed(self, seconds: float, *, problem: str) -> None:
         """Count a compile."""
@@ -115,6 +126,36 @@ class Store:
         scope = f"{time.monotonic_ns()}"  # a client's failure is not the others'
         return self._engine.flight.run(key, find, made, lambda _: None, scope=scope)
 
+    # -- tools -------------------------------------------------------------------------------------
+
+    def _load_tools(self) -> None:
+        """Take over the digests of the tools: reading them takes longer than all else."""
+        entry, _ = self._fetch(_TOOLS_KEY, again=True)
+        rows = None if entry is None else entry.metadata.get("tools")
+        now = self.digests.clock()
+        for row in rows if isinstance(rows, list) else ():
+            try:
+                path, digest, *numbers = cast("list[Any]", row)
+                stamp = cast("Stamp", tuple(map(int, numbers)))
+                if len(stamp) == 5 and lasting([path], [stamp]) == [stamp]:
+                    self.digests.remember(path, stamp, bytes.fromhex(digest), now)
+            except (TypeError, ValueError):  # no version of kcache wrote it
+                continue
+
+    def remember_tools(self) -> None:
+        """Store the digests of large files, if any file was read."""
+        if self._reads == self.digests.reads or not self.writes:
+            return
+        self._reads = self.digests.reads
+        tools = self.digests.large(_LARGE)
+        stamps = lasting(tools, [stamp for stamp, _ in tools.values()])
+        rows: list[JSON] = [
+            [path, digest.hex(), *stamp]
+            for (path, (_, digest)), stamp in zip(tools.items(), stamps, strict=True)
+            if stamp != NO_STAMP and path.isascii()
+        ]
+        self._engine.put(_TOOLS_KEY, Entry({}, {"kind": MANIFEST, "tools": rows}))
+
     # -- inside ------------------------------------------------------------------------------------
 
     def _fetch(self, key: str, *, again: bool) -> tuple[Entry | None, bool]:
@@ -126,10 +167,8 @@ class Store:
 
     def _sets(self, key: str, *, again: bool) -> Sequence[bytes]:
         entry, _ = self._fetch(key, again=again)
-        if entry is None or entry.metadata.get("kind") != KIND:
-            return ()
-        payload = entry.payload
-        return [payload[name] for name in sorted(payload)]
+        payload = {} if entry is None else entry.payload
+        return [payload[name] for name in sorted(payload) if name.startswith(_SECTION)]
 
     def _check(self, raw: bytes, request: Request) -> Check:
         place = raw, request.roots.paths

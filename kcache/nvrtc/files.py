@@ -152,6 +152,10 @@ class FileDigests:
             known = self.read(path, status)
         return known[1]
 
+    def large(self, size: int) -> dict[str, tuple[Stamp, bytes]]:
+        """Return what is remembered of files with at least `size` bytes, by path."""
+        return {path: known for path, known in self._known.copy().items() if known[0][0] >= size}
+
     def remember(self, path: str, stamp: Stamp, digest: bytes, read_at: int) -> tuple[Stamp, bytes]:
         """Remember what was read under a stamp, if that will show a change; return it.
 

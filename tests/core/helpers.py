@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
+import pytest
 import xxhash
 from hypothesis import HealthCheck, settings
 
@@ -140,6 +141,13 @@ def run_all(*works: Callable[[], object]) -> list[object]:
     with ThreadPoolExecutor(len(works)) as pool:
         futures = [pool.submit(run, work) for work in works]
     return [future.exception() or future.result() for future in futures]
+
+
+#: `tests/aarch64.sh` sets the variable.
+not_emulated = pytest.mark.skipif(
+    "TEST_EMULATED" in os.environ,
+    reason="it times or kills a process in mid-compile, and QEMU's are ten times slower",
+)
 
 
 # -- other processes ---------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -112,12 +112,6 @@ class Service:
         return subprocess.run(
             [*map(str, command)], cwd=cwd, env=environment, capture_output=True, check=False
         )
-
-    def hits(self, call: Callable[[], object]) -> int:
-        """Return how many hits a call brings."""
-        before = self.counts["hits"]
-        call()
-        return self.counts["hits"] - before
 
 
 @pytest.fixture

@@ -144,9 +144,9 @@ extern "C" __global__ void kernel(float* p) {
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path, wheels: Path) -> Place:
-    project = write_project(tmp_path / "changed")
+def make_place(folder: Path, wheels: Path) -> Place:
+    """Makes a project that can be changed in many ways, and a toolkit of its own."""
+    project = write_project(folder / "changed")
     (project / "k.cu").write_text(SOURCE)
     for name, text in {
         "first/removed.h": "#define REMOVED 1\n",
@@ -161,7 +161,12 @@ def place(tmp_path: Path, wheels: Path) -> Place:
     (project / "include/link").symlink_to("one")
     old = os.environ["PATH"]
     variables = {"OLD": old, "PATH": f"{project}/early:{old}"}
-    return Place(project, toolkit(wheels, tmp_path / "cuda"), variables)
+    return Place(project, toolkit(wheels, folder / "cuda"), variables)
+
+
+@pytest.fixture
+def place(tmp_path: Path, wheels: Path) -> Place:
+    return make_place(tmp_path, wheels)
 
 
 @pytest.mark.slow
@@ -203,3 +208,14 @@ def test_a_changed_back_header_is_a_hit_again(service: Service, project: Path) -
         header.write_text(f"#define FACTOR {factor}\n")
         assert service.run(*OBJECT, cwd=project).returncode == 0
         assert service.counts["hits"] == hits
+
+
+@pytest.mark.slow
+def test_a_wrapper_that_asks_for_the_time_is_never_stored(service: Service, place: Place) -> None:
+    compiler_by_variable(place)
+    wrapper = Path(place.variables["NVCC_CCBIN"])
+    wrapper.write_text('#!/bin/sh\nexec g++ -DFACTOR2=$(date +%s) "$@"\n')
+    for _ in range(2):
+        done = service.run(*OBJECT, cwd=place.project, **place.variables)
+        assert done.returncode == 0, done.stderr
+    assert service.counts["hits"] == 0

@@ -208,6 +208,7 @@ static bool write_hit(const struct kd_reply *reply) {
     uint32_t mode, is_new;
     if (reply->count < 4 || reply->count % 4 != 0)
         return false;
+    signal(SIGXFSZ, SIG_IGN); /* a file that is too large for the caller's limit is left to nvcc */
     for (int writing = 0; writing < 2; writing++)
         for (uint32_t at = 4; at < reply->count; at += 4) {
             char path[PATH_MAX];
@@ -392,8 +393,10 @@ static void compile(const struct call *call, const struct kd_reply *reply) {
     pid_t parent = getpid();
     sigfillset(&all);
     sigprocmask(SIG_BLOCK, &all, &before);
+    void (*of_children)(int) = signal(SIGCHLD, SIG_DFL); /* else nvcc's status is lost */
     pid_t pid = fork();
     if (pid == 0) {
+        signal(SIGCHLD, of_children);
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != parent)
             _exit(1);
@@ -453,8 +456,10 @@ int main(int argc, char **argv) {
     kcache_dropin_set_server(getenv(SOCKET));
     if (!ask_for(&call, &reply))
         become(&call);
+    void (*before)(int) = signal(SIGXFSZ, SIG_DFL);
     if (kd_is(&reply, 1, "hit") && write_hit(&reply))
         return 0;
+    signal(SIGXFSZ, before);
     if (kd_is(&reply, 1, "compile"))
         compile(&call, &reply);
     if (kd_is(&reply, 1, "refused") && reply.count == 3) {

@@ -6,12 +6,12 @@
 
    Kinds: O open for reading, W open for writing, S stat, L lstat, A access, R readlink, P realpath,
    E variable, X start of a program, x its failure, Q search in PATH, B begin of a program, M mapped
-   library, D directory for libraries, T clock, U removed, N renamed, V searched for roots,
+   library, D directory for libraries, T clock, U removed, N renamed, V names roots,
    ! problem. An answer that begins with '-' is an errno.
 
    Threads and vfork: no locks, no memory from the heap. */
 #define _GNU_SOURCE
-#include "recording.h"
+#include "records.h"
 
 #include <dirent.h>
 #include <dlfcn.h>
@@ -34,13 +34,9 @@
 #include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define SEEN 32768
 #define STAMP 160
 
 typedef char *const texts[];
-
-static struct kr_recording *recording;
-static uint64_t seen[SEEN]; /* hashes of the records, each of which is written once */
 
 /* The function that this library stands before. */
 #define NEXT(name)                                                                                 \
@@ -52,50 +48,6 @@ static uint64_t seen[SEEN]; /* hashes of the records, each of which is written o
     })
 
 /* -- records ----------------------------------------------------------------------------------- */
-
-static uint64_t hash(const char *text, uint64_t so_far) {
-    while (*text != '\0')
-        so_far = (so_far ^ (unsigned char)*text++) * 1099511628211u;
-    return so_far;
-}
-
-static bool is_new(char kind, const char *path, const char *answer) {
-    uint64_t mark = hash(answer, hash(path, 14695981039346656037u ^ ((uint64_t)kind << 32))) | 1;
-    for (uint32_t i = (uint32_t)(mark >> 20) % SEEN, tries = 0; tries < SEEN; tries++) {
-        uint64_t found = 0;
-        if (__atomic_compare_exchange_n(
-                &seen[i], &found, mark, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-            return true;
-        if (found == mark)
-            return false;
-        i = (i + 1) % SEEN;
-    }
-    return true;
-}
-
-/* Begins a record, and returns where its answer goes; NULL if there is no space. */
-static char *record(char kind, const char *path, size_t answer_size) {
-    char head[32];
-    size_t head_size = (size_t)sprintf(head, "%c%c%ld", kind, 0, syscall(SYS_getpid)) + 1;
-    size_t path_size = strlen(path) + 1, size = head_size + path_size + answer_size;
-    uint64_t at = __atomic_fetch_add(&recording->used, size, __ATOMIC_RELAXED);
-    if (at + size > KR_SIZE - sizeof *recording)
-        return NULL;
-    char *to = recording->records + at;
-    memcpy(to, head, head_size);
-    memcpy(to + head_size, path, path_size);
-    return to + head_size + path_size;
-}
-
-static void note(char kind, const char *path, const char *answer) {
-    if (recording == NULL || path == NULL)
-        return;
-    int saved = errno;
-    char *to = is_new(kind, path, answer) ? record(kind, path, strlen(answer) + 1) : NULL;
-    if (to != NULL)
-        strcpy(to, answer);
-    errno = saved;
-}
 
 static void note_error(char kind, const char *path, int error) {
     char text[16];
@@ -128,7 +80,7 @@ static void opened(const char *path, int fd, bool writes, const char *how) {
     else if (fstat(fd, &status) == 0) {
         note('O', path, stamp(text, &status));
         /* Another change in the same tick of the clock of files would not show. */
-        clock_gettime(CLOCK_REALTIME_COARSE, &now);
+        NEXT(clock_gettime)(CLOCK_REALTIME_COARSE, &now);
         if (S_ISREG(status.st_mode) &&
             (ns(status.st_mtim) >= ns(now) || ns(status.st_ctim) >= ns(now)))
             note('O', path, "!");
@@ -371,45 +323,51 @@ CLOCK(struct tm *, localtime_r, (const time_t *restrict when, struct tm *restric
 CLOCK(struct tm *, gmtime, (const time_t *when), (when))
 CLOCK(struct tm *, gmtime_r, (const time_t *restrict when, struct tm *restrict to), (when, to))
 CLOCK(char *, ctime, (const time_t *when), (when))
+CLOCK(int, clock_gettime, (clockid_t clock, struct timespec *to), (clock, to))
+CLOCK(int, gettimeofday, (struct timeval *restrict to, void *restrict zone), (to, zone))
 
 static bool ends_with(const char *text, const char *end) {
     size_t size = strlen(text), least = strlen(end);
     return size >= least && strcmp(text + size - least, end) == 0;
 }
 
-/* Writes a text as PTX has one: its bytes as decimal numbers. */
-static size_t in_decimal(const char *text, char *to) {
-    char *at = to;
-    for (; *text != '\0'; text++)
-        at += sprintf(at, "%s%u", at == to ? "" : ", ", (unsigned char)*text);
-    return (size_t)(at - to);
+/* Whether preprocessed text has a word anywhere but in a line marker, `# 1 "name"`. */
+static bool has(const char *text, const char *end, const char *word) {
+    const char *at = text;
+    while ((at = memmem(at, (size_t)(end - at), word, strlen(word))) != NULL) {
+        const char *line = memrchr(text, '\n', (size_t)(at - text));
+        line = line == NULL ? text : line + 1;
+        if (line[0] != '#' || (line[1] != ' ' && line[1] != 'l'))
+            return true;
+        at += strlen(word);
+    }
+    return false;
 }
 
-/* Device code is compressed when it is put into an object. So what it shows of the directories of
-   the call is searched here, before it is removed. */
+/* Source text passes through files of nvcc, in which macros are replaced. They tell whether the
+   outputs may name a directory of the call, and are searched before they are removed. */
 static void search(const char *path) {
-    char found[256] = "", decimal[5 * PATH_MAX];
+    char found[256] = "";
     int fd = NEXT(open)(path, O_RDONLY | O_CLOEXEC);
     off_t size = fd < 0 ? -1 : lseek(fd, 0, SEEK_END);
-    char *text = size <= 0 ? NULL : mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, fd, 0);
+    char *text = size <= 0 ? MAP_FAILED : mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, fd, 0);
     if (fd >= 0)
         close(fd);
-    if (size < 0 || text == MAP_FAILED)
+    if (text == MAP_FAILED)
         return;
     const char *root = recording->roots, *end = root + recording->roots_size;
-    for (int number = 0; text != NULL && root < end; root += strlen(root) + 1, number++)
-        if (strlen(root) < PATH_MAX && number < 64 &&
-            (memmem(text, (size_t)size, root, strlen(root)) != NULL ||
-             memmem(text, (size_t)size, decimal, in_decimal(root, decimal)) != NULL))
+    bool asks = has(text, text + size, "__builtin_FILE") ||
+                has(text, text + size, "__builtin_source_location");
+    for (int number = 0; root < end && number < 64; root += strlen(root) + 1, number++)
+        if (asks || has(text, text + size, root))
             sprintf(found + strlen(found), "%d ", number);
-    if (text != NULL)
-        munmap(text, (size_t)size);
+    munmap(text, (size_t)size);
     note('V', path, found);
 }
 
 static void removed(const char *path) {
     int saved = errno;
-    if (recording != NULL && path != NULL && (ends_with(path, ".ptx") || ends_with(path, ".cubin")))
+    if (recording != NULL && path != NULL && ends_with(path, ".ii"))
         search(path);
     note('U', path, "");
     errno = saved;

@@ -11,7 +11,7 @@
 /* Names the memory as a file: /proc/PROCESS/fd/NUMBER. */
 #define KR_VARIABLE "KCACHE_NVCC_RECORDING"
 /* Address space and not memory: only what is written takes pages. */
-#define KR_SIZE ((uint64_t)256 << 20)
+#define KR_SIZE ((uint64_t)64 << 20)
 #define KR_MAX_ROOTS (60 << 10)
 
 struct kr_recording {

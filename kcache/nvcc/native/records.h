@@ -1,0 +1,16 @@
+/* Declarations that the parts of the recorder share. */
+#ifndef KCACHE_RECORDS_H
+#define KCACHE_RECORDS_H
+
+#include "recording.h"
+
+#include <stddef.h>
+
+extern struct kr_recording *recording; /* NULL in a process that is not recorded */
+
+/* Begins a record, and returns where its answer of that size goes; NULL if there is no space. */
+char *record(char kind, const char *path, size_t answer_size);
+/* Writes a record, unless this process has written the same before. */
+void note(char kind, const char *path, const char *answer);
+
+#endif

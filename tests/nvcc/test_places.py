@@ -1,0 +1,156 @@
+"""The same command in another directory: a hit, unless the files show where they were made."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from nvcc.conftest import Service, comparable, write_project, written
+
+pytestmark = pytest.mark.slow
+
+PLAIN = """\
+#include "../include/header.h"
+extern "C" __global__ void kernel(int* p) { p[threadIdx.x] *= FACTOR; }
+"""
+INTERNAL = PLAIN + "static __device__ int counter; __global__ void other() { counter++; }\n"
+ASSERTS = "#include <cassert>\n" + PLAIN.replace("{ p", "{ assert(p); p")
+HOST_FILE = PLAIN + "const char* where() { return __FILE__; }\n"
+#: The letters of the path are in single instructions.
+HIDDEN = (
+    PLAIN
+    + """
+#include <cstring>
+extern "C" __global__ void hidden(char* p) {
+    char name[] = __FILE__;
+    for (int i = 0; i < sizeof name; i++) p[i] = name[(i * 7 + threadIdx.x) % sizeof name];
+}
+"""
+)
+HIDDEN_ON_HOST = (
+    PLAIN + "#include <cstring>\nvoid put(char* p) { memcpy(p, __FILE__, sizeof __FILE__); }\n"
+)
+BUILTIN = (
+    PLAIN + "const char* where(const char* f = __builtin_FILE()) { return f; }\nauto w = where();\n"
+)
+
+
+def place(tmp_path: Path, name: str, source: str) -> Path:
+    """Makes a folder as DeepGEMM does: a random one for each kernel, below the working directory."""
+    folder = tmp_path / name / "tmp"
+    write_project(folder)
+    (folder / f"id-{name}").mkdir()
+    (folder / f"id-{name}/kernel.cu").write_text(source)
+    return folder
+
+
+def compile_in(service: Service, folder: Path, *options: str, suffix: str = "cubin") -> bytes:
+    below = next(folder.glob("id-*"))
+    output = below / f"kernel.{suffix}"
+    output.unlink(missing_ok=True)
+    arguments = (below / "kernel.cu", "-o", output, "-arch=sm_90", f"-I{folder}/include", *options)
+    done = service.run(*arguments, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return output.read_bytes()
+
+
+CASES = {
+    "cubin": (PLAIN, ["-cubin"], 1),
+    "ptx": (PLAIN, ["-ptx"], 1),
+    "fatbin": (PLAIN, ["-fatbin", "-Xfatbin=-compress-all"], 1),
+    "object": (PLAIN, ["-c"], 1),
+    "shared": (PLAIN, ["-shared", "-Xcompiler", "-fPIC"], 1),
+    "internal names": (INTERNAL, ["-c"], 1),
+    "a path in device code": (ASSERTS, ["-cubin"], 0),
+    "a path in compressed device code": (ASSERTS, ["-c", "-Xfatbin=-compress-all"], 0),
+    "a path in PTX": (ASSERTS, ["-ptx"], 0),
+    "a path in host code": (HOST_FILE, ["-c"], 0),
+    "a hidden path in device code": (HIDDEN, ["-cubin"], 0),
+    "a hidden path in PTX": (HIDDEN, ["-ptx"], 0),
+    "a hidden path in host code": (HIDDEN_ON_HOST, ["-c", "-O3"], 0),
+    "a path that a function returns": (BUILTIN, ["-c"], 0),
+    "a path in a kept text": (PLAIN, ["-cubin", "--keep"], 0),
+    "lines": (PLAIN, ["-cubin", "-lineinfo"], 0),
+    "debug": (PLAIN, ["-c", "-g", "-G"], 0),
+    "compressed debug": (PLAIN, ["-c", "-g", "-Xcompiler", "-gz"], 0),
+    "objects to be linked": (PLAIN, ["-dc"], 0),
+    "rdc": (PLAIN, ["-c", "-rdc=true"], 0),
+}
+
+
+@pytest.mark.parametrize(("source", "options", "hits"), [*CASES.values()], ids=[*CASES])
+def test_another_place_hits_if_nothing_shows(
+    source: str, options: list[str], hits: int, service: Service, tmp_path: Path
+) -> None:
+    one, other = place(tmp_path, "one", source), place(tmp_path, "another", source)
+    first = compile_in(service, one, *options)
+    service.restart()
+    second = compile_in(service, other, *options)
+    assert service.counts["hits"] == hits
+    assert not hits or second == first
+    alone = next(other.glob("id-*"))
+    service.alone(
+        *(alone / "kernel.cu", "-o", tmp_path / "alone", "-arch=sm_90", f"-I{other}/include"),
+        *options,
+        cwd=other,
+    )
+    if "-g" not in options:  # nvcc alone never repeats these
+        assert comparable(second) == comparable((tmp_path / "alone").read_bytes())
+
+
+def test_a_list_of_dependencies_names_the_files_of_its_own_place(
+    service: Service, tmp_path: Path
+) -> None:
+    one, other = place(tmp_path, "one", PLAIN), place(tmp_path, "another", PLAIN)
+    for folder in (one, other):
+        compile_in(service, folder, "-c", "-MD", "-MF", f"{folder}/kernel.d")
+    assert service.counts["hits"] == 1
+    told = (other / "kernel.d").read_text()
+    assert str(one) not in told
+    mine = (one / "kernel.d").read_text()
+    assert told == mine.replace(str(one), str(other)).replace("id-one", "id-another")
+
+
+def test_a_moved_tree_whose_header_differs_compiles_again(service: Service, tmp_path: Path) -> None:
+    one, other = place(tmp_path, "one", PLAIN), place(tmp_path, "another", PLAIN)
+    first = compile_in(service, one, "-cubin")
+    (other / "include/header.h").write_text("#define FACTOR 4\n")
+    assert compile_in(service, other, "-cubin") != first
+    assert service.counts["hits"] == 0
+
+
+def test_objects_from_one_entry_can_be_linked_together(service: Service, tmp_path: Path) -> None:
+    """Twice the same object in one library, as two copies of one file give."""
+    source = INTERNAL.replace("kernel", "NAME").replace("other", "NAME2")
+    objects = []
+    for name in ("one", "another"):
+        folder = place(tmp_path, name, source)
+        compile_in(service, folder, "-c", "-DNAME=kernel", "-DNAME2=other", suffix="o")
+        objects.append(next(folder.glob("id-*/kernel.o")))
+    assert service.counts["hits"] == 1
+    options = ("-shared", "-Xlinker", "--allow-multiple-definition", "-arch=sm_90")
+    done = service.alone(*options, *objects, "-o", tmp_path / "lib.so", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_rdc_objects_of_two_places_link(service: Service, tmp_path: Path) -> None:
+    objects = []
+    for name in ("one", "another"):
+        folder = place(tmp_path, name, "static __device__ int counter;\n#ifdef K\n#endif\n"
+                       "static __global__ void kernel() { counter++; }\n"
+                       "void* take_NAME() { return (void*)kernel; }\n".replace("NAME", "x"))  # fmt: skip
+        compile_in(service, folder, "-dc", "-Xcompiler", "-fPIC", suffix="o")
+        objects.append(next(folder.glob("id-*/kernel.o")))
+    options = ("-shared", "-Xlinker", "--allow-multiple-definition", "-arch=sm_90")
+    done = service.alone(*options, *objects, "-o", tmp_path / "lib.so", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_tree_that_was_moved_as_a_whole_hits(service: Service, tmp_path: Path) -> None:
+    one = place(tmp_path, "one", PLAIN)
+    compile_in(service, one, "-cubin")
+    shutil.move(tmp_path / "one", tmp_path / "moved")
+    moved = tmp_path / "moved/tmp"
+    before = written(moved)
+    compile_in(service, moved, "-cubin")
+    assert service.counts["hits"] == 1
+    assert written(moved) == before
