@@ -176,6 +176,12 @@ def milliseconds(contender: Contender, nvcc: Path, folder: Path, command: str) -
     return f"{1e3 * statistics.median(taken[1:]):.0f} ms"
 
 
+def find_wheels() -> Path | None:
+    """Return the folder of the wheels' toolkit, if they are installed."""
+    folders = (Path(folder, "nvidia/cu13") for folder in sys.path)
+    return next((folder for folder in folders if (folder / "bin/nvcc").is_file()), None)
+
+
 def main() -> None:
     quick = "--quick" in sys.argv
     commands = dict([*COMMANDS.items()][:6]) if quick else COMMANDS

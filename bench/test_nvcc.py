@@ -1,0 +1,50 @@
+"""nvcc: a hit of the client with a running service, beside ccache and nvcc itself."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nvcc_peers
+import pytest
+from keep import Keep
+
+CUB = """\
+#include <cub/cub.cuh>
+extern "C" __global__ void kernel(int* p) {
+    __shared__ typename cub::BlockReduce<int, 128>::TempStorage space;
+    p[threadIdx.x] = cub::BlockReduce<int, 128>(space).Sum(p[threadIdx.x]);
+}
+"""
+CONTENDERS = {"kcache": nvcc_peers.Kcache, "ccache": nvcc_peers.Ccache, "nvcc": nvcc_peers.Alone}
+
+
+@pytest.mark.beside("nvcc {option} of CUB", "{contender}")
+@pytest.mark.parametrize("contender", CONTENDERS)
+@pytest.mark.parametrize("option", ["-c", "-cubin"])
+@pytest.mark.slow
+@pytest.mark.laps(1)
+def test_nvcc(benchmark: Any, keep: Keep, contender: str, option: str) -> None:
+    benchmark(keep(_start, contender, option))
+
+
+def _start(keep: Keep, contender: str, option: str) -> Callable[[], object]:
+    wheels = nvcc_peers.find_wheels()
+    if wheels is None:
+        pytest.skip("nvcc is missing: install the dependency group nvcc")
+    folder = keep.folder()
+    try:
+        by = keep(_contender, contender)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    nvcc = nvcc_peers.toolkit(wheels, folder / "cuda") / "bin/nvcc"
+    (folder / "k.cu").write_text(CUB)
+    arguments = (option, "-arch=sm_90", "k.cu", "-o", "k.out")
+    if by.run(nvcc, *arguments, cwd=folder) != 0:
+        raise RuntimeError("it does not compile")
+    return lambda: by.run(nvcc, *arguments, cwd=folder)
+
+
+def _contender(keep: Keep, name: str) -> nvcc_peers.Contender:
+    made = CONTENDERS[name](Path(keep.folder()))
+    keep.callback(made.close)
+    return made
