@@ -21,7 +21,7 @@ from kcache.entry import Entry, encode
 from kcache.errors import BackendError, BundleError, ConfigError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.entries import DAMAGED, MANIFEST, Item, Opened, look_at, look_into
-from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
+from kcache.nvrtc.manifest import DependencySet, Manifest
 from kcache.nvrtc.metadata import text_of
 from kcache.readonly.bundle_file import (
     HEAD_SIZE,
@@ -117,7 +117,7 @@ class Imported(NamedTuple):
     Attributes:
         added: entries that were not there.
         present: entries that were there; the cache keeps its own.
-        merged: manifests that were there, and got more header sets.
+        merged: manifests that were there, and got more dependency sets.
         no_room: entries that were left out, because the rest of the bundle fills the cap.
         other_version: entries that another version of kcache made.
     """
@@ -198,8 +198,8 @@ def chosen(
 ) -> Iterator[tuple[Item, Entry]]:
     """Yield the entries for a bundle, by ascending key; no use of them is recorded.
 
-    A manifest is included with the header sets that lead to an included kernel. Those that can't be
-    included for another reason than the filters are appended to `left_out`.
+    A manifest is included with the dependency sets that lead to an included kernel. Those that
+    can't be included for another reason than the filters are appended to `left_out`.
 
     Raises:
         BackendError: the entries can't be listed.
@@ -222,12 +222,12 @@ def chosen(
 def portable(key: str, entry: Entry, kernels: Collection[str]) -> Entry | None:
     """Return the manifest under `key` for a bundle, or None if it leads to no kernel.
 
-    It has the header sets that lead to one of `kernels`, in an order that doesn't tell when they
-    were stored, and none of this machine's file stamps.
+    It has the dependency sets that lead to one of `kernels`, in an order that doesn't show when
+    they were stored, and none of this machine's file stamps.
     """
-    header_sets = Manifest.from_entry(entry).header_sets
-    kept = sorted(each.raw for each in header_sets if each.result_key(key) in kernels)
-    return Manifest([StoredHeaderSet(raw) for raw in kept]).to_entry() if kept else None
+    dependency_sets = Manifest.from_entry(entry).dependency_sets
+    kept = sorted(each.raw for each in dependency_sets if each.result_key(key) in kernels)
+    return Manifest([DependencySet(raw) for raw in kept]).to_entry() if kept else None
 
 
 def _timeless(entry: Entry) -> Entry:
@@ -346,11 +346,11 @@ def import_bundle(cache: HasEngine, source: Source) -> Imported:
 
     All of the bundle is read and checked before the first entry is written, so a malformed one
     leaves the cache as it was. The cache keeps what it has: its own copy of an entry, and all
-    header sets of a manifest, to which the bundle's are added. The cap holds: older entries are
+    dependency sets of a manifest, to which the bundle's are added. The cap holds: older entries are
     evicted for new ones, and an entry that would evict other parts of the bundle is left out.
 
-    Processes: others may use the cache meanwhile. If one stores a header set of the same source at
-    the same instant, one of both may be lost, which costs one compile. Crash: an import that was
+    Processes: others may use the cache. If one stores a dependency set of the same source at the
+    same instant, one of both may be lost, which costs one compile. Crash: an import that was
     killed is simply run again.
 
     A bundle is code that will run on your GPU. With `KCACHE_SIGNING_KEY_FILE` only entries that one

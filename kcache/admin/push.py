@@ -43,7 +43,7 @@ def push(cache: HasEngine, filters: Filters) -> list[Pushed]:
     """Store the kernels of a cache, and the manifests that lead to them, in each writable remote.
 
     It is no use of an entry. What a remote has under the same key is replaced by equal kernels; its
-    manifests keep their header sets. A failure is counted, and the rest is still tried.
+    manifests keep their dependency sets. A failure is counted, and the rest is still tried.
 
     Args:
         cache: a `KernelCache`.

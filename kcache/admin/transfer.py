@@ -53,8 +53,8 @@ def sound_entries(
 def missing_part(engine: CacheEngine, item: Item, entry: Entry) -> tuple[str, Entry | None]:
     """Return what becomes of an entry that comes from elsewhere, and the entry to put, if any.
 
-    What the cache has stays: its own copy of an entry, and all header sets of a manifest, to which
-    the others are added.
+    What the cache has stays: its own copy of an entry, and all dependency sets of a manifest, to
+    which the others are added.
     """
     there = look_into(engine.backend, EntryInfo(item.key, 0, 0))
     if there is None or there.entry is None:
@@ -83,10 +83,10 @@ def put_or_fail(engine: CacheEngine, key: str, entry: Entry) -> bool:
 
 
 def _merged(ours: Entry, theirs: Entry) -> Entry | None:
-    """Return our manifest with the header sets of theirs; None if there is none to add."""
-    sets = Manifest.from_entry(ours).header_sets
+    """Return our manifest with the dependency sets of theirs; None if there is none to add."""
+    sets = Manifest.from_entry(ours).dependency_sets
     known = {each.identity for each in sets}
-    given = Manifest.from_entry(theirs).header_sets
+    given = Manifest.from_entry(theirs).dependency_sets
     missing = [each for each in given if each.identity not in known]
     missing = missing[: max(0, MAX_SETS - len(sets))]
     return Manifest([*sets, *missing]).to_entry() if missing else None

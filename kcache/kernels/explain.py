@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
     from kcache.engine.journal import Event
     from kcache.nvrtc.files import FileDigests
-    from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
+    from kcache.nvrtc.manifest import DependencySet, Manifest
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.search import HeaderSearch
 
@@ -142,7 +142,7 @@ def _unusable(reason: str) -> Cause:
 
 
 class _Set(NamedTuple):
-    """One header set of the request.
+    """One dependency set of the request.
 
     Attributes:
         differences: from now: kind and path of each, and the header that a new file hides, if any.
@@ -222,16 +222,16 @@ class _Explainer:
         return Explanation(hit, tuple(found), request.key, None if hit else near, key, manifest)
 
     def _compared(self, manifest: Manifest) -> Iterator[_Set]:
-        """Yield the header sets of a manifest, compared with the present state."""
+        """Yield the dependency sets of a manifest, compared with the present state."""
         request = self._request
-        for header_set in manifest.header_sets:
-            with suppress(CorruptEntryError):  # intact, but not a header set
-                found = header_set.differences(request, self._tier.digests, [])
+        for dependency_set in manifest.dependency_sets:
+            with suppress(CorruptEntryError):  # intact, but not a dependency set
+                found = dependency_set.differences(request, self._tier.digests, [])
                 differences = tuple(
-                    (kind, path, _shadowed(header_set, path, request.search, kind))
+                    (kind, path, _shadowed(dependency_set, path, request.search, kind))
                     for kind, path in found
                 )
-                key = header_set.result_key(request.key)
+                key = dependency_set.result_key(request.key)
                 entry = self._engine.peek(key, [])[0]
                 sound = entry is not None and entry.metadata.get("kind") == KERNEL
                 about = RequestSummary.read(entry.metadata, key) if entry and sound else None
@@ -283,7 +283,7 @@ class _Explainer:
         ]
 
     def _why_changed(self) -> list[Cause]:
-        """Return the differences of the header set that differs least."""
+        """Return the differences of the dependency set that differs least."""
         if not self._sets:
             return [Cause("lost", "the list of its headers is empty")]
         nearest = min(self._sets, key=lambda each: len(each.differences))
@@ -358,11 +358,11 @@ def _alike(
     return any(name in asked or name.startswith(mangled) for name in there)
 
 
-def _shadowed(header_set: StoredHeaderSet, path: str, search: HeaderSearch, kind: str) -> str:
+def _shadowed(dependency_set: DependencySet, path: str, search: HeaderSearch, kind: str) -> str:
     """Return the header of the set that a file which appeared at `path` hides, or nothing."""
     if kind != "appeared":
         return ""
-    sections = header_set.sections()
+    sections = dependency_set.sections()
     absent = [RootedPath(root, name) for root, names in sections.absent for name in names]
     known = (each for each in absent if each.root < len(search.roots))
     sought = [each.path for each in known if search.path(each) == path]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kcache.config import Config
     from kcache.engine.engine import CacheEngine
     from kcache.nvrtc.files import FileDigests
-    from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
+    from kcache.nvrtc.manifest import DependencySet, Manifest
     from kcache.nvrtc.request import Request
     from kcache.readonly.directory_tier import Tier
 
@@ -48,16 +48,16 @@ class Lookup(NamedTuple):
         kernel: the kernel, or None.
         tier: that has it: `memory`, `disk`, `layer` or `remote`.
         seconds: what its compile took.
-        header_set: that leads to it, and holds now; None for a source that reads no file.
+        dependency_set: that leads to it, and holds now; None for a source that reads no file.
         manifest: of the request in the user's own cache, as far as it was read.
         damaged: entries that were found on the way, and can't be used.
-        changed: whether no header set of the own cache holds although one did at this location.
+        changed: whether no dependency set of the own cache holds although one did at this location.
     """
 
     kernel: CompiledKernel | None
     tier: str = ""
     seconds: float = 0.0
-    header_set: StoredHeaderSet | None = None
+    dependency_set: DependencySet | None = None
     manifest: Manifest | None = None
     damaged: Damaged = []  # noqa: RUF012  of a tuple, never changed
     changed: bool = False
@@ -90,19 +90,19 @@ class LocalTier:
         return FileDigests()
 
     def kernels(
-        self, request: Request, key: str, header_set: StoredHeaderSet | None, damaged: Damaged
+        self, request: Request, key: str, dependency_set: DependencySet | None, damaged: Damaged
     ) -> Lookup | None:
         """Return the kernel under a key; None if there is none."""
         entry, from_memory = self._fetch(key, damaged)
         if entry is None:
             return None
-        dependencies = () if header_set is None else header_set.dependencies(request)
+        dependencies = () if dependency_set is None else dependency_set.dependencies(request)
         found: Lookup | None = entry.view
         if found is None or found.kernel.dependencies is not dependencies:  # type: ignore[union-attr]
             kernel = kernel_in(request, entry, key, dependencies, damaged)
             if kernel is None:
                 return None
-            found = entry.view = Lookup(kernel, MEMORY, entry.cost, header_set)
+            found = entry.view = Lookup(kernel, MEMORY, entry.cost, dependency_set)
         return found if from_memory else found._replace(tier=DISK)
 
     def manifests(self, request: Request, damaged: Damaged) -> Iterator[tuple[Manifest, bool]]:
@@ -118,25 +118,27 @@ class LocalTier:
             if manifest is not None:
                 yield manifest, True
 
-    def holding(self, request: Request, manifest: Manifest) -> StoredHeaderSet | None:
-        """Return the header set of a manifest that holds now, or None."""
-        header_set = manifest.checked.get(request.location)
-        if header_set is None or not (self._once or header_set.holds(request, self.digests)):
-            header_set = manifest.matching(request, self.digests)
-        if header_set is not None:
-            manifest.checked[request.location] = header_set
-        return header_set
+    def holding(self, request: Request, manifest: Manifest) -> DependencySet | None:
+        """Return the dependency set of a manifest that holds now, or None."""
+        dependency_set = manifest.checked.get(request.location)
+        if dependency_set is None or not (
+            self._once or dependency_set.holds(request, self.digests)
+        ):
+            dependency_set = manifest.matching(request, self.digests)
+        if dependency_set is not None:
+            manifest.checked[request.location] = dependency_set
+        return dependency_set
 
     def checked(self, request: Request) -> str:
         """Return the key of the kernel if its headers need no second check; otherwise empty."""
         manifest = getattr(self.engine.memory.peek(request.key), "view", None)
         if not self._once or request.self_contained or manifest is None:
             return ""
-        header_set = manifest.checked.get(request.location)
-        return "" if header_set is None else header_set.result_key(request.key)
+        dependency_set = manifest.checked.get(request.location)
+        return "" if dependency_set is None else dependency_set.result_key(request.key)
 
     def found(
-        self, request: Request, manifest: Manifest, holding: StoredHeaderSet, *, keep: bool
+        self, request: Request, manifest: Manifest, holding: DependencySet, *, keep: bool
     ) -> None:
         """Store what was verified, if a file had to be read for that, for other processes."""
         if keep and self.digests.reads != self._reads:
@@ -145,20 +147,20 @@ class LocalTier:
                 self._put(request.key, manifest, keep=True)
 
     def merge(
-        self, request: Request, header_sets: Sequence[StoredHeaderSet], *, keep: bool = True
+        self, request: Request, dependency_sets: Sequence[DependencySet], *, keep: bool = True
     ) -> Put:
-        """Store header sets, of which the last one holds now, in the manifest of a request.
+        """Store dependency sets, of which the last one holds now, in the manifest of a request.
 
         Without `keep`, they are in memory only.
         """
         from kcache.nvrtc.manifest import Manifest  # a hit does not need it
 
         read = self._stored if keep else self._manifest_only
-        manifest = Manifest([*getattr(read(request.key, []), "header_sets", ())])
-        for each in header_sets:
+        manifest = Manifest([*getattr(read(request.key, []), "dependency_sets", ())])
+        for each in dependency_sets:
             manifest.add(each)
-        manifest.checked[request.location] = header_sets[-1]
-        header_sets[-1].remember(request)
+        manifest.checked[request.location] = dependency_sets[-1]
+        dependency_sets[-1].remember(request)
         return self._put(request.key, manifest, keep=keep)
 
     def _put(self, key: str, manifest: Manifest, *, keep: bool) -> Put:
@@ -218,19 +220,19 @@ class SharedTier:
         self._name = name
 
     def kernels(
-        self, request: Request, key: str, header_set: StoredHeaderSet | None, damaged: Damaged
+        self, request: Request, key: str, dependency_set: DependencySet | None, damaged: Damaged
     ) -> Lookup | None:
         """Return the kernel under a key, which is kept; None if there is none.
 
         Raises:
             Exception: whatever the members raise; likewise the other methods.
         """
-        dependencies = () if header_set is None else header_set.dependencies(request)
+        dependencies = () if dependency_set is None else dependency_set.dependencies(request)
         for entry, keep in self.entries(key, damaged):
             kernel = kernel_in(request, entry, key, dependencies, damaged)
             if kernel is not None:
                 self._local.keep(key, entry, entry.size, keep=keep)
-                return Lookup(kernel, self._name, entry.cost, header_set)
+                return Lookup(kernel, self._name, entry.cost, dependency_set)
         return None
 
     def manifests(self, request: Request, damaged: Damaged) -> Iterator[tuple[Manifest, bool]]:
@@ -238,22 +240,22 @@ class SharedTier:
 
         What other machines have noted about their files is left out.
         """
-        from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
+        from kcache.nvrtc.manifest import DependencySet, Manifest
 
         for entry, keep in self.entries(request.key, damaged):
             manifest = _manifest_in(entry, request.key, damaged)
             if manifest is not None:
-                yield Manifest([StoredHeaderSet(each.raw) for each in manifest.header_sets]), keep
+                yield Manifest([DependencySet(each.raw) for each in manifest.dependency_sets]), keep
 
-    def holding(self, request: Request, manifest: Manifest) -> StoredHeaderSet | None:
-        """Return the header set of a manifest that holds now, or None."""
+    def holding(self, request: Request, manifest: Manifest) -> DependencySet | None:
+        """Return the dependency set of a manifest that holds now, or None."""
         return manifest.matching(request, self._local.digests)
 
     def found(
-        self, request: Request, manifest: Manifest, holding: StoredHeaderSet, *, keep: bool
+        self, request: Request, manifest: Manifest, holding: DependencySet, *, keep: bool
     ) -> None:
         """Merge a manifest that has led to a kernel into that of the user's own cache."""
-        others = [each for each in manifest.header_sets if each is not holding]
+        others = [each for each in manifest.dependency_sets if each is not holding]
         self._local.merge(request, (*reversed(others), holding), keep=keep)
 
     def entries(self, key: str, damaged: Damaged) -> Iterator[tuple[Entry, bool]]:
@@ -282,13 +284,13 @@ def find_in(tier: LocalTier | SharedTier, request: Request) -> Lookup:
         return (found or _MISS)._replace(damaged=damaged)
     manifest, changed = None, False
     for manifest, keep in tier.manifests(request, damaged):
-        header_set = tier.holding(request, manifest)
-        changed = header_set is None and manifest.was_checked_at(request.location)
-        if header_set is not None:
-            key = header_set.result_key(request.key)
-            found = tier.kernels(request, key, header_set, damaged)
+        dependency_set = tier.holding(request, manifest)
+        changed = dependency_set is None and manifest.was_checked_at(request.location)
+        if dependency_set is not None:
+            key = dependency_set.result_key(request.key)
+            found = tier.kernels(request, key, dependency_set, damaged)
             if found is not None:
-                tier.found(request, manifest, header_set, keep=keep)
+                tier.found(request, manifest, dependency_set, keep=keep)
                 return found._replace(manifest=manifest, damaged=damaged)
     return Lookup(None, manifest=manifest, damaged=damaged, changed=changed)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kcache.entry import Entry, encode
 from kcache.errors import ConfigError
 from kcache.kernels.lookup import LocalTier, Lookup, RequestCounts, SharedTier, find_in
-from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
+from kcache.nvrtc.manifest import DependencySet, Manifest
 from kcache.remote.daemon_client import Lease
 from kcache.remote.daemon_protocol import Upload
 from kcache.remote.storage import RemoteError
@@ -115,7 +115,7 @@ class RemoteTier:
     def upload(
         self,
         request: Request,
-        header_set: StoredHeaderSet | None,
+        dependency_set: DependencySet | None,
         key: str,
         entry: Entry,
         lease: Lease | None,
@@ -126,7 +126,7 @@ class RemoteTier:
 
         Args:
             request: the request.
-            header_set: the answers that its kernel depends on; None if it reads no file.
+            dependency_set: the answers that its kernel depends on; None if it reads no file.
             key: of the kernel.
             entry: of the kernel.
             lease: the right to compile it.
@@ -136,8 +136,8 @@ class RemoteTier:
         try:
             kernel = self._enveloped(key, entry)
             manifest = None
-            if header_set is not None:  # without this machine's stamps of files
-                only = Manifest([StoredHeaderSet(header_set.raw)])
+            if dependency_set is not None:  # without this machine's stamps of files
+                only = Manifest([DependencySet(dependency_set.raw)])
                 manifest = self._enveloped(request.key, only.to_entry())
         except ConfigError as error:
             self._engine.report("upload", error)

@@ -4,8 +4,8 @@
 2. The leader looks again, and asks remotes (`remotes`), perhaps after another machine's compile.
 3. Otherwise it compiles the request (`nvrtc.frontend`). The kernel is stored, then its manifest, so
    that no manifest names a kernel that was never stored, whenever the process is killed. If two
-   processes store header sets of one request at the same time, one of the two may be lost, and is
-   compiled again.
+   processes store dependency sets of one request at the same time, one of the two may be lost, and
+   is compiled again.
 4. The threads that waited find the kernel in the cache, or adopt the leader's.
 """
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from kcache.kernels.lookup import Lookup, RequestCounts, Tiers
     from kcache.kernels.remotes import RemoteTier
     from kcache.nvrtc.compiler import Compiled
-    from kcache.nvrtc.manifest import StoredHeaderSet
+    from kcache.nvrtc.manifest import DependencySet
     from kcache.nvrtc.request import Request
     from kcache.remote.daemon_client import Lease
 
-#: A kernel, and the header set that leads to it; None if it reads no file.
-Made = tuple[CompiledKernel, "StoredHeaderSet | None"]
+#: A kernel, and the dependency set that leads to it; None if it reads no file.
+Made = tuple[CompiledKernel, "DependencySet | None"]
 
 
 class Resolver:
@@ -133,14 +133,14 @@ class Resolver:
         It is not if a header was edited after that compile had read it, or if it was compiled in
         another place.
         """
-        kernel, header_set = made
-        if header_set is not None:
-            at_home = header_set.sections().home == request.location  # so that its log is right
-            if not (at_home and header_set.holds(request, self.tiers.local.digests)):
+        kernel, dependency_set = made
+        if dependency_set is not None:
+            at_home = dependency_set.sections().home == request.location  # so that its log is right
+            if not (at_home and dependency_set.holds(request, self.tiers.local.digests)):
                 return None
-            if header_set.result_key(request.key) != kernel.key:
+            if dependency_set.result_key(request.key) != kernel.key:
                 return None
-            kernel = kernel._replace(dependencies=header_set.dependencies(request))
+            kernel = kernel._replace(dependencies=dependency_set.dependencies(request))
         elif not request.self_contained:
             return None
         return self.counts.adopted(kernel)
@@ -151,7 +151,7 @@ class Resolver:
             return self._compile(request, None)
         with self.remotes.found_or_leased(request) as (found, lease):
             if found is not None and found.kernel is not None:
-                return found.kernel, (found.kernel, found.header_set)
+                return found.kernel, (found.kernel, found.dependency_set)
             return self._compile(request, lease)
 
     # -- compile, store ----------------------------------------------------------------------------
@@ -165,28 +165,28 @@ class Resolver:
         self.counts.miss()
         if self._config.on_miss.value == "error":
             raise self._refusal(request)
-        compiled, header_set = self._run(request)
+        compiled, dependency_set = self._run(request)
         request = self._for_compiler(request, compiled.identity)
         # After `close`, the client has left, so no result is written any more.
         if compiled.problem or self._closed:
             return CompiledKernel.of(compiled, request.key, ()), None
         key, dependencies = request.key, tuple[str, ...]()
-        if header_set is not None:
-            key, dependencies = header_set.result_key(key), header_set.dependencies(request)
+        if dependency_set is not None:
+            key, dependencies = dependency_set.result_key(key), dependency_set.dependencies(request)
         kernel = CompiledKernel.of(compiled, key, dependencies)
         entry = kernel.to_entry(metadata_of(request, key, compiled.version), request.search)
         self.counts.saved(key, 0.0)
-        self._store(request, key, entry, header_set)
+        self._store(request, key, entry, dependency_set)
         if self.remotes is not None:
-            self.remotes.upload(request, header_set, key, entry, lease)
-        return kernel, (kernel, header_set)
+            self.remotes.upload(request, dependency_set, key, entry, lease)
+        return kernel, (kernel, dependency_set)
 
-    def _run(self, request: Request) -> tuple[Compiled, StoredHeaderSet | None]:
+    def _run(self, request: Request) -> tuple[Compiled, DependencySet | None]:
         """Run the compiler, counted, and logged with the reason."""
         engine, title = self._engine, request.source_name
         why = self._reason(request) if log.debugging() else ""
         try:
-            compiled, header_set = self._front().compile(request, track=self._writes)
+            compiled, dependency_set = self._front().compile(request, track=self._writes)
         except CompileError:
             if why:
                 log.debug("miss: %s does not compile", title_of(title, request.kernels()))
@@ -203,7 +203,7 @@ class Resolver:
             engine.counters.add("uncacheable")
             log.debug("%s is not cached: %s", title, compiled.problem)
             engine.note("uncacheable", request.key, compiled.problem)
-        return compiled, header_set
+        return compiled, dependency_set
 
     def _front(self) -> Frontend:
         if self._frontend is None:
@@ -214,14 +214,14 @@ class Resolver:
         return self._frontend
 
     def _store(
-        self, request: Request, key: str, entry: Entry, header_set: StoredHeaderSet | None
+        self, request: Request, key: str, entry: Entry, dependency_set: DependencySet | None
     ) -> None:
-        """Store a kernel, then its header set: a manifest must not name a missing kernel."""
+        """Store a kernel, then its dependency set: a manifest must not name a missing kernel."""
         done = Put.FAILED
         try:
             done = self._engine.put(key, entry)
-            if done and header_set is not None:
-                done = self.tiers.local.merge(request, [header_set])
+            if done and dependency_set is not None:
+                done = self.tiers.local.merge(request, [dependency_set])
         except (ConfigError, OSError) as error:
             self._engine.report("store", error)
         if key != request.key and done in (Put.TOO_LARGE, Put.NO_ROOM):

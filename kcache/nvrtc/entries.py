@@ -77,7 +77,7 @@ class Opened(NamedTuple):
 
 
 def look_into(backend: Backend, info: EntryInfo) -> Opened | None:
-    """Read and check one entry, a manifest down to its header sets; None if it is gone."""
+    """Read and check one entry, a manifest down to its dependency sets; None if it is gone."""
     try:
         blob = backend.get(info.key)
     except BackendError as error:
@@ -93,8 +93,8 @@ def look_at(blob: bytes, info: EntryInfo) -> Opened:
         entry = decode(blob, info.key, producer=PRODUCER.encode())
         described = describe(item, entry.metadata)
         if described.kind == MANIFEST:
-            for header_set in Manifest.from_entry(entry).header_sets:
-                header_set.sections()
+            for dependency_set in Manifest.from_entry(entry).dependency_sets:
+                dependency_set.sections()
         elif described.kind == KERNEL:
             names_and_log(entry)
     except IncompatibleEntryError as error:

@@ -9,7 +9,7 @@ from kcache.nvrtc import compiler, places, variables
 from kcache.nvrtc.compiler import Compiled, Limits
 from kcache.nvrtc.files import FileDigests
 from kcache.nvrtc.headers import encode, is_directory, only_names
-from kcache.nvrtc.manifest import StoredHeaderSet
+from kcache.nvrtc.manifest import DependencySet
 from kcache.nvrtc.request import Request
 from kcache.nvrtc.workers.messages import Trace
 from kcache.util import log
@@ -35,7 +35,7 @@ class Frontend:
 
     def compile(
         self, request: Request, *, track: bool = True
-    ) -> tuple[Compiled, StoredHeaderSet | None]:
+    ) -> tuple[Compiled, DependencySet | None]:
         """Compile a request; with `track`, find out what the result depends on.
 
         Returns the result, whose `problem` is why it must not be cached, and the answers that
@@ -61,9 +61,9 @@ class Frontend:
             if request.self_contained:
                 return run, None
             self._remember(request, run.trace, asked_at)
-            header_set = _header_set(request, run)
-            if header_set.holds(request, self._digests):
-                return run, header_set
+            dependency_set = _dependency_set(request, run)
+            if dependency_set.holds(request, self._digests):
+                return run, dependency_set
             log.debug("headers of %s changed during the compile: once more", request.source_name)
         assert run is not None
         return run._replace(problem="headers changed during the compile"), None
@@ -99,7 +99,7 @@ def _answered(request: Request, trace: Trace) -> list[places.Question]:
     return [asked[number] for number in trace.found]
 
 
-def _header_set(request: Request, run: Compiled) -> StoredHeaderSet:
+def _dependency_set(request: Request, run: Compiled) -> DependencySet:
     """Return the answers that a result depends on, and where it may be used."""
     trace, search = run.trace, request.search
     assert trace is not None
@@ -118,7 +118,7 @@ def _header_set(request: Request, run: Compiled) -> StoredHeaderSet:
         conditions=places.conditions(request, _answered(request, trace), outputs),
         home=request.location,
     )
-    return StoredHeaderSet(raw)
+    return DependencySet(raw)
 
 
 def _more_variables(trace: Trace) -> Iterator[tuple[str, str | None]]:

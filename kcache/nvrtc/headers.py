@@ -29,7 +29,7 @@ _OWN_NAMES = ("__nv_nvrtc_builtin_header.h", "__nv_name_map")
 
 
 class Sections(NamedTuple):
-    """A header set as it is stored, by kind and root; see `manifest` for the encoding."""
+    """A dependency set as it is stored, by kind and root; see `manifest` for the encoding."""
 
     files: list[tuple[int, list[str]]]
     absent: list[tuple[int, list[str]]]
@@ -293,7 +293,7 @@ def decode(raw: bytes) -> Sections:
             roots,
         )
     except (struct.error, ValueError, KeyError, IndexError) as error:
-        raise CorruptEntryError(f"malformed header set: {error}") from error
+        raise CorruptEntryError(f"malformed dependency set: {error}") from error
 
 
 def each_path(groups: Iterable[tuple[int, list[str]]]) -> Iterator[RootedPath]:

@@ -1,6 +1,6 @@
-"""Manifest: the header sets that one request has had so far, and how to check them.
+"""Manifest: the dependency sets that one request has had so far, and how to check them.
 
-Stored as an entry under the request's key. Sections: `set0`, `set1`, ... the header sets, most
+Stored as an entry under the request's key. Sections: `set0`, `set1`, ... the dependency sets, most
 recent first; `stamps0.LOCATION` what `FileDigests` remembered of set 0's files where the include
 directories lie as LOCATION says.
 
@@ -53,7 +53,7 @@ from kcache.nvrtc.headers import (
 from kcache.nvrtc.request import Request, digest_fields
 from kcache.nvrtc.search import HeaderSearch, RootedPath
 
-#: How many header sets a request keeps. If there are more, the least recently stored one is
+#: How many dependency sets a request keeps. If there are more, the least recently stored one is
 #: forgotten.
 MAX_SETS = 16
 #: For how many places a set keeps stamps: checkouts and containers that share a cache.
@@ -63,7 +63,7 @@ _STAMP = struct.Struct("<5q")
 
 
 class Difference(NamedTuple):
-    """One difference between a header set and the present state.
+    """One difference between a dependency set and the present state.
 
     Attributes:
         kind: `changed` or `gone`, of a header that was read; `appeared`, of something that was not
@@ -80,7 +80,7 @@ class Difference(NamedTuple):
 
 
 class _Seen:
-    """What is known of a header set's files in one location.
+    """What is known of a dependency set's files in one location.
 
     Attributes:
         paths: absolute paths of the headers, in the set's order.
@@ -131,8 +131,8 @@ class _Seen:
                 }
 
 
-class StoredHeaderSet:
-    """One header set of a request, with the stamps under which its files had their digests.
+class DependencySet:
+    """One dependency set of a request, with the stamps under which its files had their digests.
 
     It is made from the set's canonical encoding, which is decoded when it is first needed. Threads:
     safe to share; stamps are replaced, not changed.
@@ -189,7 +189,7 @@ class StoredHeaderSet:
         """The digest of the answers and the conditions, wherever the result was compiled."""
         if not self._identity:
             text, digests = self.raw, b""
-            with suppress(CorruptEntryError):  # intact, but not a header set
+            with suppress(CorruptEntryError):  # intact, but not a dependency set
                 at = self.sections().digests_at
                 text, digests = self.raw[4:at].rpartition(b"\0\0")[0], self.raw[at:]  # no home
             self._identity = digest_fields("kcache-set/2", [("set", text), ("digests", digests)])
@@ -353,43 +353,43 @@ def _asked(sections: Sections) -> Iterator[RootedPath]:
 
 
 class Manifest:
-    """The header sets of one request, most recently stored first."""
+    """The dependency sets of one request, most recently stored first."""
 
-    __slots__ = ("checked", "header_sets")
+    __slots__ = ("checked", "dependency_sets")
 
-    def __init__(self, header_sets: list[StoredHeaderSet]) -> None:
-        self.header_sets = header_sets
+    def __init__(self, dependency_sets: list[DependencySet]) -> None:
+        self.dependency_sets = dependency_sets
         #: location -> the set that held at the last check there.
-        self.checked: dict[str, StoredHeaderSet] = {}
+        self.checked: dict[str, DependencySet] = {}
 
     def was_checked_at(self, location: str) -> bool:
-        """Return whether a header set has held where a request comes from."""
-        return any(location in each.stamps for each in self.header_sets)
+        """Return whether a dependency set has held where a request comes from."""
+        return any(location in each.stamps for each in self.dependency_sets)
 
-    def matching(self, request: Request, digests: FileDigests) -> StoredHeaderSet | None:
-        """Return the header set that holds now, or None."""
-        for header_set in self.header_sets:
-            with suppress(CorruptEntryError):  # intact, but not a header set
-                if header_set.holds(request, digests):
-                    return header_set
+    def matching(self, request: Request, digests: FileDigests) -> DependencySet | None:
+        """Return the dependency set that holds now, or None."""
+        for dependency_set in self.dependency_sets:
+            with suppress(CorruptEntryError):  # intact, but not a dependency set
+                if dependency_set.holds(request, digests):
+                    return dependency_set
         return None
 
-    def add(self, header_set: StoredHeaderSet) -> None:
-        """Put a header set first; it replaces an equal one, and takes over its stamps."""
-        kept: list[StoredHeaderSet] = []
-        for old in self.header_sets:
-            if old.identity == header_set.identity:
-                header_set.stamps = {**old.stamps, **header_set.stamps}
+    def add(self, dependency_set: DependencySet) -> None:
+        """Put a dependency set first; it replaces an equal one, and takes over its stamps."""
+        kept: list[DependencySet] = []
+        for old in self.dependency_sets:
+            if old.identity == dependency_set.identity:
+                dependency_set.stamps = {**old.stamps, **dependency_set.stamps}
             else:
                 kept.append(old)
-        self.header_sets = [header_set, *kept][:MAX_SETS]
+        self.dependency_sets = [dependency_set, *kept][:MAX_SETS]
 
     def to_entry(self) -> Entry:
         """Return the entry that holds this manifest."""
         payload: dict[str, bytes] = {}
-        for number, header_set in enumerate(self.header_sets):
-            payload[f"set{number}"] = header_set.raw
-            for location, raw in header_set.stamps.items():
+        for number, dependency_set in enumerate(self.dependency_sets):
+            payload[f"set{number}"] = dependency_set.raw
+            for location, raw in dependency_set.stamps.items():
                 payload[f"stamps{number}.{location}"] = raw
         return Entry(payload, {"kind": "manifest"})
 
@@ -400,15 +400,15 @@ class Manifest:
         Raises:
             CorruptEntryError: the entry holds none.
         """
-        header_sets: list[StoredHeaderSet] = []
+        dependency_sets: list[DependencySet] = []
         payload = entry.payload
         for number in range(MAX_SETS):
             raw = payload.get(f"set{number}")
             if raw is None:
                 break
-            header_sets.append(StoredHeaderSet(raw))
+            dependency_sets.append(DependencySet(raw))
         for name, raw in payload.items():
             which, dot, location = name.removeprefix("stamps").partition(".")
-            if dot and which.isdecimal() and int(which) < len(header_sets):
-                header_sets[int(which)].stamps[location] = raw
-        return cls(header_sets)
+            if dot and which.isdecimal() and int(which) < len(dependency_sets):
+                dependency_sets[int(which)].stamps[location] = raw
+        return cls(dependency_sets)

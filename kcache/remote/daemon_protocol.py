@@ -106,7 +106,7 @@ class Upload(NamedTuple):
 
     Attributes:
         kernel: key and envelope, or None if the remotes have it.
-        manifest: key and envelope of the header set, to be merged into the manifest there, or None.
+        manifest: key and envelope of a manifest, to be merged into the one there, or None.
         lease: key and token of a lease to release afterwards, or None.
     """
 

@@ -162,7 +162,7 @@ class GuardedStorage:
         )
 
     def _merge(self, storage: Storage, sealer: Sealer, key: str, envelope: bytes) -> None:
-        """Replace a manifest by one with the header sets of both, so that no set is lost.
+        """Replace a manifest by one with the dependency sets of both, so that no set is lost.
 
         Raises:
             RemoteError: it is not stored.
@@ -338,7 +338,7 @@ def _printable(text: str) -> str:
 
 #: The same as `kcache.nvrtc.manifest.MAX_SETS`, the limit of the readers.
 MAX_SETS = 16
-#: Bytes of an entry beside its header sets, at most.
+#: Bytes of an entry beside its dependency sets, at most.
 _ROOM = 2048
 
 
@@ -348,7 +348,7 @@ def _sets(entry: Entry) -> list[bytes]:
 
 
 def merged(old: Entry, new: Entry, most: int) -> Entry | None:
-    """Return a manifest with the header sets of both, the new ones first; None if `old` has all.
+    """Return a manifest with the sets of both, the new ones first; None if `old` has all.
 
     If there are more than `MAX_SETS`, or more than `most` bytes of them, the oldest are dropped.
     The first one stays.

@@ -7,35 +7,35 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
+from cli.helpers import dependency_set as one_header
 from cli.helpers import fill, kernel, key
-from cli.helpers import header_set as one_header
 
 import kcache
 from kcache import Entry
 from kcache.entry import encode
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
+from kcache.nvrtc.manifest import DependencySet, Manifest
 from kcache.readonly.bundle_file import write_bundle
 
 REQUEST = key("request")
 
 
-def header_set(number: int = 0) -> StoredHeaderSet:
-    """Returns a header set; another number is another content of the header."""
+def dependency_set(number: int = 0) -> DependencySet:
+    """Returns a dependency set; another number is another content of the header."""
     return one_header("read.h", number.to_bytes(16, "big"))
 
 
 def with_headers(*numbers: int, stamped: bool = False, request: str = REQUEST) -> dict[str, Entry]:
-    """Returns a manifest of header sets, the first one stored last, and their kernels."""
-    header_sets = [header_set(number) for number in numbers]
+    """Returns a manifest of dependency sets, the first one stored last, and their kernels."""
+    dependency_sets = [dependency_set(number) for number in numbers]
     if stamped:
-        for each in header_sets:
+        for each in dependency_sets:
             each.stamps["0123"] = b"/home/somebody"
     found = {
         each.result_key(request): _of_request(kernel(300, source="inc.cu"), request)
-        for each in header_sets
+        for each in dependency_sets
     }
-    return {**found, request: Manifest(header_sets).to_entry()}
+    return {**found, request: Manifest(dependency_sets).to_entry()}
 
 
 def _of_request(entry: Entry, request: str) -> Entry:

@@ -13,8 +13,8 @@ import pytest
 from bundle.bundles import (
     REQUEST,
     bundle_of,
+    dependency_set,
     export,
-    header_set,
     kernels,
     with_headers,
     written,
@@ -75,7 +75,7 @@ def test_builds_of_two_days_are_equal_if_asked_for(tmp_path: Path) -> None:
 
 def test_a_manifest_goes_with_its_kernels_and_leads_to_no_others(tmp_path: Path) -> None:
     fill(tmp_path, {**kernels(2), **with_headers(1, 2)})
-    gone = header_set(1).result_key(REQUEST)
+    gone = dependency_set(1).result_key(REQUEST)
     with KernelCache(tmp_path) as cache:
         cache.engine.delete(gone)
     found = [item.key for item in kcache.list_bundle(io.BytesIO(export(tmp_path)))]
@@ -83,9 +83,9 @@ def test_a_manifest_goes_with_its_kernels_and_leads_to_no_others(tmp_path: Path)
     assert REQUEST in found
     with KernelCache(tmp_path / "two") as cache:
         kcache.import_bundle(cache, io.BytesIO(export(tmp_path, names=["inc"])))
-    assert set(contents(tmp_path / "two")) == {REQUEST, header_set(2).result_key(REQUEST)}
+    assert set(contents(tmp_path / "two")) == {REQUEST, dependency_set(2).result_key(REQUEST)}
     manifest = Manifest.from_entry(contents(tmp_path / "two")[REQUEST])
-    assert [each.raw for each in manifest.header_sets] == [header_set(2).raw]
+    assert [each.raw for each in manifest.dependency_sets] == [dependency_set(2).raw]
     assert not list(kcache.list_bundle(io.BytesIO(export(tmp_path, names=["nothing"]))))
 
 
@@ -186,16 +186,16 @@ def test_a_damaged_entry_is_replaced(tmp_path: Path) -> None:
     assert contents(tmp_path / "ours") == contents(tmp_path / "theirs")
 
 
-def test_header_sets_of_both_stay(tmp_path: Path) -> None:
+def test_dependency_sets_of_both_stay(tmp_path: Path) -> None:
     theirs = bundle_of(with_headers(1, 2), tmp_path / "theirs")
     fill(tmp_path / "ours", with_headers(3, 1, stamped=True))
     with KernelCache(tmp_path / "ours") as cache:
         assert kcache.import_bundle(cache, io.BytesIO(theirs)) == (1, 1, 1, 0, 0)
         assert kcache.import_bundle(cache, io.BytesIO(theirs)) == (0, 3, 0, 0, 0)
     manifest = Manifest.from_entry(contents(tmp_path / "ours")[REQUEST])
-    sets = [header_set(number).raw for number in (3, 1, 2)]
-    assert [each.raw for each in manifest.header_sets] == sets
-    assert manifest.header_sets[0].stamps  # this machine's own notes stay, too
+    sets = [dependency_set(number).raw for number in (3, 1, 2)]
+    assert [each.raw for each in manifest.dependency_sets] == sets
+    assert manifest.dependency_sets[0].stamps  # this machine's own notes stay, too
 
 
 def test_a_bundle_beyond_the_cap_evicts_older_entries_and_nothing_of_itself(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ def test_a_page_that_leads_back_to_itself_ends(tmp_path: Path) -> None:
 def test_a_manifest_of_nonsense(tmp_path: Path) -> None:
     entry = Entry({"set0": b"nonsense"}, {"kind": "manifest"})
     refused(
-        written([(key(1), envelope(key(1), entry))], tmp_path), tmp_path / "cache", "header set"
+        written([(key(1), envelope(key(1), entry))], tmp_path), tmp_path / "cache", "dependency set"
     )
 
 

@@ -12,7 +12,7 @@ from core.helpers import become_nobody, command
 from kcache import Entry, KernelCache
 from kcache.nvrtc.entries import coldest_first
 from kcache.nvrtc.headers import encode
-from kcache.nvrtc.manifest import Manifest, StoredHeaderSet
+from kcache.nvrtc.manifest import DependencySet, Manifest
 from kcache.nvrtc.search import HeaderSearch
 from kcache.nvrtc.workers.messages import FileAnswer, Trace
 
@@ -58,16 +58,16 @@ def kernel(
     )
 
 
-def header_set(name: str, digest: bytes) -> StoredHeaderSet:
+def dependency_set(name: str, digest: bytes) -> DependencySet:
     """Returns a set of one header that was read, and one that must be absent."""
     read, nothing = FileAnswer("f", 0, (1,) * 5, digest), FileAnswer("-", 0, (0,) * 5, b"")
     trace = Trace({f"inc/{name}": read, f"src/{name}": nothing}, {}, "", False)
-    return StoredHeaderSet(encode(trace, HeaderSearch("src/k.cu", ["inc"], directory="/here")))
+    return DependencySet(encode(trace, HeaderSearch("src/k.cu", ["inc"], directory="/here")))
 
 
 def manifest() -> Entry:
     """Returns a manifest of one header that was read, and one that must be absent."""
-    return Manifest([header_set("lib/read.h", bytes(range(16)))]).to_entry()
+    return Manifest([dependency_set("lib/read.h", bytes(range(16)))]).to_entry()
 
 
 def fill(

@@ -182,7 +182,7 @@ def test_the_headers_of_a_manifest(cache_directory: Path, here: Callable) -> Non
     assert re.search(r"^kind +manifest$", said.out, re.M)
     assert "include path 1  lib/read.h  000102030405060708090a0b0c0d0e0f\n" in said.out
     assert "source's folder  lib/read.h\n" in said.out
-    (found,) = json.loads(here("show", "--json", M).out)["header_sets"]
+    (found,) = json.loads(here("show", "--json", M).out)["dependency_sets"]
     assert found["files"][0]["path"] == "lib/read.h"
     assert found["absent"] == [{"root": "source's folder", "path": "lib/read.h"}]
 

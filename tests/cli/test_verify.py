@@ -67,14 +67,14 @@ def test_damage_is_found_and_only_a_repair_changes_anything(
 
 def test_every_kind_of_damage_of_a_file(cache_directory: Path, here: Callable) -> None:
     names = [key(n) for n in range(3)]
-    nonsense = kcache.Entry({"set0": b"no header set"}, {"kind": "manifest"})
+    nonsense = kcache.Entry({"set0": b"no dependency set"}, {"kind": "manifest"})
     fill(cache_directory, {**{name: kernel(500) for name in names}, M: nonsense})
     paths = [path_of(cache_directory / "file", name) for name in names]
     paths[0].write_bytes(flipped(-1, 0x10)(paths[0].read_bytes()))
     shutil.copyfile(paths[2], paths[1])  # another key's
     said = here("verify")
     assert said.code == 1
-    assert f"damaged {M[:12]}: malformed header set" in said.out
+    assert f"damaged {M[:12]}: malformed dependency set" in said.out
     assert "  1 sound\n  3 damaged\n" in said.out
     assert here("verify", "--repair").code == 0
     assert held(cache_directory) == [names[2]]

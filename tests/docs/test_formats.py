@@ -253,8 +253,8 @@ def test_the_letters_of_a_manifest_are_all_there() -> None:
         text = "\0\0".join(map("\0".join, (*last.values(), *groups)))
         digest = b"d" * 16 if letter == "f" else b""
         raw = struct.pack("<I", len(text)) + text.encode() + digest
-        (header_set,) = Manifest.from_entry(Entry({"set0": raw})).header_sets
-        header_set.sections()  # raises for a letter that is none
+        (dependency_set,) = Manifest.from_entry(Entry({"set0": raw})).dependency_sets
+        dependency_set.sections()  # raises for a letter that is none
     assert letters.keys() == set("fapdnievcx")
 
 

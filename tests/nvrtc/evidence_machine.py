@@ -224,12 +224,12 @@ class Machine:
                 opened = look_into(engine.backend, info)
                 if opened is None or opened.entry is None or opened.item.kind != MANIFEST:
                     continue
-                for header_set in Manifest.from_entry(opened.entry).header_sets:
-                    self.check_set(header_set)
+                for dependency_set in Manifest.from_entry(opened.entry).dependency_sets:
+                    self.check_set(dependency_set)
 
-    def check_set(self, header_set: Any) -> None:
-        for raw in header_set.stamps.values():
-            raw_set, start = header_set.raw, header_set.sections().digests_at
+    def check_set(self, dependency_set: Any) -> None:
+        for raw in dependency_set.stamps.values():
+            raw_set, start = dependency_set.raw, dependency_set.sections().digests_at
             contents = [raw_set[at : at + 16] for at in range(start, len(raw_set), 16)]
             for number, digest in enumerate(contents):
                 stamp = tuple(

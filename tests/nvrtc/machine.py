@@ -30,7 +30,7 @@ from nvrtc.trees import World
 import kcache
 
 MODES = ("plain", "trust", "together")
-#: A manifest keeps 16 header sets; a run must not store more, or older ones are rightly forgotten.
+#: A manifest keeps 16 dependency sets; a run must not store more, or older ones are rightly forgotten.
 MOST_STORED = 14
 
 

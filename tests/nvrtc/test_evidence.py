@@ -112,7 +112,7 @@ def test_a_directory_whose_first_survey_was_fresh(tree, cache):
 
 
 def test_stamps_of_merged_sets_belong_to_one_digest(tree, tmp_path, at_once):
-    """Header sets come from a layer while the header changes, and changes back."""
+    """Dependency sets come from a layer while the header changes, and changes back."""
     header = write(tree / "inc/n.h", "#define V 1\n")
     options = PTX.replace(include_paths=["inc"])
     with kcache.KernelCache(tmp_path / "layer") as layer:

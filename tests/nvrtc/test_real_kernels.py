@@ -150,7 +150,7 @@ def test_a_real_kernel_hits_and_follows(
     counts = {"edits": 0, "compiles": 0, "other code": 0, "refused": 0}
     edits = project.edits()
     for first in range(0, LONG_EDITS if long else 4, kernel.edits_at_once):
-        if counts["compiles"] % MAX_SETS == MAX_SETS - 2:  # a request keeps no more header sets
+        if counts["compiles"] % MAX_SETS == MAX_SETS - 2:  # a request keeps no more dependency sets
             project.source += "// another request\n"
             assert not project.check(cache, plain)
         done: list[tuple[Path, str | None]] = []

@@ -98,7 +98,7 @@ def key(name: object) -> str:
 
 
 def manifest(key: str, *sets: bytes) -> bytes:
-    """The envelope of a manifest with header sets."""
+    """The envelope of a manifest with dependency sets."""
     payload = {f"set{number}": raw for number, raw in enumerate(sets)}
     return encode(key, Entry(payload, {"kind": "manifest"}))
 

@@ -56,7 +56,7 @@ def test_headers_are_compared_where_they_are_used(client: DaemonClient, tmp_path
     assert cubins["one"] == cubins["three"] != cubins["two"]
     with working_directory(tmp_path / "two"), machine(tmp_path / "late") as cache:
         cache.get_or_compile(text, options=ARCH.replace(include_paths=["inc"]))
-        assert cache.stats().remote_hits == 1, "no header set has erased another"
+        assert cache.stats().remote_hits == 1, "no dependency set has erased another"
 
 
 def test_read_only_caches_and_addresses_upload_nothing(

@@ -29,7 +29,7 @@ from kcache.util.units import counted, format_age, format_size, format_time, loc
 
 if TYPE_CHECKING:
     from kcache.entry import JSON, Entry
-    from kcache.nvrtc.manifest import StoredHeaderSet
+    from kcache.nvrtc.manifest import DependencySet
 
 #: Metadata that has a line of its own in `show`.
 _TOLD = {
@@ -39,7 +39,7 @@ _TOLD = {
 }
 
 
-#: The role of a header set's files: the names in `HeaderSet`, and the words that users see.
+#: The role of a dependency set's files: the names in `DependencySet`, and the words that users see.
 _KINDS = {
     "files": "headers that were read, and their digests",
     "absent": "paths where nothing must be",
@@ -134,8 +134,8 @@ def _lines(item: Item, entry: Entry | None) -> Iterator[str]:
     log = stored_log(metadata)
     yield from _block("log", ((line,) for line in log.splitlines()))
     if item.kind == MANIFEST:
-        for number, header_set in enumerate(_header_sets(entry)):
-            yield from _header_set(number, header_set)
+        for number, dependency_set in enumerate(_dependency_sets(entry)):
+            yield from _dependency_set(number, dependency_set)
 
 
 def _block(title: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
@@ -146,14 +146,14 @@ def _block(title: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
         yield columns(table)
 
 
-def _header_set(number: int, header_set: StoredHeaderSet) -> Iterator[str]:
-    found = _paths(header_set)
-    locations = counted(len(header_set.stamps), "location")
-    yield f"\nheader set {number}, checked in {locations}"
+def _dependency_set(number: int, dependency_set: DependencySet) -> Iterator[str]:
+    found = _paths(dependency_set)
+    locations = counted(len(dependency_set.stamps), "location")
+    yield f"\ndependency set {number}, checked in {locations}"
     for name, rows in found.items():
         table = (tuple(map(str, row.values())) for row in rows)
         yield from _block(f"{_KINDS[name]} ({len(rows)})", table)
-    yield from _block("conditions elsewhere", ((each,) for each in header_set.conditions))
+    yield from _block("conditions elsewhere", ((each,) for each in dependency_set.conditions))
 
 
 def _text(value: JSON) -> str:
@@ -176,23 +176,23 @@ def _as_json(item: Item, entry: Entry | None) -> dict[str, object]:
         known["sections"] = {name: len(data) for name, data in entry.payload.items()}
         known["metadata"] = dict(entry.metadata)
         if item.kind == MANIFEST:
-            known["header_sets"] = [
-                {**_paths(header_set), "conditions": header_set.conditions}
-                for header_set in _header_sets(entry)
+            known["dependency_sets"] = [
+                {**_paths(dependency_set), "conditions": dependency_set.conditions}
+                for dependency_set in _dependency_sets(entry)
             ]
     return known
 
 
-def _header_sets(entry: Entry) -> list[StoredHeaderSet]:
+def _dependency_sets(entry: Entry) -> list[DependencySet]:
     from kcache.nvrtc.manifest import Manifest
 
-    return Manifest.from_entry(entry).header_sets
+    return Manifest.from_entry(entry).dependency_sets
 
 
-def _paths(header_set: StoredHeaderSet) -> dict[str, list[dict[str, str | int]]]:
-    """Return the files of a header set by their meaning; see `_KINDS`."""
-    found = header_set.sections()
-    raw, start = header_set.raw, found.digests_at
+def _paths(dependency_set: DependencySet) -> dict[str, list[dict[str, str | int]]]:
+    """Return the files of a dependency set by their meaning; see `_KINDS`."""
+    found = dependency_set.sections()
+    raw, start = dependency_set.raw, found.digests_at
     digests = (raw[n : n + 16].hex() for n in range(start, len(raw), 16))
     return {
         "files": [
