@@ -9,14 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from kcache.backend import Backend
-from kcache.config import Config
 from kcache.engine.opening import engine_of, open_configured, warn_if_elsewhere
 from kcache.errors import CompileError, KcacheError
 from kcache.kernels.lookup import RequestCounts, Tiers
-from kcache.kernels.request_factory import ClosedRequests, Requests
+from kcache.kernels.request_factory import Requests
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.request import CompileRequest
@@ -104,12 +103,25 @@ class KernelCache:
         remote: str | Sequence[str] | None = None,
         **unknown: Never,
     ) -> None:
-        arguments = dict(locals())  # of the names of settings
         if unknown:
             raise _unexpected(KernelCache.__init__, unknown)
         given = backend if isinstance(backend, Backend) else None
-        arguments["backend"] = None if given is not None else backend
-        settings = {name: arguments.get(name) for name in Config._fields}
+        settings = {
+            "directory": directory,
+            "backend": None if given is not None else backend,
+            "max_size": max_size,
+            "memory_size": memory_size,
+            "read_only": read_only,
+            "disable": disable,
+            "recache": recache,
+            "header_check": header_check,
+            "relocation": relocation,
+            "wait": wait,
+            "workers": workers,
+            "compile_timeout": compile_timeout,
+            "on_miss": on_miss,
+            "remote": remote,
+        }
         opened = self.opened = open_configured(settings, given)
         self.config = config = opened.config
         share = int(config.memory_size.value * _REQUEST_SHARE)
@@ -370,6 +382,7 @@ class KernelCache:
 
     def clear_memory(self) -> None:
         """Empty the memory tier of this process. The backend keeps its entries."""
+        self._requests.require_open()
         self._requests.forget()
         self.engine.memory.clear()
 
@@ -385,7 +398,7 @@ class KernelCache:
         Raises:
             ConfigError: `max_size` is no size, or `older_than` no age.
         """
-        _ = self._requests.forget  # raises if this is closed
+        self._requests.require_open()
         return self.engine.trim(max_size, older_than=older_than)
 
     def close(self) -> None:
@@ -394,7 +407,7 @@ class KernelCache:
         After that, a request, `clear` and `trim` raise a ConfigError. A compile that
         `aget_or_compile` has begun is finished, and its kernel is dropped.
         """
-        self._requests = cast("Requests", ClosedRequests())
+        self._requests.closed = True
         if self._async is not None:
             self._async.close()
             self._async = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc import variables
@@ -23,16 +23,6 @@ _REQUEST_OVERHEAD = 2048
 _LONGEST_PATH = 4096
 
 
-class ClosedRequests:
-    """Replaces the requests of a closed cache: every use of it is an error.
-
-    A flag would have to be checked at every hit.
-    """
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise ConfigError("this KernelCache was closed; open another one for more requests")
-
-
 class Requests:
     """Checks arguments, makes requests of them, and remembers requests that come again.
 
@@ -45,6 +35,7 @@ class Requests:
 
     Attributes:
         recorders: they get every request, new or remembered.
+        closed: whether the cache was closed, so that each request is an error.
     """
 
     def __init__(
@@ -54,6 +45,7 @@ class Requests:
         self._known: MemoryTier[tuple[object, ...], Request] = MemoryTier(memory_size)
         self._compiler: str | None = None
         self.recorders: tuple[RequestRecorder, ...] = ()
+        self.closed = False
         if record_to is not None:
             self.record(record_to)
 
@@ -79,6 +71,8 @@ class Requests:
             ConfigError: an argument is not allowed, or no architecture is given and there is no
                 GPU; CompilerNotFoundError: there is no compiler.
         """
+        if self.closed:
+            self.require_open()
         call: tuple[object, ...] | None = None
         request = None
         if not isinstance(source, str) and isinstance(source, os.PathLike):
@@ -171,6 +165,11 @@ class Requests:
             self._compiler = identity
         self._known.clear()
         return request.for_compiler(identity)
+
+    def require_open(self) -> None:
+        """Raise ConfigError if the cache was closed."""
+        if self.closed:
+            raise ConfigError("this KernelCache was closed; open another one for more requests")
 
     def forget(self) -> None:
         """Forget the remembered requests."""
