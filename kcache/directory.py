@@ -132,8 +132,8 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
             about = _make(path)
             with suppress(OSError):  # only backup programs miss it
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-                tag = open_own(CacheDirectory(path).tag, flags)
-                os.write(tag.fd, _TAG)
+                with open_own(CacheDirectory(path).tag, flags) as tag:
+                    os.write(tag.fd, _TAG)
         return CacheDirectory(path, about and about["settings"])
     except (FileExistsError, NotADirectoryError) as error:
         raise ConfigError(
@@ -361,7 +361,7 @@ def _make(directory: str) -> dict[str, Any]:
         OSError: it can't be written to.
     """
     with ExitStack() as stack:
-        # A process that was stopped here has nothing in the cache that this one could lose.
+        # A stopped process that holds the lock has not stored anything yet that could get lost.
         with suppress(OSError):
             stack.enter_context(locked_directory(directory, _MAKING))
         about = _read(directory)
@@ -385,8 +385,8 @@ def _read(directory: str) -> dict[str, Any] | None:
     """
     path = os.path.join(directory, MARKER)
     try:
-        file = open_own(path, os.O_RDONLY)
-        found: object = json.loads(os.read(file.fd, _MOST))
+        with open_own(path, os.O_RDONLY) as file:
+            found: object = json.loads(os.read(file.fd, _MOST))
     except FileNotFoundError:
         return None
     except NotOursError as error:
@@ -414,12 +414,11 @@ def _write(directory: str, about: Mapping[str, object]) -> None:
     if len(data) > _MOST:
         raise ConfigError(f"expected settings of at most {_MOST} bytes, got {len(data)}")
     draft = os.path.join(directory, f"{_DRAFT}{os.urandom(8).hex()}")
-    file = open_own(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     try:
-        if os.write(file.fd, data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), draft)
-        os.fsync(file.fd)
-        del file
+        with open_own(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
+            if os.write(file.fd, data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), draft)
+            os.fsync(file.fd)
         os.replace(draft, os.path.join(directory, MARKER))
     except BaseException:
         with suppress(OSError):

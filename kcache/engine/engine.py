@@ -293,10 +293,10 @@ class CacheEngine:
             return self.backend.usage()
         return Usage(0, 0)
 
-    def flush(self) -> None:
-        """Add the counts since the last flush to the statistics file, if there is one."""
+    def flush(self, *, timeout: float = 1.0) -> None:
+        """Add the counts since the last flush to the statistics file; see `Counters.flush`."""
         with self._surviving("flush"):
-            self.counters.flush(self._stats_file)
+            self.counters.flush(self._stats_file, timeout=timeout)
 
     def close(self) -> None:
         """Flush the statistics and close the backend. Idempotent."""
@@ -473,7 +473,7 @@ class CacheEngine:
 
     def _flush_now(self) -> None:
         self._next_flush = self._clock() + FLUSH_INTERVAL
-        self.flush()
+        self.flush(timeout=0.0)
 
     def after_fork(self) -> None:
         """Make the engine usable in a child process, without the counts of the parent."""
@@ -492,7 +492,7 @@ class CacheEngine:
 
 def _end(backend: Backend, counters: Counters, stats_file: StatsFile | None) -> None:
     """Close the parts of an engine; runs at `close`, at garbage collection or at exit."""
-    for close in (partial(counters.flush, stats_file), backend.close):
+    for close in (partial(counters.flush, stats_file, timeout=1.0), backend.close):
         try:
             close()
         except SURVIVED as error:

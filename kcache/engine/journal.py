@@ -67,7 +67,7 @@ class Event(NamedTuple):
     detail: str = ""
 
     def concerns(self, key: str) -> bool:
-        """Tell whether the event names the entry under `key`."""
+        """Return whether the event names the entry under `key`."""
         return bool(self.key) and key.startswith(self.key)
 
 
@@ -130,12 +130,12 @@ class Journal:
         return " ".join(fields).rstrip() + "\n"
 
     def _write(self, lines: str) -> None:
-        with suppress(OSError):
-            file = open_file_of_cache(self._path, os.O_RDWR | os.O_APPEND, _is_ours)
+        flags = os.O_RDWR | os.O_APPEND
+        with suppress(OSError), open_file_of_cache(self._path, flags, _is_journal) as file:
             os.write(file.fd, lines.encode("utf-8", "backslashreplace"))
-            full = os.fstat(file.fd).st_size >= self._limit
-            # Unless another process has begun a new file in the meantime.
-            if full and file.is_at(self._path):
+            is_full = os.fstat(file.fd).st_size >= self._limit
+            # Another process may have begun a new file.
+            if is_full and file.is_at(self._path):
                 os.replace(self._path, self._old)
 
     def events(self) -> Iterator[Event]:
@@ -148,15 +148,15 @@ class Journal:
                     yield Event(float(found[1]), found[2], key, found[5] or "")
 
 
-def _is_ours(file: OwnFile) -> bool:
-    """Tell whether a file is empty, or begins as every journal does."""
+def _is_journal(file: OwnFile) -> bool:
+    """Return whether a file is empty, or begins as every journal does."""
     found = pread(file.fd, _LONGEST_BEGINNING, 0)
     return not found or _BEGINNING.match(found) is not None
 
 
 def _lines(path: str) -> list[str]:
     try:
-        file = open_own(path, os.O_RDONLY)
-        return os.read(file.fd, _MAX_READ).decode(errors="replace").split("\n")
+        with open_own(path, os.O_RDONLY) as file:
+            return os.read(file.fd, _MAX_READ).decode(errors="replace").split("\n")
     except OSError:
         return []

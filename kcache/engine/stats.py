@@ -1,10 +1,8 @@
 """Stats: what a cache has done, counted in memory and summed over processes in one file.
 
-The file (``stats``) is a header of 64 bytes and `SLOTS` records of 256 bytes. A process adds its
-counts to what a record holds, and locks the bytes of this record meanwhile. So no two processes
-write the same record at once, and no record is ever removed.
-Record: u32 CRC-32 of the rest, u32 unused, then one IEEE double per field of `FIELDS`.
-Record 0 is none of these: it holds the sums at the last `zero`, which reading subtracts.
+The file (``stats``) is a header of 64 bytes and one record: u32 CRC-32 of the rest, u32 unused,
+then one IEEE double per field of `FIELDS`, in 256 bytes. A process locks the record while it adds
+its counts.
 """
 
 from __future__ import annotations
@@ -13,9 +11,9 @@ import os
 import struct
 import threading
 import zlib
-from collections import deque
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 from kcache.directory import open_file_of_cache
@@ -49,7 +47,7 @@ class Stats(NamedTuple):
         coalesced: requests that waited for another thread or process that was making the same
             entry, and got that entry; most of them are `hits`, too.
         wait_timeouts: requests whose wait timed out, and that did the work themselves.
-        unlocked: requests that could not lock their key between processes, and went on without a
+        unlocked: requests that could not lock their key between processes, and continued without a
             lock.
         layer_hits: those of `hits` that a layer answered.
         remote_hits: those of `hits` that a remote answered.
@@ -119,64 +117,54 @@ def _stats(values: Iterable[float]) -> Stats:
     return Stats._make(float(value) if name in _REALS else int(value) for name, value in named)
 
 
-#: A count of a record stays below this: a double counts exactly up to here.
-_MOST = 2.0**53
-
-#: How many hits, or other events, are noted before they are added up.
-NOTES = 256
-
-
 class Counters:
-    """The counts of one engine, added to from any thread.
+    """The counts of one engine.
 
-    They are noted first, which is one atomic append. They are added up when a reader asks, or after
-    `NOTES` of them. Taking a lock for each would be 3 % of a get from disk.
+    Threads: safe to share, also with handlers of signals. Fork: see `after_fork`.
+
+    Attributes:
+        lock: held for each change.
     """
 
-    __slots__ = ("_added", "_adding", "_flushed", "_flushing", "_totals", "lock", "noted")
+    __slots__ = ("_flushed", "_flushing", "_totals", "lock")
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self._adding, self._flushing = threading.Lock(), threading.Lock()
-        self._flushed: tuple[float, ...] = (0,) * len(FIELDS)
         self._totals: dict[str, float] = dict.fromkeys(FIELDS, 0)
-        #: (saved seconds, hit seconds, from memory) of hits that are not added up yet.
-        self.noted: deque[tuple[float, float, bool]] = deque()
-        self._added: deque[tuple[str, float]] = deque()
+        self._flushed: tuple[float, ...] = (0,) * len(FIELDS)
+        self._new_locks()
+
+    def _new_locks(self) -> None:
+        # Reentrant: a handler of a signal may use the cache while its thread counts.
+        self.lock, self._flushing = threading.RLock(), threading.RLock()
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add `amount` to the field called `name`."""
-        self._added.append((name, amount))
-        if len(self._added) >= NOTES:
-            self.values()
+        with self.lock:
+            self._totals[name] += amount
 
     def hit(self, saved: float, elapsed: float, from_memory: bool) -> None:
         """Count a hit that took `elapsed` seconds and saved `saved`."""
-        self.noted.append((saved, elapsed, from_memory))
-        if len(self.noted) >= NOTES:
-            self.values()
+        totals = self._totals
+        with self.lock:
+            totals["hits"] += 1
+            totals["saved_seconds"] += saved
+            totals["hit_seconds"] += elapsed
+            if from_memory:
+                totals["memory_hits"] += 1
 
     def values(self) -> tuple[float, ...]:
         """Return the counts in the order of `FIELDS`."""
-        with self._adding:
-            totals = self._totals
-            while self.noted:
-                saved, elapsed, from_memory = self.noted.popleft()
-                totals["hits"] += 1
-                totals["memory_hits"] += from_memory
-                totals["saved_seconds"] += saved
-                totals["hit_seconds"] += elapsed
-            while self._added:
-                name, amount = self._added.popleft()
-                totals[name] += amount
-            return tuple(totals.values())
+        with self.lock:
+            return tuple(self._totals.values())
 
     def snapshot(self) -> Stats:
         """Return the counts as they are now."""
         return _stats(self.values())
 
-    def flush(self, file: StatsFile | None) -> None:
+    def flush(self, file: StatsFile | None, *, timeout: float) -> None:
         """Add the counts since the last flush to a file, if there is one.
+
+        If the file is locked for longer than `timeout` seconds, they wait for the next flush.
 
         Raises:
             BackendError: the file can't be written.
@@ -185,63 +173,93 @@ class Counters:
             return
         with self._flushing:
             now = self.values()
-            if now != self._flushed:
-                file.add([a - b for a, b in zip(now, self._flushed, strict=True)])
+            added = [a - b for a, b in zip(now, self._flushed, strict=True)]
+            if any(added) and file.add(added, timeout=timeout):
                 self._flushed = now
 
     def after_fork(self) -> None:
         """Drop, in a child, the counts that the parent will write."""
-        self.lock = threading.Lock()
-        self._adding, self._flushing = threading.Lock(), threading.Lock()
+        self._new_locks()
         self._flushed = self.values()
 
 
 class StatsFile:
     """The counts of every process that used a directory, in one file.
 
-    Threads and processes: each `add` locks a record of its own. Crash: only the counts since the
-    last `add` are lost; a damaged record counts as zeros. It keeps nothing open, so that it needs
-    no care with forks. If the file can't be written, or is not one that this class made, `add`
+    Threads and processes: safe to share; the record is locked for each change. Crash: only the
+    counts since the last `add` are lost; a damaged record counts as zeros. Nothing is kept open, so
+    forks need no care. If the file can't be written, or is not one that this class made, `add`
     raises `BackendError`.
     """
 
-    SLOTS = 128
-    _HEADER = b"kcache-stats/1".ljust(64, b"\0")
+    _HEADER = b"kcache-stats/2".ljust(64, b"\0")
     _RECORD = 256
     _BODY = struct.Struct(f"<4x{len(FIELDS)}d")
     #: How often a record is read: one that is read while it is written looks damaged.
     _TRIES = 8
+    #: A count stays below this: a double counts exactly up to here.
+    _MAX = 2.0**53
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(path)
 
-    def add(self, amounts: Iterable[float]) -> None:
-        """Add counts, in the order of `FIELDS`, to a record."""
-        with self._translated(), self._open() as file:
-            slot = self._locked_slot(file)
-            values = self._read(file, slot)
-            self._write(file, slot, [a + b for a, b in zip(values, amounts, strict=True)])
-            release(file)
+    def add(self, amounts: Sequence[float], *, timeout: float = 1.0) -> bool:
+        """Add counts, in the order of `FIELDS`; return whether the lock was acquired in time.
+
+        Raises:
+            BackendError: the file can't be written.
+        """
+        return self._change(amounts, timeout)
+
+    def zero(self) -> None:
+        """Count from zero again.
+
+        Raises:
+            BackendError: the file can't be written, or a stopped process holds the lock.
+        """
+        if not self._change(None, 1.0):
+            raise BackendError(f"statistics in {self.path}: another process holds the lock")
 
     def total(self) -> Stats:
         """Return the sums over all processes since the last `zero`; zeros if there is no file.
 
         Raises:
-            BackendError: the file is there and can't be read.
+            BackendError: the file exists and can't be read.
         """
         with self._translated():
             try:
-                file = open_own(self.path, os.O_RDONLY)
+                with open_own(self.path, os.O_RDONLY) as file:
+                    return _stats(self._read(file))
             except FileNotFoundError:
                 return Stats()
-            with file:
-                sums, baseline = self._sums(file), self._read(file, 0)
-        return _stats(max(0.0, a - b) for a, b in zip(sums, baseline, strict=True))
 
-    def zero(self) -> None:
-        """Count from here on: remember the present sums and subtract them when reading."""
-        with self._translated(), self._open() as file:
-            self._write(file, 0, self._sums(file))
+    def _change(self, amounts: Sequence[float] | None, timeout: float) -> bool:
+        with self._translated():
+            is_sound = partial(has_header, header=self._HEADER)
+            with open_file_of_cache(self.path, os.O_RDWR, is_sound) as file:
+                try:  # without locks on this file system, counts of two processes may be lost
+                    lock(file, len(self._HEADER), self._RECORD, timeout=timeout)
+                except TimeoutError:
+                    return False
+                values = [0.0] * len(FIELDS)
+                if amounts is not None:
+                    values = [a + b for a, b in zip(self._read(file), amounts, strict=True)]
+                body = self._BODY.pack(*values).ljust(self._RECORD - 4, b"\0")
+                image = zlib.crc32(body).to_bytes(4, "little") + body
+                pwrite(file.fd, image, len(self._HEADER))
+                release(file)
+                return True
+
+    def _read(self, file: OwnFile) -> tuple[float, ...]:
+        for _ in range(self._TRIES):
+            raw = pread(file.fd, self._RECORD, len(self._HEADER))
+            if len(raw) == self._RECORD and int.from_bytes(raw[:4], "little") == zlib.crc32(
+                raw[4:]
+            ):
+                values: tuple[float, ...] = self._BODY.unpack_from(raw, 4)
+                if all(0 <= n < self._MAX for n in values):  # else no process has counted that
+                    return values
+        return (0.0,) * len(FIELDS)
 
     @contextmanager
     def _translated(self) -> Generator[None]:
@@ -249,41 +267,3 @@ class StatsFile:
             yield
         except OSError as error:
             raise BackendError(f"statistics in {self.path}: {error.strerror}") from error
-
-    def _open(self) -> OwnFile:
-        return open_file_of_cache(self.path, os.O_RDWR, lambda file: has_header(file, self._HEADER))
-
-    def _locked_slot(self, file: OwnFile) -> int:
-        """Return a record that no other process adds to, until the file is closed."""
-        for slot in range(1, self.SLOTS):
-            with suppress(TimeoutError):
-                if not lock(file, self._offset(slot), self._RECORD):
-                    break
-                return slot
-        # There are no locks here: share a record, and accept that counts may be lost.
-        return 1 + os.getpid() % (self.SLOTS - 1)
-
-    def _offset(self, slot: int) -> int:
-        return len(self._HEADER) + slot * self._RECORD
-
-    def _read(self, file: OwnFile, slot: int) -> tuple[float, ...]:
-        for _ in range(self._TRIES):
-            raw = pread(file.fd, self._RECORD, self._offset(slot))
-            if not any(raw):
-                break
-            if len(raw) == self._RECORD and int.from_bytes(raw[:4], "little") == zlib.crc32(
-                raw[4:]
-            ):
-                values: tuple[float, ...] = self._BODY.unpack_from(raw, 4)
-                # A count that no process can have made would spoil every sum.
-                return values if all(0 <= n < _MOST for n in values) else (0.0,) * len(FIELDS)
-        return (0.0,) * len(FIELDS)
-
-    def _write(self, file: OwnFile, slot: int, values: Iterable[float]) -> None:
-        body = self._BODY.pack(*values).ljust(self._RECORD - 4, b"\0")
-        pwrite(file.fd, zlib.crc32(body).to_bytes(4, "little") + body, self._offset(slot))
-
-    def _sums(self, file: OwnFile) -> list[float]:
-        slots = range(1, 1 + (os.fstat(file.fd).st_size - self._offset(1)) // self._RECORD)
-        records = [self._read(file, slot) for slot in slots[: self.SLOTS - 1]]
-        return [sum(column) for column in zip((0.0,) * len(FIELDS), *records, strict=True)]

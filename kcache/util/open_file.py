@@ -1,10 +1,7 @@
-"""OwnFile: a file of ours while it is open; it is checked to be ours when it is opened.
+"""OwnFile: a file of ours while it is open; its kind and owner are checked when it is opened.
 
 A bare descriptor is a number. If one thread closes it while another is about to write, the number
-may then belong to another file, which gets the write. And if a signal's handler raises an exception
-before the number is kept anywhere, the file stays open, with its locks, until the process ends. So
-kcache keeps no bare number: from the system call on, the number belongs to an object, and Python
-closes the file with the object.
+may then belong to another file, which gets the write. So kcache keeps the object, not its number.
 """
 
 from __future__ import annotations
@@ -23,8 +20,8 @@ from kcache.util.path_safety import present_user
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-#: Flags for every open: programs that we start do not inherit it, it follows no link, it never
-#: waits (for the other end of a pipe), and it never becomes our terminal.
+#: Flags for every open: child processes do not inherit the file, links are not followed, pipes do
+#: not block, and a terminal does not become the controlling one.
 SAFE = (
     getattr(os, "O_CLOEXEC", 0)
     | getattr(os, "O_NOFOLLOW", 0)
@@ -32,7 +29,7 @@ SAFE = (
     | getattr(os, "O_NOCTTY", 0)
     | getattr(os, "O_BINARY", 0)
 )
-#: What `open` says of a link with O_NOFOLLOW, of a socket, and of a directory.
+#: Errors of `open` for a link with O_NOFOLLOW, a socket, and a directory.
 _NO_FILE = {
     errno.ELOOP: "a link",
     errno.EMLINK: "a link",
@@ -56,8 +53,8 @@ def identity(status: os.stat_result) -> tuple[int, int]:
 class OwnFile(FileIO):
     """An open file: closed by `close`, by its `with` block, or with the last reference to it.
 
-    An exception at any point, also one of a signal's handler, leaves no file open whose object is
-    gone. A lock on the file ends with it.
+    A lock on the file ends with it. An exception of a signal's handler at the instant of opening
+    may leave the file open, not locked, until the process exits.
 
     Threads: each opens a file of its own. Fork: a child closes its copy, so that the locks belong
     to the parent alone. A program must not close descriptors that are not its own while a thread
@@ -65,7 +62,7 @@ class OwnFile(FileIO):
     """
 
     __slots__ = ()
-    # A function of Python could be interrupted before it closes the file.
+    # Without it, Python warns of each file that is closed with its last reference.
     __del__ = FileIO.close
 
     @property
@@ -74,7 +71,7 @@ class OwnFile(FileIO):
         return self.fileno()
 
     def is_at(self, path: str) -> bool:
-        """Tell whether `path` leads to this file: it was not removed, moved or replaced."""
+        """Return whether `path` leads to this file: it was not removed, moved or replaced."""
         try:
             return identity(os.stat(path, follow_symlinks=False)) == identity(os.fstat(self.fd))
         except (FileNotFoundError, NotADirectoryError):
@@ -92,17 +89,11 @@ def opened(path: str, flags: int, mode: int = 0o600) -> OwnFile:
     Raises:
         IsADirectoryError: it is a directory. OSError: it can't be opened.
     """
-    try:
-        # One step for Python, so that no interrupt comes between the number and the object.
-        return next(map(OwnFile, map(os.open, (path,), (flags | SAFE,), (mode,))))
-    except IsADirectoryError as error:
-        if isinstance(error.filename, int):  # FileIO refused the number
-            os.close(error.filename)
-        raise IsADirectoryError(error.errno, error.strerror, path) from None
+    return OwnFile(path, opener=lambda path, _: os.open(path, flags | SAFE, mode))
 
 
 def is_own(status: os.stat_result) -> bool:
-    """Tell whether a file may be written to: a plain file of the present user, with one name.
+    """Return whether a file may be written to: a plain file of the present user, with one name.
 
     A second name (a hard link) may belong to a file that is not ours.
     """
@@ -110,7 +101,7 @@ def is_own(status: os.stat_result) -> bool:
 
 
 def is_plain(status: os.stat_result) -> bool:
-    """Tell whether something is a plain file with one name."""
+    """Return whether something is a plain file with one name."""
     return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
@@ -151,7 +142,7 @@ def open_own(path: str, flags: int) -> OwnFile:
 
 
 def has_header(file: OwnFile, header: bytes) -> bool:
-    """Tell whether a file begins with `header`, which is written if the file is new.
+    """Return whether a file begins with `header`, which is written if the file is new.
 
     A file is new if it is empty, or if it has only zeros after a full disk or a power cut.
     """

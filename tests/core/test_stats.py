@@ -18,6 +18,8 @@ from kcache import Stats, open_engine
 from kcache.directory import open_directory
 from kcache.engine.journal import EVENTS, LIMIT, Event, Journal
 from kcache.engine.stats import FIELDS, Counters, StatsFile
+from kcache.util.locks import lock
+from kcache.util.open_file import open_own
 
 
 def amounts(**counts: float) -> list[float]:
@@ -72,6 +74,21 @@ def test_a_damaged_record_counts_for_nothing(path: Path) -> None:
     at = image.index(pack("<d", 3.0))
     path.write_bytes(image[:at] + pack("<d", 4.0) + image[at + 8 :])
     assert file.total() == Stats()
+
+
+def test_counts_wait_for_a_lock_that_a_stopped_process_holds(tmp_path: Path) -> None:
+    with open_engine(tmp_path) as engine:
+        file = StatsFile(tmp_path / "stats")
+        file.add(amounts(hits=1))
+        with open_own(file.path, os.O_RDWR) as stopped:
+            assert lock(stopped, 64, 256)
+            assert not file.add(amounts(hits=1), timeout=0.0)
+            engine.get(key(1))
+            engine.flush(timeout=0.0)
+            assert file.total() == Stats(hits=1)
+        engine.flush(timeout=0.0)
+        assert file.total() == Stats(hits=1, misses=1)
+        assert engine.stats().errors == 0
 
 
 @settings(QUICK, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -140,7 +140,7 @@ for number in range(5):
     assert engine.get(key(number)) == (entry if stored or number == 1 else None)
     with suppress(BackendError):
         stats.add([1] * len(FIELDS))
-assert stored is ("lmdb" not in name)  # which opens no file twice
+assert bool(stored) is ("lmdb" not in name)  # which opens no file twice
 engine.close()
 del engine, stats
 for number in range(3, 23):
