@@ -1,7 +1,5 @@
 """What every test shares: a clean environment, and what the machine may lack."""
 
-from __future__ import annotations
-
 import ctypes.util
 import os
 import signal

@@ -98,9 +98,7 @@ def test_wheel_is_named_after_the_distribution_and_the_glibc_that_it_needs(wheel
 
 
 @pytest.mark.skipif(not LIBRARIES, reason="there is no C compiler")
-def test_an_unknown_kind_of_wheel_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_kinds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KCACHE_WHEEL", "riscv64")
     done = run(sys.executable, "-c", BUILD, "build_wheel", tmp_path, cwd=ROOT)
     expected = "KCACHE_WHEEL: expected one of native, x86_64, aarch64, any, got riscv64"
@@ -120,9 +118,7 @@ def test_wheel_without_a_compiler_is_pure_and_holds_the_same(
         assert set(archive.namelist()) == wheel_names - libraries
 
 
-def test_the_libraries_name_no_folder_of_the_machine_that_built_them(
-    wheel: Path, tree: Path
-) -> None:
+def test_the_libraries_name_no_build_folder(wheel: Path, tree: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for name in LIBRARIES:
             assert os.fsencode(tree) not in archive.read(name)

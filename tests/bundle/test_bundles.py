@@ -249,9 +249,7 @@ def test_an_import_that_is_killed_can_be_run_again(tmp_path: Path) -> None:
 # -- signatures ------------------------------------------------------------------------------------
 
 
-def test_what_is_not_signed_with_a_known_key_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_signed_bundles_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cryptography", reason="the extra signing is not installed")
     for name in ("ours", "theirs"):
         private, public = make_keys()
@@ -333,18 +331,3 @@ def test_threads_and_a_forked_child_share_it(tmp_path: Path) -> None:
         over.set()
         for each in reading:
             each.result()
-
-
-def test_a_bundle_that_is_replaced_or_truncated_while_it_is_open(tmp_path: Path) -> None:
-    path, other = tmp_path / "kernels.kcb", tmp_path / "other.kcb"
-    path.write_bytes(bundle_of(kernels(10), tmp_path / "cache"))
-    other.write_bytes(bundle_of({}, tmp_path / "nothing"))
-    with opened(path) as bundle:
-        assert bundle.get(key(1)) is not None
-        other.replace(path)
-        assert bundle.get(key(2)) is not None
-    path.write_bytes(export(tmp_path / "cache"))
-    with opened(path) as bundle:
-        os.truncate(path, 4096)
-        with pytest.raises(BundleError, match="it is damaged"):
-            bundle.get(key(1))

@@ -55,9 +55,7 @@ def test_every_command_that_prints_facts_has_json() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("nothing",), ("info", "--nothing"), ("compile",), ()])
-def test_wrong_usage_is_2_and_leaves_standard_output_alone(
-    arguments: tuple[str, ...], here: Callable
-) -> None:
+def test_wrong_usage_exits_with_2(arguments: tuple[str, ...], here: Callable) -> None:
     said = here(*arguments)
     if arguments or said.code:  # click 8.1 takes no command at all for --help
         assert (said.code, said.out) == (2, "")
@@ -85,9 +83,7 @@ def test_path_is_the_directory_of_the_cache(
     ("name", "command"),
     [("click", ["path"]), ("rich", ["stats"]), ("jinja2", ["report", "-o", "-"])],
 )
-def test_without_the_extra_one_line_names_it(
-    name: str, command: list[str], cache_directory: Path
-) -> None:
+def test_a_missing_extra_is_named(name: str, command: list[str], cache_directory: Path) -> None:
     fill(cache_directory, {})
     start = f"sys.argv[1:] = {command}; runpy.run_module('kcache', run_name='__main__')"
     done = python(f"import runpy, sys; sys.modules[{name!r}] = None; {start}")
@@ -104,9 +100,7 @@ KEY = key("one")
 
 
 @pytest.mark.parametrize("command", [("ls", "--json"), ("verify",), ("extract", KEY, "-o", "-")])
-def test_a_reader_that_goes_away_ends_it_quietly_and_a_full_disk_in_one_line(
-    command: tuple[str, ...], cache_directory: Path
-) -> None:
+def test_closed_pipe_and_full_disk(command: tuple[str, ...], cache_directory: Path) -> None:
     fill(cache_directory, {KEY: kernel()})
     reader, writer = os.pipe()
     os.close(reader)
@@ -217,9 +211,7 @@ def asked(words: str, shell: str = "bash", **settings: str) -> tuple[int, str, s
     return done.returncode, done.stdout.lstrip("\n"), done.stderr
 
 
-def test_commands_options_files_and_keys_are_completed(
-    cache_directory: Path, tmp_path: Path
-) -> None:
+def test_shell_completion(cache_directory: Path, tmp_path: Path) -> None:
     fill(cache_directory, {A: kernel(names=["k<a:b>"]), B: kernel(source="$(rm).cu\n")})
     assert asked("kcache sta") == (0, "plain,stats\n", "")
     assert "plain,--older-than\n" in asked("kcache ls --older")[1]

@@ -35,9 +35,7 @@ def flags(directory: Path) -> list[str]:
 # -- what hits -------------------------------------------------------------------------------------
 
 
-def test_no_cache_recache_and_what_must_not_be_cached(
-    work: Path, here: Callable, cache_directory: Path
-) -> None:
+def test_no_cache_and_recache(work: Path, here: Callable, cache_directory: Path) -> None:
     line = ["compile", "axpy.cu", "--arch", "sm_90"]
     assert not is_hit(here(*line, "--no-cache"))
     assert not cache_directory.exists()
@@ -180,9 +178,7 @@ def test_several_files_for_several_architectures(work: Path, here: Callable) -> 
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
-def test_the_compilers_log_is_shown_with_files_as_they_were_typed(
-    work: Path, here: Callable
-) -> None:
+def test_the_log_names_files_as_they_were_typed(work: Path, here: Callable) -> None:
     (work / "sub").mkdir()
     (work / "inc").mkdir()
     (work / "inc" / "h.h").write_text("int bad = nothing;\n")
@@ -218,7 +214,7 @@ def test_the_compilers_log_is_shown_with_files_as_they_were_typed(
         (["axpy.cu", "--arch", "sm_90", "-o", "axpy.cu"], "would overwrite the source"),
     ],
 )
-def test_what_is_not_allowed_is_2(
+def test_bad_input_exits_with_2(
     arguments: list[str], said: str, work: Path, here: Callable
 ) -> None:
     (work / "binary.cu").write_bytes(b"//\xff")

@@ -58,9 +58,7 @@ def test_the_compiler_and_its_identity(here: Callable) -> None:
     assert compiler["path"] in here("config").out
 
 
-def test_a_cap_is_saved_once_for_every_program(
-    cache_directory: Path, here: Callable, run: Callable
-) -> None:
+def test_saved_settings(cache_directory: Path, here: Callable, run: Callable) -> None:
     out = here("config", "--set", "max_size=5GiB", "--set", "wait = 7").clean()
     rows = [line.split() for line in out.splitlines()[1:]]
     assert rows == [["max_size", "kcache.json", "5.0", "GiB"], ["wait", "kcache.json", "7.0"]]
@@ -97,9 +95,7 @@ def test_what_is_refused(
 # -- where the entries are -------------------------------------------------------------------------
 
 
-def test_after_a_migration_everything_looks_at_the_new_backend(
-    cache_directory: Path, here: Callable
-) -> None:
+def test_commands_use_the_new_backend_after_migrate(cache_directory: Path, here: Callable) -> None:
     target = "zstd+lmdb"
     fill(cache_directory, {key(n): kernel(names=[f"k{n}"]) for n in range(3)})
     said = here("migrate", "--to", target)
@@ -117,24 +113,7 @@ def test_after_a_migration_everything_looks_at_the_new_backend(
     assert not (cache_directory / "file").exists()
 
 
-@pytest.mark.parametrize("command", ["ls", "trim"])
-def test_a_variable_that_names_another_backend_is_one_warning(
-    command: str, cache_directory: Path, here: Callable
-) -> None:
-    fill(cache_directory, {key(1): kernel()})
-    done = here(command, KCACHE_BACKEND="zstd")
-    assert done.code == 0
-    assert done.err.count(f"the backend zstd (KCACHE_BACKEND names it) {EMPTY}. To") == 1
-    told = here("doctor", KCACHE_BACKEND="lmdb").out
-    assert f"the backend lmdb (KCACHE_BACKEND names it) {EMPTY}. To" in told
-    said = here("config", "--set", "backend=zstd")
-    assert f"the backend zstd (kcache.json names it) {EMPTY}" in said.err
-    assert here("config", "--set", "backend=file").err == ""
-
-
-def test_a_migration_tells_of_a_variable_that_comes_before(
-    cache_directory: Path, here: Callable
-) -> None:
+def test_migrate_warns_of_a_variable(cache_directory: Path, here: Callable) -> None:
     fill(cache_directory, {key(1): kernel()})
     said = here("migrate", "--to", "zstd", KCACHE_BACKEND="file")
     assert said.code == 0

@@ -76,9 +76,7 @@ def test_damaged_entries(cache_directory: Path, here: Callable, backend: str) ->
     assert "1 problem, " in said.out
 
 
-def test_bad_variables_are_findings_in_the_words_of_a_program(
-    cache_directory: Path, here: Callable
-) -> None:
+def test_bad_variables_are_findings(cache_directory: Path, here: Callable) -> None:
     fill(cache_directory, {key(1): kernel()})
     said = here("doctor", "--json", KCACHE_MAX_SIZE="lots", KCACHE_BACKEND="floppy")
     assert (said.code, said.err) == (1, "")
@@ -86,9 +84,7 @@ def test_bad_variables_are_findings_in_the_words_of_a_program(
     assert [each.partition(" ")[0] for each in found] == ["KCACHE_BACKEND:", "KCACHE_MAX_SIZE:"]
 
 
-def test_variables_that_turn_the_cache_off_are_warnings(
-    cache_directory: Path, here: Callable
-) -> None:
+def test_disabling_variables_are_warnings(cache_directory: Path, here: Callable) -> None:
     fill(cache_directory, {key(1): kernel()})
     said = here("doctor", KCACHE_DISABLE="1", KCACHE_READ_ONLY="1", KCACHE_RECACHE="1")
     assert said.code == 0

@@ -202,9 +202,7 @@ def test_a_damaged_entry_is_shown_as_far_as_possible(cache_directory: Path, here
 
 
 @pytest.mark.parametrize("command", ["show", "extract", "rm"])
-def test_what_is_no_key_of_one_entry_changes_nothing(
-    command: str, cache_directory: Path, here: Callable
-) -> None:
+def test_wrong_keys_change_nothing(command: str, cache_directory: Path, here: Callable) -> None:
     names = sorted(key(n, "abcd" * 5) for n in range(10))
     fill(cache_directory, {name: kernel(10) for name in names})
     for name in ("00000", "f" * 64):

@@ -94,9 +94,7 @@ def test_a_second_time_there_is_nothing_to_do(cache_directory: Path, here: Calla
     assert len(contents(cache_directory, "zstd")) == 13
 
 
-def test_what_is_in_the_target_already_stays_unless_it_is_damaged(
-    cache_directory: Path, here: Callable
-) -> None:
+def test_sound_entries_of_the_target_stay(cache_directory: Path, here: Callable) -> None:
     entries = mixed()
     fill(cache_directory, entries)
     newer = kernel(77, source="newer.cu")
@@ -110,9 +108,7 @@ def test_what_is_in_the_target_already_stays_unless_it_is_damaged(
 
 
 @pytest.mark.parametrize(("origin", "target"), PAIRS)
-def test_both_together_never_exceed_the_cap_and_one_entry(
-    origin: str, target: str, tmp_path: Path
-) -> None:
+def test_migrate_keeps_the_cap(origin: str, target: str, tmp_path: Path) -> None:
     cap = 240_000
     # Compressible, so that zstd's entries grow on their way out; small, so that LMDB's pages tell.
     entries = {key(n): kernel(cubin=bytes(1000) + os.urandom(200 + n)) for n in range(200)}
@@ -172,9 +168,7 @@ def test_an_entry_larger_than_the_cap_stays(
         assert source.entry_count == 1
 
 
-def test_a_target_that_cannot_be_written_ends_it_and_loses_nothing(
-    cache_directory: Path, here: Callable
-) -> None:
+def test_an_unwritable_target_loses_nothing(cache_directory: Path, here: Callable) -> None:
     entries = mixed()
     fill(cache_directory, entries)
     (cache_directory / "zstd").write_text("in the way")

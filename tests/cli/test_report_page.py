@@ -133,9 +133,7 @@ def test_damaged_entries_are_told(here: Callable, cache_directory: Path) -> None
     assert "and are evicted first Kernel, target and key Size Last use (damaged)" in found.words
 
 
-def test_the_file_is_replaced_whole_and_keeps_its_permissions(
-    here: Callable, cache_directory: Path, work: Path
-) -> None:
+def test_the_file_is_replaced_atomically(here: Callable, cache_directory: Path, work: Path) -> None:
     fill(cache_directory, {key(1): kernel()})
     target = work / "target.html"
     target.write_text("old")

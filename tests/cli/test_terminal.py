@@ -96,9 +96,7 @@ def test_a_spinner_with_the_time_while_a_compile_runs(line: list[str | Path]) ->
 
 
 @pytest.mark.parametrize(("environment", "colours"), [({"NO_COLOR": "1"}, False), ({}, True)])
-def test_a_terminal_that_wants_no_colours_gets_none(
-    environment: dict[str, str], colours: bool
-) -> None:
+def test_no_color(environment: dict[str, str], colours: bool) -> None:
     with AllTerminal("doctor", **environment) as doctor:
         seen = doctor.end()[2]
     assert bool(re.search(rb"\x1b\[[\d;]+m", seen)) == colours
@@ -153,9 +151,7 @@ def test_an_interrupt_ends_warm_and_says_what_is_done(work: Path) -> None:
 HOSTILE = "[red]x[/red] :smile: \x1b[31m\x1b]0;title\x07\x9b1m\n\r\t\u202e.cu"
 
 
-def test_names_are_shown_and_never_interpreted(
-    cache_directory: Path, here: Callable, tmp_path: Path
-) -> None:
+def test_names_are_escaped(cache_directory: Path, here: Callable, tmp_path: Path) -> None:
     entry = kernel(source=HOSTILE, names=[HOSTILE], log=HOSTILE, flags=[HOSTILE], arch=HOSTILE)
     fill(cache_directory, {KEY: entry})
     for command in (

@@ -106,9 +106,7 @@ def test_single_entries_are_deleted(cache_directory: Path, here: Callable, backe
     assert told["size_bytes"] > 1000
 
 
-def test_nothing_is_deleted_if_a_key_is_unknown_or_none_is_given(
-    cache_directory: Path, here: Callable
-) -> None:
+def test_rm_needs_known_keys(cache_directory: Path, here: Callable) -> None:
     fill(cache_directory, {key(9): kernel(10)})
     assert here("rm", key(9), "00000000").code == 1
     for arguments in ([], [key(9), "--name", "axpy"]):
@@ -122,9 +120,7 @@ def test_nothing_is_deleted_if_a_key_is_unknown_or_none_is_given(
 
 
 @pytest.mark.parametrize("option", ["--max-size=lots", "--older-than=soon"])
-def test_what_is_no_size_or_age_is_one_line(
-    option: str, cache_directory: Path, here: Callable
-) -> None:
+def test_bad_sizes_and_ages(option: str, cache_directory: Path, here: Callable) -> None:
     before = filled(cache_directory, count=2)
     said = here("trim", option)
     name, _, value = option.partition("=")
@@ -133,9 +129,7 @@ def test_what_is_no_size_or_age_is_one_line(
     assert held(cache_directory) == before
 
 
-def test_clear_deletes_every_entry_and_keeps_the_counts(
-    cache_directory: Path, here: Callable, backend: str
-) -> None:
+def test_clear_keeps_the_counts(cache_directory: Path, here: Callable, backend: str) -> None:
     fill(cache_directory, {key(1): kernel(), key(2): manifest(), key(3): kernel()}, backend)
     out = here("clear", "--yes").clean()
     # As `ls` and `stats` count.

@@ -35,9 +35,7 @@ def filled(cache_directory: Path, backend: str) -> Path:
     return cache_directory
 
 
-def test_damage_is_found_and_only_a_repair_changes_anything(
-    filled: Path, here: Callable, backend: str
-) -> None:
+def test_only_a_repair_changes_anything(filled: Path, here: Callable, backend: str) -> None:
     before = recency(filled, backend)
     out = here("verify").clean()
     assert re.fullmatch(r"4 entries read, \S+ KiB\n  4 sound\n", out)

@@ -143,9 +143,7 @@ def test_which_calls_hit_what_was_warmed(project: Path, here: Callable) -> None:
         assert cache.stats().hits == 6
 
 
-def test_a_dry_run_says_what_is_missing_and_changes_nothing(
-    project: Path, here: Callable, cache_directory: Path
-) -> None:
+def test_dry_run(project: Path, here: Callable, cache_directory: Path) -> None:
     sources = ("axpy.cu: axpy<float>, axpy<double>", "src/one/scale.cu", "src/two/deep/scale.cu")
     everything = [f"{arch} {what}" for what in sources for arch in ("compute_80", "compute_90a")]
     dry = ["warm", "kernels.toml", "--dry-run"]
@@ -238,9 +236,7 @@ def test_a_recorded_run_compiles_nothing_once_it_is_warmed(
 # -- what goes wrong -------------------------------------------------------------------------------
 
 
-def test_what_does_not_compile_is_told_and_the_rest_is_compiled(
-    project: Path, here: Callable
-) -> None:
+def test_a_failing_kernel_stops_no_other(project: Path, here: Callable) -> None:
     (project / "src" / "bad.cu").write_text(BAD)
     (project / "kernels.toml").write_text(LIST.replace("src/**/*.cu", "src/bad.cu"))
     done = here("warm", "kernels.toml")
@@ -261,9 +257,7 @@ def test_what_does_not_compile_is_told_and_the_rest_is_compiled(
     assert "1 error detected" in failure["log"]
 
 
-def test_what_is_not_kept_is_told(
-    project: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uncached_is_told(project: Path, here: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "when.cu").write_text("__device__ const char* t = __TIME__;\n")
     kernels = "".join(f'[[kernels]]\nsource = "{name}.cu"\n' for name in ("when", "axpy"))
     (project / "kernels.toml").write_text(f'defaults.arch = "sm_80"\n{kernels}')

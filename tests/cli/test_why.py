@@ -184,9 +184,7 @@ def test_a_new_header_shadows_another(folder: str, why: Why, headers: Path) -> N
     assert "found before" in cause["what"]
 
 
-def test_an_output_that_names_directories_is_for_these_only(
-    compile_: Compile, why: Why, headers: Path
-) -> None:
+def test_outputs_that_name_directories(compile_: Compile, why: Why, headers: Path) -> None:
     (headers / "two" / "a.h").write_text(
         "#define SCALE 3\n__device__ const char where[] = __FILE__;\n"
     )

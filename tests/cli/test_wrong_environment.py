@@ -145,9 +145,7 @@ def test_who_changes_a_cache_refuses(
 
 
 @pytest.mark.parametrize("wrong", ["KCACHE_DIR"], indirect=True)
-def test_programs_under_run_and_a_server_are_warned_of(
-    wrong: Wrong, run: Callable, tmp_path: Path
-) -> None:
+def test_run_and_server_warn(wrong: Wrong, run: Callable, tmp_path: Path) -> None:
     runtime = tmp_path / "runtime"
     runtime.mkdir(mode=0o700)
     settings = {wrong.name: wrong.value, "XDG_RUNTIME_DIR": str(runtime)}

@@ -3,12 +3,11 @@
 import json
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from core.helpers import fork, in_child, python, wait
+from core.helpers import fork, python, wait
 
 from kcache import ConfigError, Entry, KernelCache, UnknownBackendError, open_engine
 from kcache.admin.info import Kinds, told_kinds
@@ -194,18 +193,14 @@ def one_warning(directory: str, said: str, **environ: str) -> list[str]:
         ("KCACHE_BACKEND", "redis", "KCACHE_BACKEND: expected one of file,"),
     ],
 )
-def test_what_the_environment_says_wrongly_is_one_warning(
-    name: str, text: str, said: str, tmp_path: Path
-) -> None:
+def test_bad_variables_warn_once(name: str, text: str, said: str, tmp_path: Path) -> None:
     place = str(tmp_path / "cache")
     assert one_warning(place, said, **{name: text}) == [f"{place} file {1 << 30}"] * 2
 
 
 @pytest.mark.skipif(os.name == "nt", reason="permissions of POSIX")
 @pytest.mark.parametrize("place", ["writable", "file", "~nobody-knows/kcache"])
-def test_a_directory_of_the_environment_that_is_unsafe_costs_the_disk_tier_alone(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unsafe_kcache_dir(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     Path("writable").mkdir()
@@ -298,9 +293,7 @@ def test_argument_beats_environment_beats_saved_beats_default(
         ({"backend": "redis"}, "backend: expected one of file,"),
     ],
 )
-def test_a_setting_that_can_not_be_used_is_one_warning_and_the_default(
-    settings: dict[str, object], said: str, files: CacheDirectory
-) -> None:
+def test_bad_saved_settings(settings: dict[str, object], said: str, files: CacheDirectory) -> None:
     write(files, settings)
     told = one_warning(files.path, f"{files.marker}: {said}")
     assert told == [f"{files.path} file {1 << 30}"] * 2
@@ -339,27 +332,6 @@ def test_a_misspelt_variable_is_one_warning_with_the_name_that_was_meant(tmp_pat
     done = python(code, tmp_path, environ=wrong)
     said = "kcache reads no variable KCACHE_MAXSIZE (did you mean 'KCACHE_MAX_SIZE'?)"
     assert done.stderr == f"kcache: warning: {said}\n"
-
-
-def test_a_setting_stays_that_is_saved_while_another_process_opens_the_new_directory(
-    tmp_path: Path,
-) -> None:
-    """The other one has found the directory empty, and is about to write its marker."""
-    place, draft = str(tmp_path), str(tmp_path / ".kcache.json.")
-
-    def work() -> None:
-        saves = [lambda: save(place, {"wait": "3"})]
-
-        def watch(event: str, arguments: tuple[object, ...]) -> None:
-            path = str(arguments[0]) if event == "open" and saves else ""
-            if path == place or path.startswith(draft):
-                saves.pop()()
-
-        sys.addaudithook(watch)
-        open_directory(place)
-
-    in_child(work)
-    assert saved(CacheDirectory(place)) == {"wait": "3"}
 
 
 # -- entries in another backend --------------------------------------------------------------------

@@ -45,9 +45,7 @@ def test_backup_programs_are_told_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("below", ["", "cache", "deep/cache"])
-def test_a_file_in_its_place_or_on_its_way_is_refused_by_name(
-    below: str, read_only: bool, tmp_path: Path
-) -> None:
+def test_a_file_in_the_path_is_refused(below: str, read_only: bool, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"precious")
     for opens in DOORS:
@@ -90,9 +88,7 @@ def test_an_unsafe_directory_above_is_refused(there: bool, bits: int, tmp_path: 
 
 @as_root
 @pytest.mark.parametrize(("below", "said"), [("", ", and you are user 0"), ("cache", "")])
-def test_a_directory_of_another_user_or_below_one_is_refused(
-    below: str, said: str, tmp_path: Path
-) -> None:
+def test_another_users_directory_is_refused(below: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir(mode=0o755)
     os.chown(tmp_path / "theirs", 12345, 12345)
     for read_only in (False, True):
@@ -124,9 +120,7 @@ _ACL = struct.pack("<I", 2) + b"".join(
 )
 
 
-def test_an_access_control_list_by_which_another_user_writes_above_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_access_control_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path_safety, "_is_private_group", lambda group, user: True)
     (tmp_path / "home").mkdir()
     try:
@@ -138,9 +132,7 @@ def test_an_access_control_list_by_which_another_user_writes_above_is_refused(
         open_directory(str(tmp_path / "home" / "cache"))
 
 
-def test_a_group_of_the_user_alone_may_write_above(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_private_group_may_write_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where each user has a group of their own and umask 002: Debian, Ubuntu, Fedora."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home").chmod(0o775)
@@ -154,7 +146,7 @@ def test_a_group_of_the_user_alone_may_write_above(
 # -- several at once, and killed ones ------------------------------------------------------------
 
 
-def test_who_is_killed_at_any_step_leaves_a_directory_that_the_next_one_opens(
+def test_a_kill_while_the_directory_is_made(
     tmp_path: Path,
 ) -> None:
     """Stops a process before each call of the system that makes something in the directory."""
@@ -229,9 +221,7 @@ def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @as_root
-def test_a_user_without_home_and_name_gets_the_temporary_directory(
-    public: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_without_a_home(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in containers that run under an arbitrary user id."""
     for name in ("KCACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)

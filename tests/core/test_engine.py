@@ -30,9 +30,7 @@ def stored(backend: Backend) -> set[str]:
 
 
 @pytest.mark.parametrize("memory_size", [0, 10**6])
-def test_an_entry_of_another_producer_is_a_counted_miss_and_is_replaced(
-    memory_size: int, backend: Backend
-) -> None:
+def test_another_producers_entry_is_replaced(memory_size: int, backend: Backend) -> None:
     engine = CacheEngine(backend, producer="us/2", memory_size=memory_size)
     backend.put(key(1), encode(key(1), entry(), producer=b"us/1"))
     assert engine.get(key(1)) is None
@@ -192,9 +190,7 @@ def test_a_bad_size_is_refused_by_name(arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "arguments", [{"older_than": -1}, {"older_than": "soon"}, {"max_size": -1}]
 )
-def test_a_bad_bound_of_a_trim_is_refused_by_name(
-    arguments: dict[str, Any], tmp_path: Path
-) -> None:
+def test_bad_bounds_of_a_trim(arguments: dict[str, Any], tmp_path: Path) -> None:
     (name,) = arguments
     with KernelCache(tmp_path) as cache:
         cache.engine.put(key(1), entry())
@@ -207,9 +203,7 @@ def test_a_bad_bound_of_a_trim_is_refused_by_name(
 # -- open_engine ---------------------------------------------------------------------------------
 
 
-def test_open_engine_does_not_listen_to_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_engine_ignores_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KCACHE_MAX_SIZE", "nonsense")
     monkeypatch.setenv("KCACHE_DIR", "/nowhere")
     with open_engine(tmp_path) as engine:
@@ -225,9 +219,7 @@ def test_read_only_of_what_is_not_there_is_a_backend_error(tmp_path: Path) -> No
 # -- closing -------------------------------------------------------------------------------------
 
 
-def test_close_is_idempotent_and_use_after_it_survives(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_use_after_close(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("CRITICAL", logger="kcache")  # a kept record would keep the engine
     engine = open_engine(tmp_path, memory_size=10**6)
     engine.put(key(1), entry())

@@ -41,9 +41,7 @@ OPERATIONS: dict[str, Callable[[CacheEngine], object]] = {
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("memory_size", [0, 10**6], ids=["disk", "memory"])
-def test_whatever_a_backend_raises_no_operation_does(
-    memory_size: int, method: str, error: str
-) -> None:
+def test_no_error_of_a_backend_escapes(memory_size: int, method: str, error: str) -> None:
     for name, operation in OPERATIONS.items():
         now = [0.0]
         backend = FaultyBackend()
@@ -83,7 +81,7 @@ def test_an_entry_whose_delete_fails_does_not_stop_the_eviction_of_others() -> N
     assert engine.get(key(4)) == entry()
 
 
-def test_a_failure_is_logged_as_a_warning_once_per_operation(
+def test_one_warning_for_each_failing_operation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("DEBUG", logger="kcache")

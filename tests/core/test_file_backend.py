@@ -39,9 +39,7 @@ def backend(place: Path) -> Iterator[FileBackend]:
 # -- values ------------------------------------------------------------------------------------
 
 
-def test_one_private_file_per_entry_below_its_first_two_digits(
-    backend: FileBackend, place: Path
-) -> None:
+def test_one_private_file_for_each_entry(backend: FileBackend, place: Path) -> None:
     with umask(0):
         backend.put(key(1), b"value")
     path = place / key(1)[:2] / key(1)
@@ -67,9 +65,7 @@ def test_what_is_stored_is_counted_where_nothing_can_be_written() -> None:
 # -- recency -----------------------------------------------------------------------------------
 
 
-def test_entries_that_are_used_all_the_time_can_still_be_evicted(
-    backend: FileBackend, place: Path
-) -> None:
+def test_entries_in_use_can_be_evicted(backend: FileBackend, place: Path) -> None:
     """Without this a put would find nothing to evict, and exceed the cap."""
     for number in range(4):
         backend.put(key(number), b"x")
@@ -113,9 +109,7 @@ def test_what_coldest_offers_of_many_entries_is_cold(crowded: Path) -> None:
 # -- check ---------------------------------------------------------------------------------------
 
 
-def test_check_opened_for_reading_only_sees_wrong_counters(
-    backend: FileBackend, place: Path
-) -> None:
+def test_check_while_read_only(backend: FileBackend, place: Path) -> None:
     backend.put(key(1, shard=7), b"12345")
     reader = FileBackend(place, read_only=True)
     assert list(reader.check(repair=True)) == []
@@ -151,9 +145,7 @@ def test_what_a_killed_writer_leaves_is_no_fault(place: Path) -> None:
     backend.close()
 
 
-def test_full_durability_flushes_the_value_before_it_is_there_then_its_directory(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_durability(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, bool]] = []
     fsync = os.fsync
 

@@ -69,9 +69,7 @@ def test_what_is_made_again_is_for_the_user_alone(mask: int, tmp_path: Path) -> 
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
-def test_a_record_that_is_under_way_is_counted_afresh_by_the_next_writer(
-    backend: FileBackend, place: Path
-) -> None:
+def test_an_open_record_is_counted_again(backend: FileBackend, place: Path) -> None:
     shard = int(key(1)[:2], 16)
     with open_own(str(place / COUNTERS), os.O_RDWR) as file:
         # As a writer that was killed leaves it.

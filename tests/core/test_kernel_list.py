@@ -243,9 +243,7 @@ def test_a_line_that_is_no_request_is_told(line: str, said: str, tmp_path: Path)
     assert said in str(caught.value)
 
 
-def test_a_recording_that_can_not_be_written_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwritable_recordings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recorder = RequestRecorder(tmp_path / "missing" / "kernels.jsonl")
     recorder.note(request())
     recorder.note(request(names="f"))
@@ -255,9 +253,7 @@ def test_a_recording_that_can_not_be_written_is_told_once(
 
 
 @pytest.mark.parametrize("kind", ["notes", "link", "second name"])
-def test_a_file_that_is_not_a_recording_is_left_as_it_is(
-    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_files_are_kept(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, notes = tmp_path / "kernels.jsonl", tmp_path / "notes"
     notes.write_text("mine\n" if kind == "notes" else "")
     if kind == "notes":

@@ -54,9 +54,7 @@ NETWORK = """\
 @pytest.mark.parametrize(
     ("kind", "shared"), [("nfs4", True), ("fuse.sshfs", True), ("fuse.mergerfs", False)]
 )
-def test_a_network_file_system_is_refused_with_the_reason(
-    kind: str, shared: bool, tmp_path: Path
-) -> None:
+def test_network_file_systems_are_refused(kind: str, shared: bool, tmp_path: Path) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(NETWORK.format(kind=kind))
 
@@ -130,8 +128,6 @@ def test_what_a_wrong_clock_put_into_the_future_goes_first(name: str, tmp_path: 
 
 @pytest.mark.parametrize("given", [17 << 40, "99999999TiB"])
 @pytest.mark.parametrize("name", ["lmdb", "zstd+lmdb"])
-def test_a_cap_that_lmdb_refuses_is_named_as_it_was_given(
-    name: str, given: int | str, tmp_path: Path
-) -> None:
+def test_caps_that_lmdb_refuses(name: str, given: int | str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"^max_size: expected .* with LMDB.*, got {given!r}"):
         KernelCache(tmp_path / "cache", backend=name, max_size=given)

@@ -72,9 +72,7 @@ def test_a_child_that_lives_on_holds_no_lock_of_its_parent(path: str) -> None:
 
 
 @pytest.mark.parametrize("code", sorted(locks_module._UNSUPPORTED))
-def test_a_file_system_without_locks_is_told(
-    code: int, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_locks(code: int, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> bool:
         raise OSError(code, os.strerror(code))
 

@@ -111,25 +111,19 @@ def read(page: str, place: Path, request: pytest.FixtureRequest, also: str = "")
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_says_what_happens(
-    page: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_each_block_of_a_page(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     read(page, tmp_path / "reader", request)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", wanting("slow"))
-def test_a_page_with_its_slow_blocks(
-    page: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_slow_blocks(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     read(page, tmp_path / "reader", request, "slow")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("page", wanting("gpu"))
-def test_a_page_with_its_blocks_for_a_gpu(
-    page: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_gpu_blocks(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     pytest.importorskip("cuda.core", reason="the extra launch is not installed")
     read(page, tmp_path / "reader", request, "gpu")
 

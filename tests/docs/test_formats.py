@@ -200,9 +200,7 @@ def test_a_kernel_that_the_compiler_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_the_manifest_that_the_compiler_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "include"
     folder.mkdir()

@@ -103,9 +103,7 @@ def test_kcache_install(nvrtc: tuple[int, int], dropin: Dropin, include: Path) -
     assert '"misses": 1' in counts.output
 
 
-def test_a_failed_install_leaves_nvrtc_as_it_is(
-    nvrtc: tuple[int, int], dropin: Dropin, include: Path
-) -> None:
+def test_a_failed_install(nvrtc: tuple[int, int], dropin: Dropin, include: Path) -> None:
     needs("cuda.bindings")
     client = (CLIENTS / "bindings.py").read_text()
     script = dropin.folder / "failed.py"
@@ -170,9 +168,7 @@ def command(request: pytest.FixtureRequest, include: Path) -> Sequence[object]:
     return sys.executable, CLIENTS / client, include
 
 
-def test_a_recorded_list_is_all_that_is_needed(
-    command: Sequence[object], dropin: Dropin, include: Path
-) -> None:
+def test_a_recorded_list_suffices(command: Sequence[object], dropin: Dropin, include: Path) -> None:
     def kcache(*arguments: str, **more: str) -> Told:
         return dropin.bare(*KCACHE, *arguments, **more)
 
@@ -197,9 +193,7 @@ def test_a_recorded_list_is_all_that_is_needed(
     assert dropin.run(*command, **STRICT, **new).code != 0
 
 
-def test_the_log_of_the_refused_compile_has_the_reason(
-    nvrtc: tuple[int, int], dropin: Dropin, include: Path
-) -> None:
+def test_the_log_has_the_reason(nvrtc: tuple[int, int], dropin: Dropin, include: Path) -> None:
     needs("cuda.core")
     command = (sys.executable, CLIENTS / "core.py", include)
     dropin.run(*command)

@@ -64,7 +64,7 @@ print(library.nvrtcCompileProgram(program, len(texts), options))
         (["-w", "gone"], "no working directory, or no NVRTC"),
     ],
 )
-def test_a_program_that_is_only_left_to_nvrtc_is_counted(
+def test_uncacheable_is_counted(
     arguments: list[str], reason: str, real: Path, dropin: Dropin
 ) -> None:
     command = (sys.executable, "-c", ALONE, real, *arguments)
@@ -74,9 +74,7 @@ def test_a_program_that_is_only_left_to_nvrtc_is_counted(
     assert "programs: python" in told.line
 
 
-def test_a_directory_with_the_name_of_such_an_option_is_answered(
-    real: Path, dropin: Dropin
-) -> None:
+def test_a_directory_named_like_such_an_option(real: Path, dropin: Dropin) -> None:
     told = dropin.run(sys.executable, "-c", ALONE, real, "-I pch/time")
     assert (told.output, "uncacheable 1" in told.line) == ("0\n", False), told.line
 

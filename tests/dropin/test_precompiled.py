@@ -31,9 +31,7 @@ OTHERS = [
 
 
 @pytest.mark.slow
-def test_they_change_no_code(
-    real: Path, nvrtc: tuple[int, int], dropin: Dropin, long: bool
-) -> None:
+def test_no_other_code(real: Path, nvrtc: tuple[int, int], dropin: Dropin, long: bool) -> None:
     """Without the drop-in: every output of a compile that makes or uses one is as without."""
     if nvrtc < (12, 8):
         pytest.skip(f"NVRTC {nvrtc} has no precompiled headers")

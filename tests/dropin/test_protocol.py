@@ -125,9 +125,7 @@ def test_an_nvrtc_that_was_replaced_is_not_answered_for(real: Path, tmp_path: Pa
         [*map(str.encode, EXAMPLES)],
     ],
 )
-def test_options_without_files_of_their_own_and_all_paths_are_answered(
-    real: Path, options: list[bytes]
-) -> None:
+def test_options_and_paths_that_are_answered(real: Path, options: list[bytes]) -> None:
     cache: Any = Cache()
     major = int(real.name.rpartition(".")[2])
     program = PROGRAM._replace(library=os.fsencode(real), major=major, options=options)

@@ -9,9 +9,7 @@ from kcache.dropin import variables as env
 # -- which server serves whom ----------------------------------------------------------------------
 
 
-def test_a_relative_directory_is_another_one_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, str]] = []
     for name in ("one", "other"):
         (tmp_path / name).mkdir()

@@ -32,9 +32,7 @@ def _in_each(folders: list[Path], real: Path, *options: str) -> str:
     return "; ".join(f"(cd {folder} && {client})" for folder in folders)
 
 
-def test_programs_in_other_working_directories(
-    folders: list[Path], real: Path, dropin: Dropin
-) -> None:
+def test_other_working_directories(folders: list[Path], real: Path, dropin: Dropin) -> None:
     """The second time, the server that the user keeps running serves them."""
     script = ("sh", "-c", _in_each(folders, real, "-arch=sm_90"))
     first = dropin.same(*script)
@@ -50,9 +48,7 @@ def test_programs_in_other_working_directories(
         assert dropin.bare(*KCACHE, "server", "stop").code == 0
 
 
-def test_debug_information_names_the_program_s_directory(
-    folders: list[Path], real: Path, dropin: Dropin, tmp_path: Path
-) -> None:
+def test_debug_information(folders: list[Path], real: Path, dropin: Dropin, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(folders[0])
     each = _in_each([*folders, tmp_path / "link"], real, "-arch=sm_90", "-lineinfo")
     first, second = _twice(dropin, each)
@@ -70,9 +66,7 @@ def test_programs_with_other_variables(
     assert (second.hits, second.misses) == (4, 0), second.line
 
 
-def test_programs_with_another_nvrtc(
-    folders: list[Path], real: Path, dropin: Dropin, tmp_path: Path
-) -> None:
+def test_another_nvrtc(folders: list[Path], real: Path, dropin: Dropin, tmp_path: Path) -> None:
     """The same library in another place stands for another one: it is loaded from there."""
     other = tmp_path / "nvrtc"
     other.mkdir()

@@ -5,11 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from queue import SimpleQueue
 
 import pytest
 from core.helpers import has_ended
@@ -20,7 +18,7 @@ from kcache.dropin import build
 from kcache.dropin import libraries as lib
 from kcache.dropin import variables as env
 from kcache.dropin.protocol import Answer, pack_answer
-from kcache.service.start import DONE, NO, WAIT, path_of, status
+from kcache.service.start import DONE, path_of, status
 from kcache.util.wire import heading
 
 BODIES = [f"a[{n}] = {n};" for n in range(3)]
@@ -123,9 +121,7 @@ def _message(*fields: bytes) -> bytes:
 # -- the server dies, freezes or is another one ----------------------------------------------------
 
 
-def test_the_server_is_killed_while_the_program_runs(
-    program: Program, dropin: Dropin, wanted: list[str]
-) -> None:
+def test_a_killed_server(program: Program, dropin: Dropin, wanted: list[str]) -> None:
     _kill_server(dropin)
     assert [program.ask(body) for body in BODIES] == wanted
 
@@ -193,38 +189,13 @@ print(library.nvrtcGetLoweredName(program, b"t<int>", c.byref(lowered)), lowered
 """
 
 
-def test_an_answer_without_a_name_that_was_asked_for_is_none(
-    dropin: Dropin, real: Path, tmp_path: Path
-) -> None:
+def test_an_answer_without_a_lowered_name(dropin: Dropin, real: Path, tmp_path: Path) -> None:
     answer = Answer(0, b"ptx\0", b"cubin", b"", b"\0", [(b"t<float>", b"t")], hit=True)
     command = (sys.executable, "-c", NAMED, real)
     with closing(Fake(tmp_path, _says(DONE, *pack_answer(answer)))) as fake:
         told = dropin.run("env", f"KCACHE_DROPIN_SOCKET={fake.path}", *command)
     assert fake.connections == 1
     assert (told.code, told.output) == (0, dropin.bare(*command).output)
-
-
-@pytest.mark.long
-def test_a_program_that_was_stopped_for_long_goes_on_asking(
-    start: Callable[..., Program], tmp_path: Path, wanted: list[str]
-) -> None:
-    """It is stopped (Ctrl-Z) when it begins to wait, and goes on after the time for that is over."""
-    started = SimpleQueue[int]()
-
-    def stop_and_answer(connection: socket.socket) -> None:
-        process = started.get(timeout=60)
-        os.kill(process, signal.SIGSTOP)
-        time.sleep(6)  # longer than a program waits for a sign of life
-        connection.sendall(_message(WAIT))
-        os.kill(process, signal.SIGCONT)
-        connection.sendall(_message(NO, b"no"))
-
-    with closing(Fake(tmp_path, stop_and_answer)) as fake:
-        program = start(fake.path)
-        started.put(program.process.pid)
-        assert program.ask(BODIES[0]) == wanted[0]
-        assert program.close() == 0
-    assert os.path.exists(fake.path)
 
 
 @pytest.mark.parametrize("path", ["/nonexistent/socket", "", "x" * 300, "/dev/null"])
@@ -234,9 +205,7 @@ def test_there_is_no_server(path: str, start: Callable[..., Program], wanted: li
     assert program.close() == 0
 
 
-def test_the_server_comes_back(
-    start: Callable[..., Program], dropin: Dropin, wanted: list[str]
-) -> None:
+def test_server_restart(start: Callable[..., Program], dropin: Dropin, wanted: list[str]) -> None:
     path = _user_socket(dropin)
     assert dropin.bare(*KCACHE, "server", "start").code == 0
     program = start()
@@ -251,9 +220,7 @@ def test_the_server_comes_back(
     assert dropin.bare(*KCACHE, "server", "stop").code == 0
 
 
-def test_the_program_has_one_descriptor_left(
-    start: Callable[..., Program], dropin: Dropin, wanted: list[str]
-) -> None:
+def test_one_descriptor(start: Callable[..., Program], dropin: Dropin, wanted: list[str]) -> None:
     program = start()
     assert program.ask("files 4") == "limited"
     assert program.ask(BODIES[0]) == wanted[0]

@@ -123,9 +123,7 @@ def die() -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_process_may_be_killed_at_any_line(
-    name: str, operation: str, long: bool, tmp_path: Path
-) -> None:
+def test_kill_at_any_line(name: str, operation: str, long: bool, tmp_path: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()
     assert wait(fork(lambda: prepare(base, name, operation))) == 0

@@ -80,9 +80,7 @@ def writers(current: list[CacheEngine]) -> Iterator[None]:
 
 @pytest.mark.timeout(1800)
 @ALL
-def test_close_reopen_remove_and_fork_beside_puts_change_no_other_file(
-    name: str, foreign: Foreign, tmp_path: Path, long: bool
-) -> None:
+def test_no_write_into_other_files(name: str, foreign: Foreign, tmp_path: Path, long: bool) -> None:
     """Of 1,200 rounds of this 18 wrote into another file once, when numbers had no owner."""
     rounds, random = 20_000 if long else 80, Random(name)
     place, other = tmp_path / "cache", tmp_path / "other"
@@ -149,9 +147,7 @@ for number in range(3, 23):
 
 
 @ALL
-def test_a_program_that_closes_every_descriptor_gets_nothing_written_into_its_new_ones(
-    name: str, foreign: Foreign, tmp_path: Path
-) -> None:
+def test_closed_descriptors(name: str, foreign: Foreign, tmp_path: Path) -> None:
     """As programs that become daemons do; the numbers are those of other files then."""
     output_of(DAEMON, tmp_path / "cache", foreign.paths[0].parent, name)
 

@@ -190,9 +190,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("nvrtc", "ours")
 @EACH
-def test_no_command_changes_a_folder_that_is_no_cache(
-    make: Callable[[Path], None], place: Path, long: bool
-) -> None:
+def test_no_command_changes_a_folder(make: Callable[[Path], None], place: Path, long: bool) -> None:
     """Whether the environment names it, or an option. `cli/test_wrong_environment` has the rules."""
     before = snapshot(place)
     forms = [(line, named) for line in LINES for named in ((), ("--directory", place))]
@@ -308,9 +306,7 @@ def test_nothing_is_written_through_a_link(what: str, backend: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("how", ["argument", "variable"])
-def test_a_relative_directory_stays_where_it_was(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_directories(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if how == "variable":
         monkeypatch.setenv("KCACHE_DIR", "relative")
@@ -331,7 +327,7 @@ OPTIONS = CompileOptions(arch="sm_80")
 
 
 @EACH
-def test_no_call_changes_the_folder_that_the_environment_names(
+def test_a_foreign_kcache_dir(
     place: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """The cache works in memory alone, and says why."""

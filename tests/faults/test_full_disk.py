@@ -38,9 +38,7 @@ def compiled(cache: KernelCache, source: str, kernels: Kernels) -> CompiledKerne
 
 
 @pytest.mark.timeout(900)
-def test_every_compile_returns_its_kernel_while_the_disk_fills(
-    name: str, disk: Path, kernels: Kernels, long: bool
-) -> None:
+def test_compiles_while_the_disk_fills(name: str, disk: Path, kernels: Kernels, long: bool) -> None:
     *first, last = kernels
     with KernelCache(disk / "cache", backend=name, max_size=CAP, memory_size=0) as cache:
         ballast = fill(disk, leave=(250 if "zstd" in name else 500) << 10)
@@ -63,9 +61,7 @@ def test_every_compile_returns_its_kernel_while_the_disk_fills(
         assert leftovers(disk / "cache", name) == []
 
 
-def test_a_cache_opened_on_a_full_disk_compiles_and_then_caches(
-    name: str, disk: Path, kernels: Kernels
-) -> None:
+def test_a_cache_opened_on_a_full_disk(name: str, disk: Path, kernels: Kernels) -> None:
     source = next(iter(kernels))
     ballast = fill(disk)
     with KernelCache(disk / "cache", backend=name, max_size=CAP, memory_size=0) as cache:
@@ -82,9 +78,7 @@ def test_a_cache_opened_on_a_full_disk_compiles_and_then_caches(
 # -- entries, in many places of fullness -------------------------------------------------------------
 
 
-def test_a_disk_full_at_any_moment_of_opening_kills_nobody(
-    name: str, disk: Path, long: bool
-) -> None:
+def test_a_disk_that_fills_while_a_cache_is_opened(name: str, disk: Path, long: bool) -> None:
     for pages in range(0, 64, 1 if long else 13):
         place = disk / str(pages)
         ballast = fill(disk, leave=4096 * pages)

@@ -70,9 +70,7 @@ def vain(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def test_a_hit_waits_for_no_stopped_writer_and_a_put_waits_once(
-    tmp_path: Path, vain: list[float]
-) -> None:
+def test_a_put_waits_once_for_a_stopped_writer(tmp_path: Path, vain: list[float]) -> None:
     fill(tmp_path)
     with opened(tmp_path) as engine, stopped(partial(write_and_stop, tmp_path)):
         all_hit(engine)  # it was open already
@@ -102,9 +100,7 @@ def test_after_a_short_wait_a_put_still_waits(tmp_path: Path, vain: list[float])
         assert vain.count(PATIENCE) == 1
 
 
-def test_who_is_stopped_while_it_opens_is_waited_for_once(
-    tmp_path: Path, vain: list[float]
-) -> None:
+def test_one_wait_for_a_process_stopped_in_its_open(tmp_path: Path, vain: list[float]) -> None:
     fill(tmp_path)
     with stopped(partial(open_and_stop, tmp_path)), opened(tmp_path) as engine:
         assert engine.get(key(1)) is None
@@ -134,9 +130,7 @@ def read_and_stop(place: Path, stop: Callable[[], None]) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_reader_that_is_stopped_costs_the_entries_once_and_no_put(
-    tmp_path: Path, long: bool
-) -> None:
+def test_a_stopped_reader_costs_the_entries_once(tmp_path: Path, long: bool) -> None:
     """Its snapshot keeps every page that was in use. Otherwise the map would stay full for ever."""
     rounds = 20_000 if long else 900
     data = tmp_path / "lmdb" / "db" / "data.mdb"
@@ -218,9 +212,7 @@ AMPLE = 64 << 20
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("size", [3000, 60_000, 1_500_000])
-def test_the_coldest_make_room_where_the_disk_is_smaller_than_the_cap(
-    size: int, disk: Path, long: bool
-) -> None:
+def test_a_disk_smaller_than_the_cap(size: int, disk: Path, long: bool) -> None:
     count = (12 << 20) // max(size, 4096) * (8 if long else 2)
     with open_engine(disk / "cache", backend="lmdb", max_size=AMPLE) as engine:
         failed = [n for n in range(count) if not engine.put(key(n), sealed(n, 1, size))]

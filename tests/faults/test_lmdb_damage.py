@@ -179,16 +179,12 @@ def fuzz(base: Path, tmp_path: Path, seeds: range, damages: tuple[object, ...]) 
 
 
 @pytest.mark.timeout(3600)
-def test_a_file_damaged_at_random_costs_its_entries_at_most(
-    base: Path, tmp_path: Path, long: bool
-) -> None:
+def test_random_damage(base: Path, tmp_path: Path, long: bool) -> None:
     fuzz(base, tmp_path, range(1000 if long else 12), DAMAGES)
 
 
 @pytest.mark.timeout(3600)
-def test_a_file_damaged_at_random_while_open_costs_its_entries_at_most(
-    base: Path, tmp_path: Path, long: bool
-) -> None:
+def test_random_damage_to_an_open_file(base: Path, tmp_path: Path, long: bool) -> None:
     fuzz(base, tmp_path, range(500 if long else 6), WHILE_OPEN)
 
 

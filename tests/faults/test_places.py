@@ -1,14 +1,11 @@
 """What happens to a cache's place: rights, limits, mounts, removal, another clock, damage."""
 
-import errno
 import os
 import resource
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
-from itertools import count
 from pathlib import Path
-from random import Random
 
 import pytest
 from core.helpers import (
@@ -22,7 +19,6 @@ from faults.places import NAMES, agrees, has, mount, put_all, sealed, truth
 
 from kcache import CacheEngine, KcacheError, KernelCache, open_engine
 from kcache.backend import open_backend
-from kcache.testing import FaultyBackend
 
 ALL = pytest.mark.parametrize("name", NAMES)
 
@@ -39,44 +35,6 @@ def has_all(engine: CacheEngine) -> None:
 
 ERRORS = ("EIO", "EDQUOT")
 METHODS = ("use", "put", "delete", "usage", "coldest", "scan", "batch")
-
-
-def now_and_then(error: OSError) -> Callable[[], None]:
-    """Returns a function of which every third call raises an error."""
-    calls = count(1)
-
-    def call() -> None:
-        if next(calls) % 3 == 0:
-            raise error
-
-    return call
-
-
-@ALL
-@pytest.mark.parametrize("error", ERRORS)
-def test_an_error_of_the_system_now_and_then_harms_nothing(
-    name: str, error: str, tmp_path: Path
-) -> None:
-    backend = FaultyBackend(open_backend(name, str(tmp_path / name), max_size=100_000))
-    number = getattr(errno, error)
-    random = Random(number)
-    with CacheEngine(backend, max_size=100_000) as engine:
-        for method in METHODS:
-            backend.faults = {method: now_and_then(OSError(number, os.strerror(number)))}
-            for _ in range(40):
-                chosen = random.randrange(30)
-                engine.put(key(chosen), sealed(chosen, random.randrange(99), 6000))
-                chosen = random.randrange(30)
-                has(engine, chosen)
-                assert backend.inner.usage().bytes <= 100_000
-            engine.delete(key(chosen))
-            engine.trim(50_000)
-        backend.faults = {}
-        assert engine.stats().errors > 0
-        engine.clear()
-        put_some(engine)
-        has_all(engine)
-        agrees(engine, tmp_path, name)
 
 
 @ALL
@@ -116,9 +74,7 @@ def nobodys() -> Iterator[Path]:
 
 @ALL
 @pytest.mark.parametrize("mode", [0o500, 0], ids=oct)
-def test_a_directory_without_rights_is_survived_and_works_with_them(
-    name: str, mode: int, nobodys: Path
-) -> None:
+def test_a_directory_without_rights(name: str, mode: int, nobodys: Path) -> None:
     def child() -> None:
         become_nobody()
         with open_engine(nobodys, backend=name) as engine:
@@ -179,9 +135,7 @@ def test_a_read_only_mount_still_serves(name: str, disk: Path) -> None:
 
 
 @ALL
-def test_a_cache_replaced_by_another_while_it_is_open_serves_the_other(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_cache_that_is_replaced_while_it_is_open(name: str, tmp_path: Path) -> None:
     one, other = tmp_path / "one", tmp_path / "other"
     with open_engine(one, backend=name) as engine:
         put_some(engine)
@@ -202,9 +156,7 @@ def test_a_cache_replaced_by_another_while_it_is_open_serves_the_other(
 
 @ALL
 @pytest.mark.parametrize("used", ["put", "get", "get_or_create"])
-def test_a_cache_emptied_while_it_is_open_is_a_cache_again(
-    name: str, used: str, tmp_path: Path
-) -> None:
+def test_a_cache_that_is_emptied_while_it_is_open(name: str, used: str, tmp_path: Path) -> None:
     """The next program refused it: it had our files in it, and no marker."""
     place = tmp_path / "cache"
     arguments = {

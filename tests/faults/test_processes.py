@@ -46,9 +46,7 @@ LARGEST = 300_000
 
 @ALL
 @pytest.mark.timeout(600)
-def test_eight_processes_stay_below_one_cap_though_some_are_killed(
-    name: str, long: bool, tmp_path: Path
-) -> None:
+def test_eight_processes_keep_one_cap(name: str, long: bool, tmp_path: Path) -> None:
     """Whenever one is killed, another one begins."""
     place = tmp_path / "cache"
     kills = 400 if long else 6
@@ -114,9 +112,7 @@ def test_eight_processes_stay_below_one_cap_though_some_are_killed(
 
 
 @ALL
-def test_a_stopped_holder_of_a_lock_is_waited_for_and_then_gone_without(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_lock_holder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_lmdb_environment, "PATIENCE", 0.3)
     monkeypatch.setattr(file, "PATIENCE", 0.3)
 
@@ -186,9 +182,7 @@ def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(tmp_path: Path) -
 
 
 @ALL
-def test_readers_of_what_is_overwritten_and_evicted_get_it_whole_or_not_at_all(
-    name: str, tmp_path: Path
-) -> None:
+def test_readers_beside_writers(name: str, tmp_path: Path) -> None:
     cap = 500_000 if "zstd" in name else 1_000_000
     over = tmp_path / "over"
 

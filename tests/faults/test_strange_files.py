@@ -11,12 +11,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from core.helpers import command, fork, in_child, key, wait
+from core.helpers import fork, in_child, key, wait
 from faults.places import NAMES, has, make_socket, sealed
 
 from kcache import BackendError, ConfigError, open_engine
-from kcache.engine.journal import Journal
-from kcache.engine.stats import StatsFile
 
 CAP = 1_200_000
 ENTRIES = 60
@@ -181,33 +179,3 @@ def test_nothing_in_a_files_place_hangs_or_takes_memory(
 
 FILES = ("stats", "slots", "journal", "journal.1", "flight", "CACHEDIR.TAG", "file/counters")
 COMMANDS = ("info", "stats", "stats --zero", "doctor", "report", "verify", "verify --repair", "ls")
-
-
-@pytest.mark.parametrize("thing", INSTEAD)
-def test_whatever_is_in_the_place_of_all_files_nobody_waits_for_it(
-    thing: str, bases: dict[str, Path], other: Path, tmp_path: Path, long: bool
-) -> None:
-    place = tmp_path / "cache"
-    shutil.copytree(bases["file"], place)
-    for name in FILES:
-        (place / name).unlink(missing_ok=True)
-        INSTEAD[thing](place / name, other, Random(name))
-
-    def look() -> None:
-        with open_engine(place) as engine:
-            engine.get_or_create(key(ENTRIES), lambda: sealed(ENTRIES, 1, 100))
-            engine.delete(key(1))
-            engine.trim(0)
-        for call in (
-            StatsFile(place / "stats").total,
-            StatsFile(place / "stats").zero,
-            lambda: list(Journal(str(place), "file").events()),
-        ):
-            with suppress(BackendError):
-                call()
-
-    in_child(look)
-    for line in COMMANDS if long or thing == "pipe" else ():
-        out = ("-o", tmp_path / "r.html") if line == "report" else ()
-        done = command(*line.split(), *out, "--directory", place)
-        assert "Traceback" not in done.stderr, (line, done.stderr)

@@ -106,9 +106,7 @@ def test_a_second_process_loads_without_compiling(
 
 
 @pytest.mark.usefixtures("jit")
-def test_ptx_alone_is_compiled_by_the_driver(
-    gpu: Any, cache: kcache.KernelCache, arch: str
-) -> None:
+def test_ptx_alone(gpu: Any, cache: kcache.KernelCache, arch: str) -> None:
     options = kcache.CompileOptions(arch=arch.replace("sm", "compute"))
     kernel = cache.get_or_compile(AXPY, "axpy<float>", options)
     assert kernel.cubin is None

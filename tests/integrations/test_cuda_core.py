@@ -138,9 +138,7 @@ def test_a_layer_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert own.get(b"missing") is None
 
 
-def test_compile_does_what_compile_with_a_cache_refuses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compile_with_headers_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "cache"))
     header = write(tmp_path / "include/scale.h", "#define SCALE 2\n")
     options = core.ProgramOptions(arch="sm_90", include_path=[str(header.parent)], name="scale.cu")

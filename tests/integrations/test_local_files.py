@@ -6,12 +6,7 @@ import shutil
 import tracemalloc
 from pathlib import Path
 
-import pytest
-
-from kcache.integrations import local_files
 from kcache.integrations.local_files import GRACE, LocalFiles
-from kcache.util.locks import lock
-from kcache.util.open_file import open_own
 
 
 def test_the_files_stay_below_their_cap(tmp_path: Path) -> None:
@@ -74,31 +69,6 @@ def test_a_large_record_and_a_large_file_are_not_read_whole(tmp_path: Path) -> N
         assert tracemalloc.get_traced_memory()[1] < 16 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_a_use_in_the_future_does_not_count(tmp_path: Path) -> None:
-    now = 2e9
-    files = LocalFiles(str(tmp_path), 10_000, clock=lambda: now)
-    files.write("FUTURE", {"a": bytes(6_000)})
-    now = 1e9
-    for folder in ("A", "B"):
-        files.write(folder, {"a": bytes(3_000)})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["A", "B", "kcache.bytes"]
-
-
-def test_what_is_written_while_another_counts_is_counted_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local_files, "_PATIENCE", 0.01)
-    now = 1e9
-    files = LocalFiles(str(tmp_path), 10_000, clock=lambda: now)
-    files.write("FIRST", {"a": bytes(6_000)})
-    with open_own(str(tmp_path / "kcache.bytes"), os.O_RDWR) as held:
-        assert lock(held, 0)
-        files.write("SECOND", {"a": bytes(6_000)})
-    now += GRACE + 1
-    LocalFiles(str(tmp_path), 10_000, clock=lambda: now).write("THIRD", {"a": bytes(100)})
-    assert sum(path.stat().st_size for path in tmp_path.glob("*/a")) <= 10_000
 
 
 def test_what_was_used_a_moment_ago_and_what_a_killed_process_left(tmp_path: Path) -> None:

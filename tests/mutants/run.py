@@ -6,8 +6,6 @@ With texts, only the faults whose names have one of them. Prints whether a test 
 which. Exits with 1 if one was missed, or if the text that it changes is gone.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """Edits: a tree of headers is compiled once, and each edit of it decides whether that is a hit."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping, Sequence

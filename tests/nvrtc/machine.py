@@ -5,18 +5,18 @@ each run is a forked child. `python -m nvrtc.machine MODE SEED RUNS STEPS FOLDER
 of JSON with what was counted, or ends with the steps that led to a failure. Modes:
 
 *plain*: as it comes. *trust*: what a file holds is believed by its status at once, not after two
-seconds.
+seconds; each stamp in the manifests on disk must have been that of a file when it had the digest
+beside it.
 *together*: after each step three threads and a process ask at the same
 time for kernels, some of them with debug information, for link time, or such as do not compile.
 """
-
-from __future__ import annotations
 
 import contextlib
 import json
 import os
 import random
 import shutil
+import struct
 import sys
 import threading
 import traceback
@@ -24,10 +24,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import xxhash
 from nvrtc.reference import compile_fresh, next_tick
 from nvrtc.trees import World
 
 import kcache
+from kcache.nvrtc import files
+from kcache.nvrtc.entries import MANIFEST, look_into
+from kcache.nvrtc.manifest import Manifest
 
 MODES = ("plain", "trust", "together")
 #: A manifest keeps 16 dependency sets; a run must not store more, or older ones are rightly forgotten.
@@ -52,14 +56,14 @@ class Run:
         self.states: dict[str, set[str]] = {}
         self.stored = 0
         self.refusal = ""
+        #: Stamp of a file -> the digest that it had under it.
+        self.history: dict[files.Stamp, bytes] = {}
 
     def open(self) -> kcache.KernelCache:
         return kcache.KernelCache(self.folder / "cache")
 
     def prepare(self) -> None:
         if self.mode == "trust":
-            from kcache.nvrtc import files
-
             files.FRESH_NS = -(10**12)
 
     def go(self, steps: int) -> Counter[str]:
@@ -77,7 +81,9 @@ class Run:
             else:
                 self.log.append(self.world.step())
             self.reopen()
+            self.note_files()
             self.check()
+            self.check_stamps()
             if self.mode == "together" and not self.refusal:
                 self.check_together()
         return self.counts
@@ -89,6 +95,35 @@ class Run:
             self.cache = self.open()
         elif roll < 0.3:
             self.cache.clear_memory()
+
+    def note_files(self) -> None:
+        if self.mode == "trust":
+            for path in filter(Path.is_file, map(self.world.top.joinpath, self.world.files())):
+                digest = xxhash.xxh3_128_digest(path.read_bytes())
+                known = self.history.setdefault(files.stamp_of(path.stat()), digest)
+                assert known == digest, "two contents under one stamp: the test itself is wrong"
+
+    def check_stamps(self) -> None:
+        """Assert that no stamp on disk stands beside another file's digest."""
+        if self.mode != "trust":
+            return
+        with kcache.open_engine(self.folder / "cache") as engine:
+            for info in engine.backend.scan():
+                opened = look_into(engine.backend, info)
+                if opened and opened.entry is not None and opened.item.kind == MANIFEST:
+                    for dependency_set in Manifest.from_entry(opened.entry).dependency_sets:
+                        self.check_set(dependency_set)
+
+    def check_set(self, dependency_set: Any) -> None:
+        raw_set, start = dependency_set.raw, dependency_set.sections().digests_at
+        digests = [raw_set[at : at + 16] for at in range(start, len(raw_set), 16)]
+        for raw in dependency_set.stamps.values():
+            for stamp, digest in zip(
+                struct.iter_unpack("<5q", raw[: 40 * len(digests)]), digests, strict=True
+            ):
+                if any(stamp):
+                    self.counts["stamps"] += 1
+                    assert self.history[stamp] == digest, "a stamp beside another's digest"
 
     def check(self) -> None:
         """Assert that cache and compiler agree, and that what is known is a hit."""

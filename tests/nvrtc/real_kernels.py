@@ -1,7 +1,5 @@
 """Real kernels: sources that include what CUDA, CCCL, CUTLASS and others install."""
 
-from __future__ import annotations
-
 import os
 import re
 import site

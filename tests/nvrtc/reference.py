@@ -1,7 +1,5 @@
 """What the tests compare with: NVRTC called directly, and processes of their own."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

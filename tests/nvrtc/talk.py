@@ -1,7 +1,5 @@
 """What the tests of workers share: one worker to talk to, and what it is asked."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Tasks and threads share compiles: the loop goes on, who cancels harms nobody, nobody gets what is stale."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
@@ -63,7 +61,7 @@ def test_it_is_what_get_or_compile_returns(cache: kcache.KernelCache) -> None:
     asyncio.run(main())
 
 
-def test_a_thousand_tasks_compile_once_while_the_loop_runs(
+def test_a_thousand_tasks_compile_once(
     cache: kcache.KernelCache, tmp_path: Path, held: Held
 ) -> None:
     options = ARCH.replace(include_paths=[write(tmp_path / "inc/x.h", "#define V 7\n").parent])
@@ -88,9 +86,7 @@ def test_a_thousand_tasks_compile_once_while_the_loop_runs(
 
 
 @pytest.mark.parametrize("which", [[0], [1, 2], [0, 1, 2, 3]])
-def test_a_cancelled_task_cancels_no_other(
-    cache: kcache.KernelCache, held: Held, which: list[int]
-) -> None:
+def test_cancelling_one_task(cache: kcache.KernelCache, held: Held, which: list[int]) -> None:
     async def main() -> None:
         tasks = [asyncio.create_task(cache.aget_or_compile(SEVEN, (), ARCH)) for _ in range(4)]
         await held.reached()
@@ -192,9 +188,7 @@ class Asking:
         return self.results
 
 
-def test_a_header_edited_during_the_compile_is_not_missed(
-    cache: kcache.KernelCache, tmp_path: Path, held: Held
-) -> None:
+def test_a_header_edit_is_noticed(cache: kcache.KernelCache, tmp_path: Path, held: Held) -> None:
     """Who asks after the edit must not get what was compiled before it."""
     header = write(tmp_path / "inc/x.h", "#define V 1\n")
     options = ARCH.replace(include_paths=[header.parent])
@@ -209,9 +203,7 @@ def test_a_header_edited_during_the_compile_is_not_missed(
     assert first.end()[0].cubin == new.cubin  # it was compiled once more
 
 
-def test_an_error_of_another_place_is_not_shared(
-    cache: kcache.KernelCache, tmp_path: Path, held: Held
-) -> None:
+def test_errors_of_other_places(cache: kcache.KernelCache, tmp_path: Path, held: Held) -> None:
     """The same request with other folders: one compiles, the other does not."""
     source = "#include <x.h>\n" + KERNEL
     bad = ARCH.replace(include_paths=[write(tmp_path / "a/x.h", "#define V no(\n").parent])

@@ -1,7 +1,5 @@
 """Bad input and bad places: a clear error, or the kernel all the same."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """KernelCache with the real compiler: what is a hit, for whom, and after what."""
 
-from __future__ import annotations
-
 import io
 import os
 import threading

@@ -4,8 +4,6 @@ NVRTC keeps state. Each option that workers take for harmless is tried here: pro
 compiled before and after it in one worker, and compared with those of new ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """The clock: what shows the date or the time of its compile is not cached, and everything else is."""
 
-from __future__ import annotations
-
 import re
 import time
 from random import Random
@@ -166,7 +164,7 @@ def test_no_spelling_hides_the_clock(cache, long):
     names = "#define e\n#define z()\n#define w(x)\n#define I(x) x\n#define LAST(x, y) y\n"
     files = {"a.h": GLUE, "b.h": names + "#define CALL(f, x) f x\n"}
     random, found = Random(21), 0
-    for _ in range(2000 if long else 30):
+    for _ in range(2000 if long else 10):
         defined: list[str] = []
         text = joined(random, "__DATE__", defined)
         code = f'#include "a.h"\n#include "b.h"\n{"".join(defined)}__device__ const char* d = {text};\n'
@@ -175,7 +173,7 @@ def test_no_spelling_hides_the_clock(cache, long):
             found += 1
             cache.get_or_compile(code, (), PTX, headers=files)
             assert cache.lookup(code, (), PTX, headers=files) is None, code
-    assert found > 15
+    assert found >= 5
 
 
 def test_a_compiler_that_does_not_ask_ctime_caches_nothing(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """compile_many: in order, in parallel, once each, errors as values, shared among processes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -103,9 +101,7 @@ def test_errors_are_values(cache: kcache.KernelCache) -> None:
         ((source(1), (), "sm_90"), r"requests\[1\]: options: expected .*, got str"),
     ],
 )
-def test_a_bad_request_is_named_and_nothing_compiled(
-    cache: kcache.KernelCache, bad: Any, message: str
-) -> None:
+def test_bad_requests_are_named(cache: kcache.KernelCache, bad: Any, message: str) -> None:
     with pytest.raises(kcache.ConfigError, match=message):
         cache.compile_many([(source(1), (), PTX), bad])
     assert cache.stats().compiles == 0
@@ -147,9 +143,7 @@ class Together:
         return self._compile_request(request, *args)
 
 
-def test_as_many_at_a_time_as_asked_for(
-    cache: kcache.KernelCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs(cache: kcache.KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = list(range(100, 106))
     together = Together(3, map(source, numbers))
     monkeypatch.setattr(compiler, "compile_request", together)

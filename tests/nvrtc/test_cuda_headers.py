@@ -1,7 +1,5 @@
 """CUDA's own headers: where they are found, and what is said where one is missing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -52,9 +50,7 @@ def test_a_header_that_was_not_found_is_named_with_its_place(cccl: Path) -> None
         ("curand_kernel.h", "nvidia-curand"),
     ],
 )
-def test_the_package_of_a_missing_header_is_named(
-    header: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packages_are_named(header: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kcache.include_paths() == ()
     for library, name in (("libnvrtc.so.13", package), ("libnvrtc.so.12", f"{package}-cu12")):
         found = Library(library, "")

@@ -1,7 +1,5 @@
 """What a kernel depends on: after each edit there is a hit exactly where nothing relevant changed."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading
@@ -295,9 +293,7 @@ def _values(text: bytes | None) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("where", ["source", "header"])
-def test_has_include_however_it_is_written(
-    cache: kcache.KernelCache, tree: Path, where: str
-) -> None:
+def test_has_include(cache: kcache.KernelCache, tree: Path, where: str) -> None:
     """All of them in one compile, which asks for a header of its own for each."""
     lines = "".join(_spelled(number) for number in range(len(HAS_INCLUDE)))
     base: dict[str, str | None] = {"first/sub": "/", "inc/sub": "/", "inc/x.h": lines}
@@ -458,9 +454,7 @@ def test_another_thread_changes_the_directory_during_compiles(
 
 
 @pytest.mark.parametrize("raw", [b"\xff", b"\xed\xa0\x80"])
-def test_a_working_directory_that_is_not_utf8(
-    cache: kcache.KernelCache, tree: Path, raw: bytes
-) -> None:
+def test_odd_working_directories(cache: kcache.KernelCache, tree: Path, raw: bytes) -> None:
     here = tree / os.fsdecode(raw)
     header = write(here / "inc/x.h", "#define V 1\n")
     os.chdir(here)

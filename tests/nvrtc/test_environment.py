@@ -1,7 +1,5 @@
 """The environment: variables, the working directory's spelling, the library on disk, its releases."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,9 +93,7 @@ def _looked_up(cache: KernelCache, source: str, options: kcache.CompileOptions) 
     return kernel and (kernel.ptx, kernel.cubin)
 
 
-def test_a_variable_that_means_nothing(
-    cache: KernelCache, tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_variable(cache: KernelCache, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tree / "inc/x.h", "#define V 1\n")
     options = ARCH.replace(include_paths=["inc"])
     source = "#include <x.h>\n" + KERNEL

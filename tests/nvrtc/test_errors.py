@@ -1,7 +1,5 @@
 """What one tries first, and what a wrong program is told: arguments, names, a cache that is closed."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import traceback
@@ -66,17 +64,13 @@ def test_a_compile_error_ends_with_at_most_40_lines_of_the_log(cache: kcache.Ker
         ("axpy", "cannot determine which instance"),
     ],
 )
-def test_a_wrong_name_expression_is_told_as_it_was_written(
-    cache: kcache.KernelCache, name: str, what: str
-) -> None:
+def test_wrong_name_expressions(cache: kcache.KernelCache, name: str, what: str) -> None:
     with cache, pytest.raises(kcache.CompileError) as caught:
         cache.get_or_compile(AXPY, ["axpy<int>", name], ARCH)
     assert f"kernel.cu: the name expression {name!r} is wrong: {what}" in str(caught.value)
 
 
-def test_a_template_without_an_instance_is_warned_about_once(
-    cache: kcache.KernelCache, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unused_template(cache: kcache.KernelCache, caplog: pytest.LogCaptureFixture) -> None:
     empty = AXPY.replace("axpy", "scale").replace("T>", "T, int N = sizeof(T)>")
     with cache:
         for _ in range(2):

@@ -1,7 +1,5 @@
 """What was verified is stored with what verified it: no stamp stands beside another's digest."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

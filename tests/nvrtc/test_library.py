@@ -1,7 +1,5 @@
 """The compiler's identity: a kernel is served only to the compiler that would make it."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The last part of a source's name is in the key; its directory is a root like any other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -142,9 +140,7 @@ def test_a_path_is_its_text_and_headers_in_quotes_are_beside_it(project: Path) -
     "name",
     ["../src/k.cu", "./sub/k.cu", "sub//k.cu", "sub/../k.cu", "none/k.cu", "x" * 300 + ".cu"],
 )
-def test_a_source_without_headers_is_cached_however_its_name_is_written(
-    name: str, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_odd_names_are_cached(name: str, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("src", "work/sub"):
         (project / folder).mkdir(parents=True)
         (project / folder / "k.cu").touch()

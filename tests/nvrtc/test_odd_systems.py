@@ -3,8 +3,6 @@
 Each is tried in a process of its own, whose exit code tells.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

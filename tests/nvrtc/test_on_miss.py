@@ -1,7 +1,5 @@
 """`why`, and `on_miss="error"`: what is not cached is an error with the reason, and not compiled."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """CompileOptions: each field reaches NVRTC, and separates what is cached."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Real kernels while their headers are edited: what a bare compile makes, and hits without a change."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The trace: what it lists is what strace lists of a bare compile, for real kernels."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os
@@ -191,7 +189,7 @@ def test_the_compiler_looks_into_the_directories_that_are_taken_for_some(tree: P
 
 
 @pytest.mark.parametrize("changes", [False, True])
-def test_a_file_that_changes_while_it_is_read_has_no_stamp(
+def test_changes_while_it_is_read(
     tmp_path: Path, changes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     header, looks = write(tmp_path / "x.h", "#define V 1\n"), iter(range(9))

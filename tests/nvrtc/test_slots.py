@@ -1,7 +1,5 @@
 """Slots: no more compiles run than there are processors, whatever becomes of their processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Workers: whatever ends, is killed, forked or garbled, every request ends right and nothing stays."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -235,9 +233,7 @@ def in_child(cache: KernelCache, work: Callable[[], object]) -> None:
         assert wait(pid) == 0
 
 
-def test_a_child_forked_in_mid_compile_compiles_and_the_parent_finds_it(
-    cache: KernelCache, tmp_path: Path
-) -> None:
+def test_a_child_forked_in_mid_compile(cache: KernelCache, tmp_path: Path) -> None:
     write(tmp_path / "inc/x.h", "#define V 1\n")
     options = ARCH.replace(include_paths=[tmp_path / "inc"])
     source = "#include <x.h>\ntemplate<int N> __global__ void k(int* out) { *out = N + V; }"

@@ -1,7 +1,5 @@
 """World: a random include tree, what can happen to it, and a request that reads it."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -229,9 +229,7 @@ def faulty(kind: Kind) -> Iterator[Proxy]:
     ],
     ids=repr,
 )
-def test_a_fault_is_an_error_or_a_timeout(
-    faults: Faults, counted: str, kind: Kind, faulty: Proxy
-) -> None:
+def test_faults_are_counted(faults: Faults, counted: str, kind: Kind, faulty: Proxy) -> None:
     timeout = "connect_timeout=60&timeout=60" if counted == "errors" else "timeout=0.3"
     remote = remote_at(kind.at(faulty.port), f"slow=60&{timeout}")
     assert remote.get(key("fault")) == (0, envelope(key("fault")))

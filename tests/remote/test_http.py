@@ -1,7 +1,5 @@
 """HTTP: credentials, redirects, TLS and proxies, with a real nginx, and what a server may send."""
 
-from __future__ import annotations
-
 import base64
 import os
 from pathlib import Path
@@ -112,7 +110,7 @@ def test_netrc(at: Open) -> None:
         at("private")
 
 
-def test_what_the_address_does_not_name_is_not_sent_in_the_clear(
+def test_tokens_are_not_sent_in_the_clear(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def sent(url: str, host: str) -> str | None:
@@ -231,9 +229,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 20 + SOUND, b"abc"),
     ],
 )
-def test_what_a_server_may_send(
-    raw: bytes, found: bytes | None, server: RawServer, store: Open
-) -> None:
+def test_odd_answers(raw: bytes, found: bytes | None, server: RawServer, store: Open) -> None:
     port, answers, _ = server
     answers.append(raw)
     cache = store(f"http://127.0.0.1:{port}/x?layout=flat")

@@ -221,9 +221,7 @@ def test_another_users_directory_and_a_read_only_mount(tmp_path: Path, backend: 
     assert done.stdout.split() == ["True", "1", "0"], done.stderr
 
 
-def test_a_directory_is_trusted_for_its_owner_with_a_signing_key_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directories_need_no_signatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files carry no signatures; who may write to it decides, as for the cache itself."""
     fill(tmp_path / "layer")
     pytest.importorskip("cryptography", reason="cryptography is missing")
@@ -239,9 +237,7 @@ def test_a_directory_is_trusted_for_its_owner_with_a_signing_key_too(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_only_the_owner_of_a_layer_is_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entries_of_a_third_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path_safety, "trusted", path_safety.trusted)
     path_safety.trusted.discard(12346)
     (made,) = fill(tmp_path / "layer")
@@ -291,9 +287,7 @@ def bundle(makers: Path, tmp_path: Path) -> Path:
     return tmp_path / "kernels.kcb"
 
 
-def test_another_checkout_compiles_nothing_and_nothing_is_written(
-    tmp_path: Path, bundle: Path
-) -> None:
+def test_a_bundle_serves_another_checkout(tmp_path: Path, bundle: Path) -> None:
     options = checkout(tmp_path / "two")
     before = bundle.stat()
     with kcache.KernelCache(tmp_path / "maker") as cache:
@@ -317,9 +311,7 @@ def test_another_checkout_compiles_nothing_and_nothing_is_written(
     assert (before.st_mtime_ns, before.st_size) == (after.st_mtime_ns, after.st_size)
 
 
-def test_a_damaged_bundle_costs_a_compile_and_is_told_of(
-    tmp_path: Path, bundle: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_bundle(tmp_path: Path, bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = bytearray(bundle.read_bytes())
     for at in range(100, len(data) - 300, 50):
         data[at] ^= 1
@@ -337,9 +329,7 @@ def test_a_damaged_bundle_costs_a_compile_and_is_told_of(
 @pytest.mark.parametrize(
     "how", ["empty", "cut in a value", "cut in the middle", "another", "longer"]
 )
-def test_a_bundle_that_is_written_over_while_it_is_open(
-    tmp_path: Path, bundle: Path, how: str
-) -> None:
+def test_a_bundle_that_is_overwritten(tmp_path: Path, bundle: Path, how: str) -> None:
     """Into the same file, which nobody should do: what comes of it is right, or compiled."""
     fill(tmp_path / "more", 2, 3)
     with kcache.KernelCache(tmp_path / "more") as cache:

@@ -101,9 +101,7 @@ def test_every_kernel_is_compiled_once_on_all_hosts(
     assert killed or sum(stats["remote_errors"] for stats in counted) == 0
 
 
-def test_a_holder_that_never_ends_is_waited_for_a_while(
-    hosts: Machines, redis_server: servers.Redis
-) -> None:
+def test_the_wait_for_a_holder_ends(hosts: Machines, redis_server: servers.Redis) -> None:
     remote = f"redis://127.0.0.1:{redis_server.port}/13?{PATIENT}"
     holder = hosts.cache("a", remote)
     cache = hosts.cache("b", remote, wait=0.2)

@@ -89,9 +89,7 @@ def everything(storage: Storage) -> None:
             ask()
 
 
-def test_the_host_of_a_redirect_gets_no_credentials(
-    address: str, server: RawServer, store: Open
-) -> None:
+def test_redirects_carry_no_credentials(address: str, server: RawServer, store: Open) -> None:
     port, answers, asked = server
     answers.append(SOUND)
 

@@ -19,9 +19,7 @@ def push(directory: Path, remote: str, *arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_what_the_cache_has_serves_another_machine(
-    hosts: Machines, redis_server: servers.Redis, tmp_path: Path
-) -> None:
+def test_push(hosts: Machines, redis_server: servers.Redis, tmp_path: Path) -> None:
     """Kernels with and without headers; a local hit alone sends nothing."""
     remote = f"redis://127.0.0.1:{redis_server.port}/6/push"
     text, options = (

@@ -146,9 +146,7 @@ def problem(path: Path) -> str:
         ("keys.pub", 0o644, ""),
     ],
 )
-def test_who_may_read_and_write_a_file_of_keys(
-    what: str, mode: int, why: str, tmp_path: Path
-) -> None:
+def test_modes_of_key_files(what: str, mode: int, why: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     path = new_keys(folder / "keys")
@@ -211,9 +209,7 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
     assert repr(keys) == f"<Ed25519 keys {known.hex()}>"
 
 
-def test_without_cryptography_the_message_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = new_keys(tmp_path / "keys")
     monkeypatch.setitem(__import__("sys").modules, "cryptography.hazmat.primitives", None)
     assert "install kcache with the extra signing" in problem(path)

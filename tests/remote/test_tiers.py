@@ -59,7 +59,7 @@ def test_headers_are_compared_where_they_are_used(client: DaemonClient, tmp_path
         assert cache.stats().remote_hits == 1, "no dependency set has erased another"
 
 
-def test_read_only_caches_and_addresses_upload_nothing(
+def test_read_only_uploads_nothing(
     store: MemoryClient, client: DaemonClient, tmp_path: Path
 ) -> None:
     with machine(tmp_path / "a"):
@@ -71,9 +71,7 @@ def test_read_only_caches_and_addresses_upload_nothing(
     assert store.values == {}
 
 
-def test_disabled_and_recache_ask_nobody(
-    store: MemoryClient, client: DaemonClient, tmp_path: Path
-) -> None:
+def test_disable_and_recache(store: MemoryClient, client: DaemonClient, tmp_path: Path) -> None:
     with machine(tmp_path / "a", disable=True) as cache:
         cache.get_or_compile(source(), options=ARCH)
     assert store.operations == []
@@ -84,9 +82,7 @@ def test_disabled_and_recache_ask_nobody(
     assert store.values, "what is compiled anew replaces what is there"
 
 
-def test_a_damaged_remote_that_is_only_read_hides_none_behind_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_remote_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether its values are broken, or sound and yet no kernel of ours."""
     from kcache.entry import FORMAT_VERSION
     from kcache.nvrtc import PRODUCER

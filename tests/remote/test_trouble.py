@@ -42,7 +42,7 @@ def ask(cache: kcache.KernelCache, *values: int) -> list[bool]:
     return found
 
 
-def test_a_program_that_has_ended_leaves_its_uploads_to_the_service(
+def test_uploads_of_an_ended_program(
     hosts: Machines, redis_server: servers.Redis, tmp_path: Path
 ) -> None:
     """Through a proxy that delays: the program is gone long before the upload is done."""

@@ -196,9 +196,7 @@ def test_it_makes_its_socket_again_and_ends_with_its_only_program(place: Path) -
 
 
 @pytest.mark.usefixtures("hasty")
-def test_who_waits_gets_signs_of_life_if_it_reads_them(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heartbeats(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "HEARTBEAT", 0.0)
     path, handlers = place / "socket", Echo()
     handlers.patient = True
@@ -360,9 +358,7 @@ def test_programs_that_find_none_start_one_of_them(place: Path) -> None:
     assert os.listdir(place) == []
 
 
-def test_a_program_that_is_stopped_while_it_starts_one_is_not_waited_for_without_end(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_starter(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "TURN_TIMEOUT", 0.05)
     place.chmod(0o700)
     other = os.open(place, os.O_RDONLY)
@@ -373,9 +369,7 @@ def test_a_program_that_is_stopped_while_it_starts_one_is_not_waited_for_without
 
 
 @pytest.mark.parametrize("wrong", ["interpreter", "told"])
-def test_one_that_can_not_be_started_leaves_no_socket(
-    place: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
-) -> None:
+def test_a_failed_start(place: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     place.chmod(0o700)
     service = Service("echo", "service.echo", bytes(1 << 20) if wrong == "told" else b"")
     if wrong == "interpreter":
