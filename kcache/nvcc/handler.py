@@ -39,6 +39,10 @@ class NvccHandler:
         self._store = Store(cache)
         self._recorder = os.fsencode(recorder)
 
+    def close(self) -> None:
+        """Send what is to be sent to remotes, and disconnect. Idempotent."""
+        self._store.close()
+
     def answer(self, fields: Sequence[bytes], client: Client) -> Sequence[bytes]:
         """Return the answer to a question, which has these fields after `ASK` and the standing.
 

@@ -8,22 +8,32 @@ two as the manifest and the kernel of a request.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from kcache.entry import JSON, Entry
+from kcache.entry import JSON, Entry, encode
 from kcache.errors import CorruptEntryError
+from kcache.kernels.lookup import LocalTier, SharedTier
+from kcache.kernels.tiers import open_read_only_tier, open_remotes
 from kcache.nvcc.artifact import Artifact, about
 from kcache.nvcc.evidence import Check, Evidence
 from kcache.nvrtc.entries import MANIFEST
 from kcache.nvrtc.files import NO_STAMP, FileDigests, Stamp, lasting
 from kcache.nvrtc.request import digest_fields
+from kcache.remote.daemon_protocol import Upload
+from kcache.remote.storage import RemoteError
 
 if TYPE_CHECKING:
     from kcache.kernel_cache import KernelCache
     from kcache.nvcc.request import Request
 
 T = TypeVar("T")
+#: Returns the entries of a tier under a key, and whether each is to be kept in the own cache.
+_Entries: TypeAlias = "Callable[[str], Iterable[tuple[Entry, bool]]]"
+#: An artifact, its evidence, its entry, and whether it is to be kept.
+_Found: TypeAlias = "tuple[Artifact, bytes, Entry, bool]"
 
 #: What the sections of a manifest begin with; those of NVRTC's have other names.
 _SECTION = "evidence"
@@ -58,34 +68,63 @@ class Store:
         self._checks: dict[tuple[bytes, tuple[str, ...]], Check] = {}
         self._reads = 0
         self._load_tools()
+        local = LocalTier(self._engine)
+        read_only = open_read_only_tier(local, config) if self.reads else None
+        self._remotes = open_remotes(config)
+        remote = None if self._remotes is None else SharedTier(local, self._remotes, "remote")
+        tiers = ("layer_hits", read_only), ("remote_hits", remote if self.reads else None)
+        self._shared = [(count, tier) for count, tier in tiers if tier is not None]
+
+    def close(self) -> None:
+        """Close the read-only tiers and the remotes. Idempotent."""
+        for _, tier in self._shared:
+            tier.close()
+        if self._remotes is not None:
+            self._remotes.close()
 
     def lookup(self, request: Request, key: str, *, again: bool = False) -> Artifact | str:
-        """Return the artifact of a request, counted as a hit; or why there is none."""
+        """Return the artifact of a request, counted as a hit; or why there is none.
+
+        With `again`, only the user's own cache is asked.
+        """
         if not self.reads:
             return "the settings let the cache not be read"
         started = time.perf_counter()
+        found = self._find(request, key, lambda each: self._own(each, again=again))
+        for count, tier in () if again else self._shared:
+            if isinstance(found, str):
+                with suppress(RemoteError, OSError):  # a warning was logged
+                    shared = self._find(request, key, partial(tier.entries, damaged=[]))
+                    if not isinstance(shared, str):
+                        found = shared
+                        self._engine.counters.add(count)
+        if isinstance(found, str):
+            return found
+        artifact, raw, entry, keep = found
+        if keep:
+            self._put(key, raw, entry)
+        self._engine.counters.hit(artifact.seconds, time.perf_counter() - started, False)
+        self.remember_tools()
+        return artifact
+
+    def _find(self, request: Request, key: str, entries: _Entries) -> _Found | str:
+        """Return the first artifact in a tier whose evidence holds; or why there is none."""
         reason = "no such command was compiled"
-        for raw in self._sets(key, again=again):
-            try:
-                difference = self._check(raw, request).difference(request, self.digests)
-                if difference is not None:
-                    reason = difference
-                    continue
-                entry, from_memory = self._fetch(_result_key(key, raw), again=again)
-                if entry is None:
+        for manifest, _ in entries(key):
+            for raw in _sets_in(manifest):
+                try:
+                    difference = self._check(raw, request).difference(request, self.digests)
+                    if difference is not None:
+                        reason = difference
+                        continue
                     reason = "the artifact was evicted"
-                    continue
-                artifact = Artifact.from_entry(entry)
-            except (CorruptEntryError, LookupError, OSError, TypeError, ValueError) as error:
-                reason = f"an entry that can't be used: {error}"
-                continue
-            if not artifact.suits(request):
-                reason = "its text was written to other streams"
-                continue
-            seconds = time.perf_counter() - started
-            self._engine.counters.hit(artifact.seconds, seconds, from_memory)
-            self.remember_tools()
-            return artifact
+                    for entry, keep in entries(_result_key(key, raw)):
+                        artifact = Artifact.from_entry(entry)
+                        if artifact.suits(request):
+                            return artifact, raw, entry, keep
+                        reason = "its text was written to other streams"
+                except (CorruptEntryError, LookupError, TypeError, ValueError) as error:
+                    reason = f"an entry that can't be used: {error}"
         return reason
 
     def put(self, request: Request, key: str, evidence: Evidence, artifact: Artifact) -> str:
@@ -94,13 +133,22 @@ class Store:
         difference = self._check(raw, request).difference(request, self.digests)
         if difference is not None:
             return f"this changed during the compile: {difference}"
-        if not self._engine.put(_result_key(key, raw), artifact.to_entry(about(request))):
-            return "the cache has no room"
-        sets = [raw, *(old for old in self._sets(key, again=True) if old != raw)][:MAX_SETS]
-        payload = {f"{_SECTION}{number}": each for number, each in enumerate(sets)}
-        stored = self._engine.put(key, Entry(payload, {"kind": MANIFEST}))
+        entry = artifact.to_entry(about(request))
+        if self._remotes is not None and self._remotes.writable:
+            producer = self._engine.producer.encode()
+            for each, content in ((_result_key(key, raw), entry), (key, _manifest([raw]))):
+                if self._remotes.put(Upload((each, encode(each, content, producer=producer)))):
+                    self._engine.counters.add("remote_puts")
         self.remember_tools()
-        return "" if stored else "the cache has no room"
+        return "" if self._put(key, raw, entry) else "the cache has no room"
+
+    def _put(self, key: str, raw: bytes, entry: Entry) -> bool:
+        """Store an artifact, and then its evidence, so that none is without its artifact."""
+        if not self._engine.put(_result_key(key, raw), entry):
+            return False
+        old = [each for own, _ in self._own(key, again=True) for each in _sets_in(own)]
+        sets = [raw, *(each for each in old if each != raw)][:MAX_SETS]
+        return bool(self._engine.put(key, _manifest(sets)))
 
     def missed(self, seconds: float, *, problem: str) -> None:
         """Count a compile."""
@@ -130,7 +178,7 @@ class Store:
 
     def _load_tools(self) -> None:
         """Take over the digests of the tools: reading them takes longer than all else."""
-        entry, _ = self._fetch(_TOOLS_KEY, again=True)
+        entry = next((entry for entry, _ in self._own(_TOOLS_KEY, again=True)), None)
         rows = None if entry is None else entry.metadata.get("tools")
         now = self.digests.clock()
         for row in rows if isinstance(rows, list) else ():
@@ -158,17 +206,14 @@ class Store:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _fetch(self, key: str, *, again: bool) -> tuple[Entry | None, bool]:
+    def _own(self, key: str, *, again: bool) -> Iterator[tuple[Entry, bool]]:
+        """Yield the entry under a key in the user's own cache, which has not to be kept."""
         damaged: list[tuple[str, CorruptEntryError]] = []
-        found = self._engine.fetch(key, damaged)
+        entry, _ = self._engine.fetch(key, damaged)
         for problem in () if again else damaged:
             self._engine.refuse(*problem)
-        return found
-
-    def _sets(self, key: str, *, again: bool) -> Sequence[bytes]:
-        entry, _ = self._fetch(key, again=again)
-        payload = {} if entry is None else entry.payload
-        return [payload[name] for name in sorted(payload) if name.startswith(_SECTION)]
+        if entry is not None:
+            yield entry, False
 
     def _check(self, raw: bytes, request: Request) -> Check:
         place = raw, request.roots.paths
@@ -179,6 +224,16 @@ class Store:
                 self._checks.pop(next(iter(self._checks)), None)
             self._checks[place] = check
         return check
+
+
+def _manifest(sets: Sequence[bytes]) -> Entry:
+    payload = {f"{_SECTION}{number}": raw for number, raw in enumerate(sets)}
+    return Entry(payload, {"kind": MANIFEST})
+
+
+def _sets_in(manifest: Entry) -> list[bytes]:
+    payload = manifest.payload
+    return [payload[name] for name in sorted(payload) if name.startswith(_SECTION)]
 
 
 def _result_key(key: str, raw: bytes) -> str:

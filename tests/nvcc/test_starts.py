@@ -241,3 +241,16 @@ def test_many_starts_at_once_compile_once(service: Service, project: Path) -> No
     ]
     assert [process.wait(120) for process in started] == [0] * 8
     assert (service.counts["misses"], service.counts["hits"]) == (1, 7)
+
+
+@pytest.mark.slow
+def test_a_read_only_directory_answers(service: Service, project: Path, tmp_path: Path) -> None:
+    assert service.run(*CUBIN, cwd=project).returncode == 0
+    made = (project / "k.cubin").read_bytes()
+    (project / "k.cubin").unlink()
+    shared = tmp_path / "shared"
+    (tmp_path / "cache").rename(shared)
+    service.restart(KCACHE_REMOTE=shared.as_uri())
+    assert service.run(*CUBIN, cwd=project).returncode == 0
+    assert (project / "k.cubin").read_bytes() == made
+    assert (service.counts["hits"], service.counts["misses"]) == (1, 0)
