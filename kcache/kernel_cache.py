@@ -45,7 +45,7 @@ class KernelCache:
     are the same as at its compile. Errors of the backend never make a compile fail.
 
     Threads: safe to share, but not in a signal handler. Processes: any number may share a
-    directory. Crash: a process may be killed at any instant; the others go on without repair, and
+    directory. Crash: a process may be killed at any instant; the others need no repair, and
     the processes that compile for it end, too. Fork: the child may use the cache, and gets workers
     of its own.
 
@@ -56,7 +56,7 @@ class KernelCache:
         max_size: the cap, in bytes or as text such as `"512MB"`; 1 GiB by default. The stored bytes
             never exceed the cap; with the backends file and zstd, each concurrent writer may exceed
             it by one entry.
-        memory_size: the size of the memory tier, likewise; 64 MiB by default, 0 switches it off.
+        memory_size: the size of the memory tier; 64 MiB by default, 0 switches it off.
         read_only: use the entries that are there, and write nothing.
         disable: compile every time, and neither read nor write the cache.
         recache: compile every time, and replace the entries that are there.
@@ -76,8 +76,8 @@ class KernelCache:
             ...). By default `KCACHE_REMOTE`; `()` for none.
 
     An argument comes before the environment, and that before what is saved with the directory
-    (`kcache config --set`). A wrong value there is no error: kcache logs one warning and ignores
-    it. If `KCACHE_DIR` can't be used, this process caches in memory alone.
+    (`kcache config --set`). A wrong value there is not an error: kcache logs one warning and
+    ignores it. If `KCACHE_DIR` can't be used, this process caches in memory alone.
 
     Raises:
         ConfigError: an argument has a value that is not allowed, or `directory` is unsafe.
@@ -184,7 +184,7 @@ class KernelCache:
         except CompileError as error:
             error.__traceback__ = None  # kcache's frames are noise to the caller
             raise
-        except OSError as error:  # an import of ours may need one, too
+        except OSError as error:  # an import may need one, too
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise KcacheError(f"kcache has no descriptors left: {error}") from error
             raise
@@ -220,8 +220,8 @@ class KernelCache:
         """Do the same as `get_or_compile`, without blocking the event loop.
 
         Tasks that ask for the same kernel at the same time share one compile. A task that is
-        cancelled stops waiting. The compile goes on for the other tasks and for the cache, unless
-        the cache is closed first: then its kernel is dropped.
+        cancelled stops waiting. The compile is finished for the other tasks and for the cache,
+        unless the cache is closed first: then its kernel is dropped.
 
         The arguments and errors are those of `get_or_compile`.
         """
@@ -330,7 +330,7 @@ class KernelCache:
         """Record every request in a `with` block, for `kcache warm`.
 
         Each kernel adds one line to the file at `path`, even if it is a hit. Several processes may
-        record into one file. If the file can't be written, kcache logs this once and goes on. A
+        record into one file. If the file can't be written, kcache logs this once. A
         file that `KCACHE_RECORD` names is recorded into from the start, without this method.
         """
         return closing(self._requests.record(path))
@@ -392,11 +392,11 @@ class KernelCache:
         """Evict the coldest entries until at most `max_size` bytes are stored; return bytes freed.
 
         `max_size` is 90 % of the cap by default. `older_than` is seconds, or text such as `"30d"`.
-        It first evicts the entries that nobody has used for that long. Then only a given
+        It first evicts the entries that were not used for that long. Then only a given
         `max_size` evicts more.
 
         Raises:
-            ConfigError: `max_size` is no size, or `older_than` no age.
+            ConfigError: `max_size` is not a size, or `older_than` not an age.
         """
         self._requests.require_open()
         return self.engine.trim(max_size, older_than=older_than)

@@ -67,10 +67,10 @@ def _complain(service: CompileService, said: int, group: int) -> None:
             find_cache({}, look=True, complain=tell)
         if env.current().get(env.REMOTE):
             from kcache.config import Config
-            from kcache.kernels.tiers import tell_of_remotes
+            from kcache.kernels.tiers import report_remotes
 
             config = Config.load(complain=lambda _: None)
-            service.remotes = tell_of_remotes(config, group, tell)
+            service.remotes = report_remotes(config, group, tell)
     os.close(said)
 
 

@@ -168,7 +168,7 @@ def _prepare(
         about = start.status(path) if os.path.basename(path).startswith(name) else None
         if about is not None:
             if path != running[0] and variables.get(env.REMOTE):
-                _tell_of_remotes(variables)
+                _report_remotes(variables)
             return env.of_dropin(environment, preloaded, path), path, about
     if shared:
         start.joined(lasting, service, variables).close()
@@ -178,7 +178,7 @@ def _prepare(
     return env.of_dropin(environment, preloaded, path), path, None
 
 
-def _tell_of_remotes(variables: Mapping[str, str]) -> None:
+def _report_remotes(variables: Mapping[str, str]) -> None:
     """Start a process that says which remotes do not answer, as the server of others can't."""
     service = start.Service("trouble", "kcache.dropin.compile_service", b"")
     with suppress(OSError):  # the program works without

@@ -65,7 +65,7 @@ class CacheEngine:
     may exceed it by one entry.
 
     Threads: safe to share. Processes: any number may share one directory. Crash: as the
-    backend promises. Fork: the child may go on using the engine.
+    backend promises. Fork: the child may use the engine, too.
 
     Args:
         backend: where the bytes live.
@@ -77,7 +77,7 @@ class CacheEngine:
         stats_file: where counts are added up over processes; None keeps them in this process.
         lock_file: processes lock it, so that `get_or_create` makes each entry only once. With None,
             this is true only for the threads of one process.
-        wait: how many seconds `get_or_create` waits while somebody else makes the entry.
+        wait: seconds that `get_or_create` waits while another thread or process makes the entry.
         journal: a cache's directory, whose journal records why entries left the cache; None records
             nothing.
         name: of the backend, in the journal.
@@ -214,7 +214,7 @@ class CacheEngine:
         return self.flight.run(key, partial(self.find, key, is_retry=True), make, adopt)
 
     def delete(self, key: str, *, noted: bool = True) -> bool:
-        """Remove `key` everywhere here, `noted` in the journal; tell whether the backend held it.
+        """Remove `key` everywhere here, `noted` in the journal; return whether the backend held it.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
@@ -237,7 +237,7 @@ class CacheEngine:
         `max_size` is given.
 
         Raises:
-            ConfigError: `max_size` is no size, or `older_than` no age.
+            ConfigError: `max_size` is not a size, or `older_than` not an age.
         """
         eviction = self._eviction(partial(self._evict, "trimmed"))
         goal = eviction.low_water if max_size is None else parse_size(max_size, name="max_size")
@@ -300,7 +300,7 @@ class CacheEngine:
 
     def close(self) -> None:
         """Flush the statistics and close the backend. Idempotent."""
-        self._closed = True  # from now on, no warning tells what a thread fails at
+        self._closed = True  # from now on, failures of other threads are not warnings
         self._at_end()
 
     def __enter__(self) -> Self:
@@ -453,7 +453,7 @@ class CacheEngine:
 
     @contextmanager
     def _surviving(self, operation: str) -> Generator[None]:
-        """Count an error of the backend in the block, log it once, and go on."""
+        """Count and log an error of the backend in the block, and suppress it."""
         try:
             yield
         except SURVIVED as error:

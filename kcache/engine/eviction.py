@@ -16,7 +16,7 @@ LOW_WATER = 0.9
 #: short (10 % of 100,000 entries would take a second), and LMDB, which keeps 2 pages in memory for
 #: each entry, stays small.
 EVICT_BATCH = 64
-#: A trim or clear lets other writers go first after this many entries.
+#: A trim or clear lets other writers run after this many entries.
 DELETE_BATCH = 1024
 #: ... and after this many if the backend has no room: LMDB copies 3 pages of its index for each.
 FREE_BATCH = 16
@@ -44,7 +44,7 @@ class Eviction:
         self.low_water = int(max_size * LOW_WATER)
 
     def put(self, key: str, blob: bytes, cost: int) -> bool:
-        """Make room for `blob`, of `cost` stored bytes, and put it; tell whether there was room."""
+        """Make room for `blob`, of `cost` stored bytes, and put it; return whether it fits."""
         try:
             return self._put_once(key, blob, cost)
         except FullError as error:
@@ -67,7 +67,7 @@ class Eviction:
             return True
 
     def make_room(self, incoming: int) -> bool:
-        """Evict enough for `incoming` more bytes; tell whether there is room now."""
+        """Evict enough for `incoming` more bytes; return whether there is room now."""
         allowed = self._max_size - incoming
         low = self.low_water - incoming
         if self._backend.usage().bytes > allowed:
@@ -76,7 +76,7 @@ class Eviction:
         return True
 
     def trim_to(self, goal: int, *, most: int = DELETE_BATCH) -> int:
-        """Evict what exceeds `goal` now; what others put meanwhile does not count.
+        """Evict what exceeds `goal` now; what other writers put in the same time does not count.
 
         Others may write after every `most` entries.
         """

@@ -28,7 +28,7 @@ LIMIT = 128 << 10
 #: The two files together take 1/200 of the cap at most, or 16 KiB with a small cap.
 _SHARE = 400
 _LEAST = 8 << 10
-#: Events. An entry was removed to stay under the cap; by a trim that somebody asked for; by itself;
+#: Events. An entry was removed to stay under the cap; by a trim; by itself;
 #: with all others; with all others, to another backend; because it was damaged, or of another
 #: version or program. Or it was not stored: for lack of room; because it must not be.
 What: TypeAlias = Literal[

@@ -39,7 +39,7 @@ class _LoweredNames(dict[str, str]):
         more = did_you_mean(name, self) if isinstance(name, str) else ""
         there = ", ".join(map(repr, self)) or "none: it was compiled without names"
         raise _NoSuchNameError(
-            f"{name!r} is no name expression of this kernel{more}; there are: {there}"
+            f"{name!r} is not a name expression of this kernel{more}; expected one of: {there}"
         )
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.search import HeaderSearch
 
 #: How many clauses of one kind a sentence holds.
-_TOLD = 2
+_MAX_ALIKE = 2
 
 _SETTINGS = {
     "disable": ("disabled", "the cache is neither read nor written"),
@@ -94,14 +94,14 @@ class Explanation(NamedTuple):
 
     @property
     def clauses(self) -> str:
-        """The causes in one line; of many of one kind, the first and the number of others."""
-        told: list[str] = []
+        """The causes in one line; of many of one kind, the first and the number of the rest."""
+        clauses: list[str] = []
         for _, group in groupby(self.causes, key=lambda cause: cause.kind):
             alike = [cause.what for cause in group]
-            if len(alike) > _TOLD:
+            if len(alike) > _MAX_ALIKE:
                 alike = [f"{alike[0]} (and {len(alike) - 1} more like it)"]
-            told += alike
-        return "; ".join(told)
+            clauses += alike
+        return "; ".join(clauses)
 
 
 def explain(
@@ -344,7 +344,7 @@ def _when(seconds: float) -> str:
 def _alike(
     other: RequestSummary, about: RequestSummary, there: Sequence[str], asked: Sequence[str]
 ) -> bool:
-    """Tell whether two requests have the same source, which may have been edited or renamed.
+    """Return whether two requests have the same source, which may have been edited or renamed.
 
     A default name that every source has says nothing. Then they have a kernel of the same name.
     """

@@ -225,7 +225,7 @@ class SharedTier:
         """Return the kernel under a key, which is kept; None if there is none.
 
         Raises:
-            Exception: whatever the members raise; likewise the other methods.
+            Exception: whatever the members raise; the other methods, too.
         """
         dependencies = () if dependency_set is None else dependency_set.dependencies(request)
         for entry, keep in self.entries(key, damaged):

@@ -17,7 +17,8 @@ class Cause(NamedTuple):
     Attributes:
         kind: one word for the reason, such as `option`; docs/reference/command-line.md lists them.
         what: a clause for people, such as "the option --std changed from c++17 to c++20".
-        before: the old value, if it is known; likewise `after`, the new one.
+        before: the old value, if it is known.
+        after: the new value, if it is known.
         path: absolute path of the file that the reason is about.
         at: when it happened, in seconds since the epoch, if that is known.
     """
@@ -97,8 +98,8 @@ def _options(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
 
 def _plain(options: ParsedOptions) -> list[str]:
     """Return the options other than target, macros and include directories."""
-    told = ("--gpu-architecture", "-D", "-I")
-    return [str(option) for option in options if option.name not in told]
+    named = ("--gpu-architecture", "-D", "-I")
+    return [str(option) for option in options if option.name not in named]
 
 
 def _valued(kind: str, noun: str, old: Iterable[str], new: Iterable[str]) -> Iterator[Cause]:
@@ -132,7 +133,7 @@ def _bound(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     before, after = _kinds(old.bound), _kinds(new.bound)
     if before["paths"] and after["paths"] and before["paths"] != after["paths"]:
         was, now = before["paths"][0], after["paths"][0]
-        what = "the output names the directories of the source and its headers, which are others"
+        what = "the output names the directories of the source and its headers, which differ"
         yield Cause("directory", what, was, now)
     if before["variable"] != after["variable"]:
         was, now = (", ".join(kinds["variable"]) for kinds in (before, after))
@@ -143,7 +144,7 @@ def include_paths(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     """Yield that the include directories differ, if their number is the same."""
     before, after = (parse_options(each.flags).include_paths for each in (old, new))
     if before != after and len(before) == len(after):
-        how = "in another order" if sorted(before) == sorted(after) else "others"
+        how = "in another order" if sorted(before) == sorted(after) else "different"
         what = f"the include directories (-I) are {how}"
         yield Cause("include_path", what, ", ".join(before), ", ".join(after))
 

@@ -177,7 +177,7 @@ class Requests:
 
 
 def _check_places(source: object, names: object, options: object) -> None:
-    """Tell what is probably meant if an argument stands in the place of another.
+    """Refuse an argument in the place of another one, and name what is probably meant.
 
     Raises:
         ArgumentTypeError: `names` or `options` is something else; ConfigError: a path is given as

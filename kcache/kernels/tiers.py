@@ -116,19 +116,19 @@ def open_remotes(
     return DaemonClient(setup, lambda: path_of(setup.service(), variables), variables, warn=warn)
 
 
-def tell_of_remotes(
-    config: Config, group: int, tell: Callable[[str], object]
+def report_remotes(
+    config: Config, group: int, report: Callable[[str], object]
 ) -> DaemonClient | None:
-    """Ask the remotes that the settings name, and tell which ones do not answer.
+    """Ask the remotes that the settings name, and report which ones do not answer.
 
-    As long as the client that is returned is open, the group is not told again.
+    As long as the client that is returned is open, nothing is reported to the group again.
 
     Args:
         config: the settings.
-        group: the process group that is told, once about each remote.
-        tell: called with each sentence.
+        group: the process group, to which each remote is reported once.
+        report: called with each sentence.
     """
-    client = open_remotes(config, tell)
+    client = open_remotes(config, report)
     if client is not None:
         client.group = group
         client.get(secrets.token_hex(32))
@@ -158,9 +158,9 @@ def remote_status(config: Config) -> list[dict[str, Any]]:
     with suppress(OSError):
         path = remotes_socket(config)
         running = (path and status(path)) or {}
-    told = {str(each["address"]): each for each in running.get("remotes", [])}
+    found = {str(each["address"]): each for each in running.get("remotes", [])}
     shown = [address.redacted() for address in config.remote.value if address.kind != "layer"]
-    return [told.get(address, {"address": address, "breaker": "unknown"}) for address in shown]
+    return [found.get(address, {"address": address, "breaker": "unknown"}) for address in shown]
 
 
 def _setup(config: Config) -> Setup | None:

@@ -93,8 +93,8 @@ def test_a_lowered_name_that_is_not_there_says_which_are(cache: kcache.KernelCac
             with pytest.raises(KeyError) as caught:
                 names["axpy<flot>"]
             assert str(caught.value) == (
-                "'axpy<flot>' is no name expression of this kernel (did you mean 'axpy<float>'?); "
-                "there are: 'axpy<float>', 'axpy<int>'"
+                "'axpy<flot>' is not a name expression of this kernel (did you mean 'axpy<float>'?); "
+                "expected one of: 'axpy<float>', 'axpy<int>'"
             )
             assert names.get("axpy<flot>") is None
             assert "axpy<flot>" not in names
