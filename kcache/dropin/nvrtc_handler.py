@@ -163,9 +163,9 @@ class NvrtcHandler:
         that waits, and an early connection, CuPy's first kernel took 3.0 ms, not 3.9 ms (22 and 23
         November 2026, two cores shared by others).
         """
-        from kcache.nvrtc import compiler, files, headers, library, manifest, request
+        from kcache.nvrtc import answers, compiler, files, library, manifest, request
 
-        del compiler, files, headers, manifest, request  # only imported
+        del answers, compiler, files, manifest, request  # only imported
         found = library.find()  # most likely the one that the program will use
         if found is not None and recall(self._folder, found.identity) is not None:
             self._rehearse(os.fsencode(found.path))

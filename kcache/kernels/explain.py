@@ -362,7 +362,7 @@ def _shadowed(dependency_set: DependencySet, path: str, search: HeaderSearch, ki
     """Return the header of the set that a file which appeared at `path` hides, or nothing."""
     if kind != "appeared":
         return ""
-    sections = dependency_set.sections()
+    sections = dependency_set.answers()
     absent = [RootedPath(root, name) for root, names in sections.absent for name in names]
     known = (each for each in absent if each.root < len(search.roots))
     sought = [each.path for each in known if search.path(each) == path]

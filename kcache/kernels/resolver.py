@@ -135,7 +135,7 @@ class Resolver:
         """
         kernel, dependency_set = made
         if dependency_set is not None:
-            at_home = dependency_set.sections().home == request.location  # so that its log is right
+            at_home = dependency_set.answers().home == request.location  # so that its log is right
             if not (at_home and dependency_set.holds(request, self.tiers.local.digests)):
                 return None
             if dependency_set.result_key(request.key) != kernel.key:

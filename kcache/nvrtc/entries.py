@@ -94,7 +94,7 @@ def look_at(blob: bytes, info: EntryInfo) -> Opened:
         described = describe(item, entry.metadata)
         if described.kind == MANIFEST:
             for dependency_set in Manifest.from_entry(entry).dependency_sets:
-                dependency_set.sections()
+                dependency_set.answers()
         elif described.kind == KERNEL:
             names_and_log(entry)
     except IncompatibleEntryError as error:

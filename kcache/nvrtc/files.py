@@ -14,7 +14,6 @@ each process reads a file once, and then trusts its own reads.
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import stat
@@ -22,8 +21,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import xxhash
 
@@ -48,6 +48,18 @@ _PIECE = 1 << 20
 _OF_PROCESSES = ("/proc/", "/sys/")
 
 _COARSE = 5  # CLOCK_REALTIME_COARSE of clock_gettime(2); Python has no name for it
+
+
+class PathKind(StrEnum):
+    """What is at a path that the compiler asked for."""
+
+    MISSING = "-"
+    #: Missing, and the compiler tried to open it.
+    NOT_OPENED = "a"
+    FILE = "f"
+    DIRECTORY = "d"
+    OTHER = "o"
+    ERROR = "e"
 
 
 def file_clock_ns() -> int:
@@ -246,37 +258,3 @@ def _content(file: io.FileIO, path: str, size: int) -> bytes:
 
 def _open(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe must not block
-
-
-class Watched(NamedTuple):
-    """A directory whose status tells that no absent file has appeared below it.
-
-    Attributes:
-        stamp: its status when the files were absent; zeros if it tells nothing.
-        names: the absent files below it, or None if another process checked them.
-    """
-
-    stamp: Stamp
-    names: list[str] | None
-
-
-def watched_from(directory: str, names: list[str], now: Stamp, read_at: int) -> Watched:
-    """Return a directory that was just checked, with its stamp if that will show a change."""
-    # An existing name (a link, a directory) may change without a trace in this directory.
-    firsts = {name.partition("/")[0] for name in names}
-    there = any(os.path.lexists(os.path.join(directory, first)) for first in firsts)
-    return Watched(NO_STAMP if there or is_fresh(now, read_at) else now, names)
-
-
-def error_now(path: str) -> int:
-    """Return the errno with which stat or open of a path fails; 0 for none."""
-    try:
-        mode = os.stat(path).st_mode
-        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISFIFO(mode):
-            # A forged manifest may name a file that acts when it is opened.
-            return 0 if os.access(path, os.R_OK) else errno.EACCES
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-        os.close(os.open(path, flags))
-    except OSError as error:
-        return error.errno or 0
-    return 0

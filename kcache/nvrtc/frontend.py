@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from kcache.errors import CompileError
 from kcache.nvrtc import compiler, places, variables
+from kcache.nvrtc.answers import encode, only_names
 from kcache.nvrtc.compiler import Compiled, Limits
 from kcache.nvrtc.files import FileDigests
-from kcache.nvrtc.headers import encode, is_directory, only_names
 from kcache.nvrtc.manifest import DependencySet
 from kcache.nvrtc.request import Request
 from kcache.nvrtc.workers.messages import Trace
@@ -101,19 +101,13 @@ def _answered(request: Request, trace: Trace) -> list[places.Question]:
 
 def _dependency_set(request: Request, run: Compiled) -> DependencySet:
     """Return the answers that a result depends on, and where it may be used."""
-    trace, search = run.trace, request.search
+    artifact, trace = run.artifact, run.trace
     assert trace is not None
-    artifact = run.artifact
     names = "\n".join(artifact.lowered_names.values()).encode()
     outputs = (artifact.ptx, artifact.cubin, names)
-    files = {
-        path: answer
-        for path, answer in trace.files.items()
-        if answer.kind != "d" or not is_directory(path, search)
-    }
     raw = encode(
-        trace._replace(files=files),
-        search,
+        trace,
+        request.search,
         _more_variables(trace),
         conditions=places.conditions(request, _answered(request, trace), outputs),
         home=request.location,
@@ -122,7 +116,7 @@ def _dependency_set(request: Request, run: Compiled) -> DependencySet:
 
 
 def _more_variables(trace: Trace) -> Iterator[tuple[str, str | None]]:
-    """Yield the variables that were asked for and are not in the key; see `config`."""
+    """Yield the variables that were asked for and are not in the key; see `variables`."""
     for name, value in trace.variables.items():
         if name not in (*variables.IN_KEY, variables.WORKING_DIRECTORY):
             yield name, value

@@ -10,8 +10,8 @@ import pytest
 from core.helpers import become_nobody, command
 
 from kcache import Entry, KernelCache
+from kcache.nvrtc.answers import encode
 from kcache.nvrtc.entries import coldest_first
-from kcache.nvrtc.headers import encode
 from kcache.nvrtc.manifest import DependencySet, Manifest
 from kcache.nvrtc.search import HeaderSearch
 from kcache.nvrtc.workers.messages import FileAnswer, Trace

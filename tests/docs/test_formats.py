@@ -252,7 +252,7 @@ def test_the_letters_of_a_manifest_are_all_there() -> None:
         digest = b"d" * 16 if letter == "f" else b""
         raw = struct.pack("<I", len(text)) + text.encode() + digest
         (dependency_set,) = Manifest.from_entry(Entry({"set0": raw})).dependency_sets
-        dependency_set.sections()  # raises for a letter that is none
+        dependency_set.answers()  # raises for a letter that is none
     assert letters.keys() == set("fapdnievcx")
 
 

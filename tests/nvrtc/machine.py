@@ -115,7 +115,7 @@ class Run:
                         self.check_set(dependency_set)
 
     def check_set(self, dependency_set: Any) -> None:
-        raw_set, start = dependency_set.raw, dependency_set.sections().digests_at
+        raw_set, start = dependency_set.raw, dependency_set.answers().digests_at
         digests = [raw_set[at : at + 16] for at in range(start, len(raw_set), 16)]
         for raw in dependency_set.stamps.values():
             for stamp, digest in zip(

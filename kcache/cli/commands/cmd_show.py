@@ -153,7 +153,9 @@ def _dependency_set(number: int, dependency_set: DependencySet) -> Iterator[str]
     for name, rows in found.items():
         table = (tuple(map(str, row.values())) for row in rows)
         yield from _block(f"{_KINDS[name]} ({len(rows)})", table)
-    yield from _block("conditions elsewhere", ((each,) for each in dependency_set.conditions))
+    yield from _block(
+        "conditions elsewhere", ((each,) for each in dependency_set.answers().conditions)
+    )
 
 
 def _text(value: JSON) -> str:
@@ -177,7 +179,7 @@ def _as_json(item: Item, entry: Entry | None) -> dict[str, object]:
         known["metadata"] = dict(entry.metadata)
         if item.kind == MANIFEST:
             known["dependency_sets"] = [
-                {**_paths(dependency_set), "conditions": dependency_set.conditions}
+                {**_paths(dependency_set), "conditions": dependency_set.answers().conditions}
                 for dependency_set in _dependency_sets(entry)
             ]
     return known
@@ -191,7 +193,7 @@ def _dependency_sets(entry: Entry) -> list[DependencySet]:
 
 def _paths(dependency_set: DependencySet) -> dict[str, list[dict[str, str | int]]]:
     """Return the files of a dependency set by their meaning; see `_KINDS`."""
-    found = dependency_set.sections()
+    found = dependency_set.answers()
     raw, start = dependency_set.raw, found.digests_at
     digests = (raw[n : n + 16].hex() for n in range(start, len(raw), 16))
     return {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from kcache.nvrtc.artifact import Artifact
+from kcache.nvrtc.files import PathKind
 from kcache.nvrtc.workers.slots import Slots
 from kcache.util.wire import WireError
 
@@ -29,18 +29,6 @@ class Status:
     #: The result depends on the poisoned clock: ask again, for the true clock.
     POISONED = "poisoned"
     FAILED = "failed"
-
-
-class PathKind(StrEnum):
-    """What is at a path that the compiler asked for."""
-
-    MISSING = "-"
-    #: Missing, and the compiler tried to open it.
-    NOT_OPENED = "a"
-    FILE = "f"
-    DIRECTORY = "d"
-    OTHER = "o"
-    ERROR = "e"
 
 
 #: The name of the one item of an object that stands for bytes; no name in a request has a NUL.

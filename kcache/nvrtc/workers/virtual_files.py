@@ -15,8 +15,7 @@ from collections.abc import Mapping
 import xxhash
 
 from kcache.nvrtc import variables
-from kcache.nvrtc.files import stamp_of
-from kcache.nvrtc.workers.messages import PathKind
+from kcache.nvrtc.files import PathKind, stamp_of
 
 #: Errors of a path that does not exist.
 _MISSING = (errno.ENOENT, errno.ENOTDIR)

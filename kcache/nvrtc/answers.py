@@ -1,9 +1,9 @@
-"""Headers: everything but the request that the result of a compile depends on.
+"""Answers: everything but the request that the result of a compile depends on, and its encoding.
 
 It is made from the trace of the compile: everything that the compiler asked the operating system,
-with the answers. The outcome is good as long as every question gets the same answer. So nothing
-here knows what an include is. Files that were read, absent paths, directories and variables are
-answers like all others.
+with the answers. The result is good as long as every question gets the same answer. So nothing here
+knows what an include is. Files that were read, absent paths, directories and variables are answers
+like all others.
 """
 
 from __future__ import annotations
@@ -13,23 +13,56 @@ import itertools
 import os
 import struct
 from collections.abc import Iterable, Iterator
+from enum import StrEnum
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.errors import CorruptEntryError
-from kcache.nvrtc.files import SIZE
+from kcache.nvrtc.files import SIZE, PathKind
 from kcache.nvrtc.search import ABSOLUTE, HeaderSearch, RootedPath
 from kcache.nvrtc.variables import WORKING_DIRECTORY
 
 if TYPE_CHECKING:
     from kcache.nvrtc.workers.messages import Trace
 
+#: What may be at the name of a text in memory.
+_UNOPENED = (PathKind.MISSING, PathKind.FILE, PathKind.ERROR)
 #: Texts of the compiler itself. It looks for them in the working directory, but never opens them.
 _OWN_NAMES = ("__nv_nvrtc_builtin_header.h", "__nv_name_map")
 
 
-class Sections(NamedTuple):
-    """A dependency set as it is stored, by kind and root; see `manifest` for the encoding."""
+class _Kind(StrEnum):
+    """The kind of a group in the encoding; see `manifest`."""
+
+    READ = "f"
+    ABSENT = "a"
+    PRESENT = "p"
+    DIRECTORY = "d"
+    NAME = "n"
+    SAME = "i"
+    DENIED = "e"
+    VARIABLE = "v"
+    CONDITIONS = "c"
+    HOME = "x"
+
+
+class Answers(NamedTuple):
+    """The answers in a dependency set by kind, and where it was made; see `manifest`.
+
+    Attributes:
+        files: that were read, by root.
+        absent: paths at which nothing was, by root.
+        present: files that were not opened.
+        folders: directories.
+        names: of texts in memory, which the compiler looks for on disk.
+        same: a number for each path that may be another name of another path's file.
+        denied: paths whose stat or open failed, after the errno.
+        variables: name and value; None for one that is not set.
+        conditions: for the use of the result elsewhere; see `places`.
+        home: location of the compile.
+        digests_at: position of the files' digests in the encoding.
+        roots: how many roots a request needs at least.
+    """
 
     files: list[tuple[int, list[str]]]
     absent: list[tuple[int, list[str]]]
@@ -46,7 +79,7 @@ class Sections(NamedTuple):
 
 
 def only_names(trace: Trace, search: HeaderSearch) -> bool:
-    """Tell whether a compile asked for no file but the names of texts that it has in memory.
+    """Return whether a compile asked for no file but the names of texts that it has in memory.
 
     It opens none of these, but checks whether two of them are one file.
     """
@@ -54,18 +87,13 @@ def only_names(trace: Trace, search: HeaderSearch) -> bool:
     there = 0
     for asked, answer in trace.files.items():
         path = search.path(search.rooted(asked))
-        if answer.kind == "d" and is_directory(path, search):
+        if answer.kind == PathKind.DIRECTORY and is_directory(path, search):
             continue
         denied = answer.denied and answer.error != errno.ENAMETOOLONG  # no file has such a name
-        if path not in named or answer.kind not in "-fe" or answer.opened or denied:
+        if path not in named or answer.kind not in _UNOPENED or answer.opened or denied:
             return False
-        there += answer.kind == "f"
+        there += answer.kind == PathKind.FILE
     return there <= 1
-
-
-def is_header(path: str) -> bool:
-    """Tell whether there is a readable file at `path`, links followed."""
-    return os.path.isfile(path) and os.access(path, os.R_OK)
 
 
 def _names(search: HeaderSearch) -> frozenset[str]:
@@ -74,7 +102,7 @@ def _names(search: HeaderSearch) -> frozenset[str]:
 
 
 def is_directory(path: str, search: HeaderSearch) -> bool:
-    """Tell whether a path is the working directory, which exists wherever a compile runs.
+    """Return whether a path is the working directory, which exists wherever a compile runs.
 
     LLVM also asks for it in the spelling of `PWD`.
     """
@@ -82,7 +110,7 @@ def is_directory(path: str, search: HeaderSearch) -> bool:
     if path == search.directory:
         return True
     spelled = _bare(search.variable(WORKING_DIRECTORY) or "")
-    return path == spelled and _identity(path) == _identity(search.directory) is not None
+    return path == spelled and identity_of(path) == identity_of(search.directory) is not None
 
 
 def _bare(path: str) -> str:
@@ -101,45 +129,13 @@ def _above(rooted: RootedPath) -> Iterator[RootedPath]:
     yield RootedPath(rooted.root, ".")
 
 
-def confused_names(names: Iterable[str], source: str, files: Iterable[str]) -> Iterator[str]:
-    """Yield names of in-memory texts that lead to a file which also exists under another name.
-
-    The compiler takes the two for one.
-
-    Args:
-        names: those that the compiler has looked for.
-        source: the present name of the source; it may have been compiled under another name.
-        files: those that were read.
-    """
-    own = tuple(names)
-    there = {path: file for path in dict.fromkeys((*own, source)) if (file := _identity(path))}
-    if not there:
-        return
-    read = [(path, _identity(path)) for path in files]
-    for name, file in there.items():
-        others = (path for path in there if path != name)
-        if any(there[path] == file for path in others) or any(
-            each == file and (path != name or name not in own) for path, each in read
-        ):
-            yield name
-
-
-def _identity(path: str) -> tuple[int, int] | None:
+def identity_of(path: str) -> tuple[int, int] | None:
+    """Return device and inode of a file, or None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def same_identities(once: Iterable[tuple[int, RootedPath]], search: HeaderSearch) -> bool:
-    """Tell whether equal numbers are one file, and different numbers different files."""
-    files: dict[int, tuple[int, int]] = {}
-    for number, rooted in once:
-        file = _identity(search.path(rooted))
-        if file is None or files.setdefault(number, file) != file:
-            return False
-    return len(set(files.values())) == len(files)
 
 
 # -- the encoding ----------------------------------------------------------------------------------
@@ -163,18 +159,21 @@ def encode(
         conditions: for the use of the result elsewhere; see `places`.
         home: location of the compile (`Request.location`).
     """
-    answers = _Answers(trace, search)
+    answers = _Traced(trace, search)
     groups = [
-        *_groups("f", answers.files),
-        *_groups("a", answers.kinds["-"] - answers.files.keys()),
-        *_groups("p", answers.kinds["f"] - answers.files.keys()),
-        *_groups("d", answers.kinds["d"] - answers.implied()),
-        *_groups("n", answers.kinds["n"] - answers.files.keys()),
-        *(f"i{rooted.root}\0{number}\0{rooted.path}" for number, rooted in answers.same()),
-        *(f"e{rooted.root}\0{error}\0{rooted.path}" for rooted, error in sorted(answers.denied)),
-        *(f"v0\0{n}" if v is None else f"v0\0{n}={v}" for n, v in sorted(variables, key=_first)),
-        "\0".join(("c0", *conditions)),
-        f"x0\0{home}",
+        *_groups(_Kind.READ, answers.files),
+        *_groups(_Kind.ABSENT, answers.absent - answers.files.keys()),
+        *_groups(_Kind.PRESENT, answers.present - answers.files.keys()),
+        *_groups(_Kind.DIRECTORY, answers.directories - answers.implied()),
+        *_groups(_Kind.NAME, answers.names - answers.files.keys()),
+        *(_group(_Kind.SAME, path.root, str(n), path.path) for n, path in answers.same()),
+        *(_group(_Kind.DENIED, path.root, str(n), path.path) for path, n in sorted(answers.denied)),
+        *(
+            _group(_Kind.VARIABLE, 0, name if value is None else f"{name}={value}")
+            for name, value in sorted(variables, key=_first)
+        ),
+        _group(_Kind.CONDITIONS, 0, *conditions),
+        _group(_Kind.HOME, 0, home),
     ]
     text = "\0\0".join(groups).encode("utf-8", "surrogateescape")
     digests = (answers.files[rooted] for rooted in sorted(answers.files))
@@ -184,21 +183,25 @@ def encode(
 _first = itemgetter(0)
 
 
-class _Answers:
+class _Traced:
     """The answers in a trace, by kind.
 
     Attributes:
         files: files that were read, path -> digest of the content (XXH3-128, 16 bytes).
-        kinds: other paths. `-` nothing was there; `f` a file of which nothing was read; `d` a
-            directory; `n` names of in-memory texts, which the compiler looks for on disk and never
-            opens. If one exists there, it must not be one of the files, or the compiler takes the
-            two for one.
+        absent: paths at which nothing was.
+        present: files of which nothing was read.
+        directories: directories.
+        names: of in-memory texts, which the compiler looks for on disk and never opens. If one
+            exists there, it must not be one of the files, or the compiler takes the two for one.
         denied: paths whose stat or open failed, and the errno.
     """
 
     def __init__(self, trace: Trace, search: HeaderSearch) -> None:
         self.files: dict[RootedPath, bytes] = {}
-        self.kinds: dict[str, set[RootedPath]] = {kind: set() for kind in "-fdn"}
+        self.absent: set[RootedPath] = set()
+        self.present: set[RootedPath] = set()
+        self.directories: set[RootedPath] = set()
+        self.names: set[RootedPath] = set()
         self.denied: list[tuple[RootedPath, int]] = []
         self._inodes: dict[RootedPath, tuple[int, ...]] = {}
         named = _names(search)
@@ -212,19 +215,22 @@ class _Answers:
                 self._inodes[rooted] = answer.stamp[3:]
             elif answer.denied:
                 self.denied.append((rooted, answer.error))
-            elif answer.kind in "-f" and search.path(rooted) in named:
+            elif answer.kind in _UNOPENED and search.path(rooted) in named:
                 if search.path(rooted) not in own:
-                    self.kinds["n"].add(rooted)
-            elif answer.kind == "d" and is_directory(search.path(rooted), search):
-                pass
-            elif answer.kind in "-afd":
-                self.kinds["-" if answer.kind == "a" else answer.kind].add(rooted)
-                if answer.kind == "f":
-                    self._inodes[rooted] = answer.stamp[3:]
+                    self.names.add(rooted)
+            elif answer.kind in (PathKind.MISSING, PathKind.NOT_OPENED):
+                self.absent.add(rooted)
+            elif answer.kind == PathKind.FILE:
+                self.present.add(rooted)
+                self._inodes[rooted] = answer.stamp[3:]
+            elif answer.kind == PathKind.DIRECTORY and not is_directory(
+                search.path(rooted), search
+            ):
+                self.directories.add(rooted)
 
     def implied(self) -> set[RootedPath]:
         """Return the directories that are there because something in them is."""
-        return {folder for each in (*self.files, *self.kinds["f"]) for folder in _above(each)}
+        return {folder for each in (*self.files, *self.present) for folder in _above(each)}
 
     def same(self) -> Iterator[tuple[int, RootedPath]]:
         """Yield a number for each path that may be another name of another path's file.
@@ -249,22 +255,26 @@ class _Answers:
             yield numbers.setdefault(inodes[rooted], len(numbers)), rooted
 
 
-def _groups(kind: str, paths: Iterable[RootedPath]) -> Iterator[str]:
+def _group(kind: _Kind, root: int, *fields: str) -> str:
+    return "\0".join((f"{kind}{root}", *fields))
+
+
+def _groups(kind: _Kind, paths: Iterable[RootedPath]) -> Iterator[str]:
     """Yield the text of each root's paths."""
     for root, group in itertools.groupby(sorted(paths), key=_first):
-        yield "\0".join((f"{kind}{root}", *(rooted.path for rooted in group)))
+        yield _group(kind, root, *(rooted.path for rooted in group))
 
 
-def decode(raw: bytes) -> Sections:
+def decode(raw: bytes) -> Answers:
     """Return the set in an encoding, by kind.
 
     Raises:
-        CorruptEntryError: the encoding is none.
+        CorruptEntryError: the encoding is malformed.
     """
     try:
         (length,) = struct.unpack_from("<I", raw)
         text = raw[4 : 4 + length].decode("utf-8", "surrogateescape")
-        found: dict[str, list[tuple[int, list[str]]]] = {kind: [] for kind in "fapdnievcx"}
+        found: dict[str, list[tuple[int, list[str]]]] = {kind: [] for kind in _Kind}
         roots = 0
         for group in text.split("\0\0") if text else ():
             head, *fields = group.split("\0")
@@ -273,20 +283,20 @@ def decode(raw: bytes) -> Sections:
                 raise ValueError(f"root {root}")
             roots = max(roots, root + 1)
             found[head[0]].append((root, fields))
-        count = sum(len(paths) for _, paths in found["f"])
+        count = sum(len(paths) for _, paths in found[_Kind.READ])
         if len(raw) != 4 + length + SIZE * count:
             raise ValueError("not one digest per file")
-        ((_, conditions),) = found["c"]
-        ((_, (home,)),) = found["x"]
-        return Sections(
-            found["f"],
-            found["a"],
-            list(each_path(found["p"])),
-            list(each_path(found["d"])),
-            list(each_path(found["n"])),
-            [(int(number), RootedPath(root, path)) for root, (number, path) in found["i"]],
-            [(int(error), RootedPath(root, path)) for root, (error, path) in found["e"]],
-            [_variable(text) for _, (text,) in found["v"]],
+        ((_, conditions),) = found[_Kind.CONDITIONS]
+        ((_, (home,)),) = found[_Kind.HOME]
+        return Answers(
+            found[_Kind.READ],
+            found[_Kind.ABSENT],
+            list(each_path(found[_Kind.PRESENT])),
+            list(each_path(found[_Kind.DIRECTORY])),
+            list(each_path(found[_Kind.NAME])),
+            [(int(number), RootedPath(root, path)) for root, (number, path) in found[_Kind.SAME]],
+            [(int(error), RootedPath(root, path)) for root, (error, path) in found[_Kind.DENIED]],
+            [_variable(text) for _, (text,) in found[_Kind.VARIABLE]],
             conditions,
             home,
             4 + length,
