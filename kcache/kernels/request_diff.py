@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kcache.nvrtc.metadata import RequestSummary
 from kcache.nvrtc.options import ParsedOptions, parse_options
+from kcache.nvrtc.request import called_by
 
 
 class Cause(NamedTuple):
@@ -47,9 +47,9 @@ def _source(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     if old.source_hash != new.source_hash:
         yield Cause("source", "the source's text changed")
     was, now = old.source_name, new.source_name
-    # The last part of the name is always in the key, the whole name if it is bound.
+    # The whole name is in the key if it is bound.
     whole = any(each.startswith("name=") for each in (*old.bound, *new.bound))
-    if was != now and (whole or os.path.basename(was) != os.path.basename(now)):
+    if was != now and (whole or called_by(was) != called_by(now)):
         yield Cause("source_name", f"the source is called {now}, and was {was}", was, now)
     if old.arch != new.arch:
         what = f"the target changed from {old.arch or 'none'} to {new.arch}"

@@ -36,6 +36,8 @@ SHOWN, LOCATION, WITHIN = "shown", "location", "within"
 #: LTOIR is encoded, so a literal that was stringized twice can't be found in it. There, a text that
 #: spells one of these is enough for the result not to be cached.
 _CLOCK = ("__DATE__", "__TIME__")
+#: An array in PTX: `.b8 name[3] = {47, 97, 0}`.
+_TABLE = re.compile(rb"\.[bu](8|16|32|64) \S+ = \{([^}]*)\}")
 #: What stands in a stored log for a root, or for the name of the source.
 _PLACEHOLDER = re.compile(rb"\x01(\d+)\x02")
 #: What may stand before a path in a log is none of these.
@@ -140,15 +142,24 @@ def _shown_in(request: Request, outputs: list[bytes]) -> Iterator[str]:
     for root, prefix in reversed(list(enumerate(search.prefixes))):
         if prefix:
             texts[prefix] = _shown(search, root)
-    # Wide literals have zeros between the letters.
-    outputs += [each.replace(b", 0", b"").replace(b"\0", b"") for each in outputs]
+    outputs += [table for each in outputs for table in _tables(each)]
+    outputs += [each.replace(b"\0", b"") for each in outputs]  # wide literals
     for text in sorted(texts, key=len, reverse=True):
         raw = os.fsencode(text)
-        forms = (raw, ", ".join(map(str, raw)).encode())  # PTX: `.b8 name[3] = {47, 97, 0}`
-        if any(form in output for output in outputs for form in forms):
+        if any(raw in output for output in outputs):
             yield texts[text]
-            for form in forms:
-                outputs = [output.replace(form, b"") for output in outputs]
+            outputs = [output.replace(raw, b"") for output in outputs]
+
+
+def _tables(ptx: bytes) -> Iterator[bytes]:
+    """Yield the content of each array that PTX writes as a list of numbers.
+
+    Beside a pointer, eight letters of a text are one number.
+    """
+    for bits, numbers in _TABLE.findall(ptx):
+        size = int(bits) // 8
+        each = (int(n) if n.isdigit() else 0 for n in numbers.split(b", "))
+        yield b"".join((n % (1 << 8 * size)).to_bytes(size, "little") for n in each)
 
 
 # -- logs ------------------------------------------------------------------------------------------

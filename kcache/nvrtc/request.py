@@ -209,7 +209,7 @@ class Request(NamedTuple):
         fields = [
             ("source", hash_source(source).encode()),
             ("arch", (options.target or "").encode()),
-            *_texts("called", (os.path.basename(source_name),)),
+            *_texts("called", (called_by(source_name),)),
             ("compiler", compiler.encode()),
             ("extra", extra_key),
             *_texts("option", parsed.without_include_paths()),
@@ -303,6 +303,15 @@ def as_text(path: str, data: bytes) -> str:
         raise ConfigError(
             f"{path} is not text: byte {error.start} is 0x{data[error.start]:02x}; expected UTF-8"
         ) from error
+
+
+def called_by(source_name: str) -> str:
+    """Return what of a source's name is in the key: the last part, and whether there is another.
+
+    Without a directory, no text shows where a file beside the source lies: `__FILE__` is its name.
+    """
+    folder, name = os.path.split(source_name)
+    return f"*/{name}" if folder else name
 
 
 def working_directory() -> str:
