@@ -1,6 +1,6 @@
 """Config: every setting, from an argument, the environment or its default.
 
-Only this module, `kcache.environment` and `kcache.dropin.variables` read the environment.
+Only this module, `kcache.environment` and `kcache.dropin.run_environment` read the environment.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Environment: reads the variables that a miss and the remotes need.
 
 The variables for a hit are in `kcache.config`, so that a program that only hits need not import
-this. Those of the drop-in are in `kcache.dropin.variables`. No other Python module reads the
+this. Those of the drop-in are in `kcache.dropin.run_environment`. No other Python module reads the
 environment.
 """
 

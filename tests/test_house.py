@@ -70,7 +70,9 @@ def test_only_three_modules_read_the_environment() -> None:
         for node in nodes(path)
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv")
     }
-    assert found == {f"kcache/{name}.py" for name in ("config", "environment", "dropin/variables")}
+    assert found == {
+        f"kcache/{name}.py" for name in ("config", "environment", "dropin/run_environment")
+    }
 
 
 def test_forks_are_handled_in_one_place() -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 #: A file's path, or an open binary file.
 Source = str | os.PathLike[str] | BinaryIO
-#: Fields that say when and how fast an entry was made. They differ from build to build.
+#: Fields with the time and the duration of a compile. They differ from build to build.
 _TIMES = ("created", "compile_seconds")
 
 
@@ -156,13 +156,13 @@ def export_bundle(
             matches it as a pattern with `*` and `?`.
         archs: only kernels for one of these targets, such as `"sm_90"`.
         used_within: only kernels that were used in that many last seconds, or `"30d"`.
-        older_than: only kernels that nobody has used for that long, likewise.
+        older_than: only kernels that were not used for that long.
         reproducible: leave out when each kernel was compiled, and how long that took. Then equal
             kernels make equal files, even if they were compiled on different days. Hits on such
             kernels add nothing to the time saved.
 
     Raises:
-        ConfigError: an age is none, or the key file can't be used to sign.
+        ConfigError: an age is malformed, or the key file can't be used to sign.
         BundleError: there is another file at the path, or the bundle can't be written.
         BackendError: the entries can't be listed.
         OSError: the file can't be made.
@@ -268,7 +268,7 @@ def _refuse_others(path: str) -> None:
     try:
         empty = os.path.isfile(path) and not os.path.getsize(path)
         if not empty and os.path.lexists(path) and not (os.path.isfile(path) and is_bundle(path)):
-            raise BundleError(f"{path}: there is something else than a bundle; it is left alone")
+            raise BundleError(f"{path} exists and is not a bundle; refusing to overwrite it")
     except OSError as error:
         raise BundleError(f"{path}: what is there can't be read: {error.strerror}") from error
 

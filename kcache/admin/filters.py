@@ -36,7 +36,7 @@ def parse_filters(
     """Return filters as people write them: `"90"` is `"sm_90"`, and an age is `"30d"`.
 
     Raises:
-        ConfigError: an age is none.
+        ConfigError: an age is malformed.
     """
     return Filters(
         tuple(names),
@@ -47,7 +47,7 @@ def parse_filters(
 
 
 def is_wanted(item: Item, filters: Filters, now: float) -> bool:
-    """Tell whether an item passes all filters; `now` is in seconds since the epoch."""
+    """Return whether an item passes all filters; `now` is in seconds since the epoch."""
     if filters.used_within is not None and item.used < now - filters.used_within:
         return False
     if filters.older_than is not None and item.used >= now - filters.older_than:

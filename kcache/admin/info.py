@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from kcache.backend import Usage
     from kcache.engine.engine import CacheEngine
 
-#: How many entries are read to tell kernels from manifests. 2,000 entries take 0.06 s with LMDB and
+#: How many entries are read to count kernels and manifests. 2,000 entries take 0.06 s with LMDB and
 #: 0.15 s as files. Keys are digests, so the first keys are a fair sample: with 2,000, the result is
 #: off by 1 %.
 _READ = 2000
@@ -97,19 +98,22 @@ def cache_lines(
     return [
         ("directory", directory),
         ("backend", backend),
-        ("entries", f"{engine.entry_count:,}{'' if kinds is None else f' ({told_kinds(kinds)})'}"),
+        (
+            "entries",
+            f"{engine.entry_count:,}{'' if kinds is None else f' ({kinds_in_words(kinds)})'}",
+        ),
         ("size", f"{usage} ({engine.size_bytes / engine.max_size:.1%})"),
     ]
 
 
-def told_kinds(kinds: Kinds) -> str:
+def kinds_in_words(kinds: Kinds) -> str:
     """Return the numbers in words, such as `"2 kernels, 1 manifest"`."""
-    told = [counted(kinds.kernels, "kernel"), counted(kinds.manifests, "manifest")]
+    parts = [counted(kinds.kernels, "kernel"), counted(kinds.manifests, "manifest")]
     if kinds.others:
-        told.append(counted(kinds.others, "other"))
+        parts.append(counted(kinds.others, "other"))
     if kinds.read < kinds.all:
-        told.append(f"estimated from {counted(kinds.read)}")
-    return ", ".join(told)
+        parts.append(f"estimated from {counted(kinds.read)}")
+    return ", ".join(parts)
 
 
 def stats_lines(stats: Stats) -> list[tuple[str, str]]:
@@ -140,15 +144,15 @@ def stats_lines(stats: Stats) -> list[tuple[str, str]]:
 def hit_sources(stats: Stats) -> str:
     """Return where the hits came from; the numbers add up to `hits`."""
     elsewhere = stats.layer_hits + stats.remote_hits
-    told = [
+    parts = [
         f"{stats.memory_hits:,} from memory",
         f"{stats.hits - stats.memory_hits - elsewhere:,} from the backend",
     ]
     if stats.layer_hits:
-        told.append(f"{stats.layer_hits:,} from layers")
+        parts.append(f"{stats.layer_hits:,} from layers")
     if stats.remote_hits:
-        told.append(f"{stats.remote_hits:,} from remotes")
-    return ", ".join(told)
+        parts.append(f"{stats.remote_hits:,} from remotes")
+    return ", ".join(parts)
 
 
 def _mean(milliseconds: float, samples: int) -> str:
@@ -160,9 +164,9 @@ def remote_lines(remotes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return (address, counts) of each remote; zeros are left out."""
     lines: list[tuple[str, str]] = []
     for remote in remotes:
-        told = [f"{remote[name]} {name}" for name in COUNTS if remote.get(name)]
+        parts = [f"{remote[name]} {name}" for name in COUNTS if remote.get(name)]
         state = f"{remote['breaker']}: {remote['reason']}" if remote.get("reason") else ""
-        lines.append((str(remote["address"]), ", ".join([*told, *filter(None, [state])]) or "-"))
+        lines.append((str(remote["address"]), ", ".join([*parts, *filter(None, [state])]) or "-"))
     return lines
 
 
@@ -213,10 +217,8 @@ def counter_name(field: str) -> str:
 
 def meanings() -> dict[str, str]:
     """Return the meaning of each field of `Stats` as a sentence, from its docstring."""
-    import inspect
-
-    told = re.split(r"\n {4}(\w+): ", inspect.cleandoc(Stats.__doc__ or ""))
-    texts = {n: " ".join(text.split()) for n, text in zip(told[1::2], told[2::2], strict=True)}
+    parts = re.split(r"\n {4}(\w+): ", inspect.cleandoc(Stats.__doc__ or ""))
+    texts = {n: " ".join(text.split()) for n, text in zip(parts[1::2], parts[2::2], strict=True)}
     found = ((name, texts.get(name, name)) for name in FIELDS)  # `python -OO` has no docstrings
     return {name: f"{text[0].upper()}{text[1:].rstrip('.')}." for name, text in found}
 

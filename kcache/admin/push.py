@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Pushed(NamedTuple):
-    """What became of the entries in one remote.
+    """The result of a push to one remote.
 
     Attributes:
         address: of the remote, without credentials.
@@ -42,8 +42,9 @@ class Pushed(NamedTuple):
 def push(cache: HasEngine, filters: Filters) -> list[Pushed]:
     """Store the kernels of a cache, and the manifests that lead to them, in each writable remote.
 
-    It is no use of an entry. What a remote has under the same key is replaced by equal kernels; its
-    manifests keep their dependency sets. A failure is counted, and the rest is still tried.
+    It does not count as a use of an entry. What a remote has under the same key is replaced by
+    equal kernels; its manifests keep their dependency sets. A failure is counted, and the rest is
+    still tried.
 
     Args:
         cache: a `KernelCache`.

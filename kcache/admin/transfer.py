@@ -51,7 +51,7 @@ def sound_entries(
 
 
 def missing_part(engine: CacheEngine, item: Item, entry: Entry) -> tuple[str, Entry | None]:
-    """Return what becomes of an entry that comes from elsewhere, and the entry to put, if any.
+    """Return what happens to a foreign entry (`added`, `present`, `merged`), and what to put.
 
     What the cache has stays: its own copy of an entry, and all dependency sets of a manifest, to
     which the others are added.

@@ -79,7 +79,7 @@ def verify(backend: Backend, *, repair: bool, progress: Progress) -> Report:
 def _check(backend: Backend, *, repair: bool) -> list[str]:
     """Return what is wrong with the medium.
 
-    Without `repair`, the check blocks nobody, so a writer at work can look like damage. It checks
+    Without `repair`, the check takes no lock, so a concurrent write can look like damage. It checks
     several times, and only reports what every check finds.
     """
     found = list(backend.check(repair=repair))
@@ -107,7 +107,7 @@ def _read_all(backend: Backend, report: Report, *, repair: bool, progress: Progr
 
 
 def _delete(backend: Backend, info: EntryInfo) -> bool:
-    """Delete a damaged entry; tell whether it is deleted, gone or sound now."""
+    """Delete a damaged entry; return whether it is deleted, gone or sound now."""
     opened = look_into(backend, info)
     if opened is None or opened.item.kind != DAMAGED:
         return opened is None or opened.item.kind != UNREADABLE

@@ -12,7 +12,7 @@ from contextlib import suppress
 import click
 
 from kcache._version import __version__
-from kcache.cli.terminal import say, show_log
+from kcache.cli.terminal import notify, show_log
 from kcache.errors import (
     CompileError,
     CompileOptionError,
@@ -54,7 +54,7 @@ class Group(click.Group):
         """Find the command that the first argument names.
 
         Raises:
-            UsageError: there is none; it says which one may be meant.
+            UsageError: it does not exist; the message suggests a similar one.
         """
         name = args[0]
         asked = not name.startswith("-") and not ctx.resilient_parsing
@@ -129,7 +129,7 @@ class App(Group):
 
 
 def _explain(error: KcacheError | OSError) -> None:
-    """Say what went wrong in one line, below the compiler's own log if there is one."""
+    """Print what went wrong in one line, below the compiler's own log if there is one."""
     compiling = isinstance(error, CompileError) and bool(error.log)
     text = str(error)
     message = " ".join((text.partition("\n")[0] if compiling else text).split())
@@ -140,7 +140,7 @@ def _explain(error: KcacheError | OSError) -> None:
     elif isinstance(error, OSError) and not isinstance(error, KcacheError):
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         message = f"{where}{error.strerror or error}"
-    say(f"error: {message}")
+    notify(f"error: {message}")
 
 
 def _code(error: KcacheError | OSError) -> int:

@@ -1,4 +1,4 @@
-"""Listing: finds the one whose key somebody typed, and shows entries as a table and as JSON.
+"""Listing: finds the entry whose key was typed, and shows entries as a table and as JSON.
 
 A key is typed as any unique prefix of at least four digits.
 """
@@ -103,7 +103,7 @@ def open_entry(directory: str | None, key: str) -> Opened:
         (info,) = resolve(cache.engine.backend, [key])
         opened = look_into(cache.engine.backend, info)
     if opened is None:
-        raise BackendError(f"the entry {key[:SHORT]} was deleted meanwhile")
+        raise BackendError(f"the entry {key[:SHORT]} no longer exists")
     return opened
 
 

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from kcache.backend import NoBackend, open_backend
-from kcache.cli.terminal import say
+from kcache.cli.terminal import notify
 from kcache.config import VARIABLES, Config, variable
 from kcache.directory import CacheDirectory, change_settings, open_directory
 from kcache.engine.opening import (
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def open_cache(directory: str | None, **settings: Any) -> KernelCache:  # noqa: ANN401
-    """Return the cache in `directory`, or where the environment or the defaults say.
+    """Return the cache in `directory`, or the one that the environment or the defaults name.
 
     This is for commands that compile: an error in the environment is a warning, as in any program.
 
@@ -53,19 +53,19 @@ def open_existing(
     changes: bool = False,
     quiet: bool = False,
 ) -> KernelCache:
-    """Return the cache likewise; create no directory, not even the backend's folder.
+    """Return the cache, but create no directory, not even the backend's folder.
 
-    If there is no cache yet, it is said, and the cache that is returned is empty and has no
-    directory.
+    If it does not exist yet, a message is printed, and an empty cache without a directory is
+    returned.
 
     An error in the environment is a warning, as in any program: an unsafe directory that it names
-    is no cache. For commands that change a cache (`changes`, also with `--dry-run`), it is an
+    is not used. For commands that change a cache (`changes`, also with `--dry-run`), it is an
     error, because they must not use another cache or cap than the user meant. With `quiet`, nothing
-    is said, and a cache that can't be used is no error.
+    is printed, and a cache that can't be used is not an error.
 
     Raises:
-        BackendError: it is there and can't be used.
-        ConfigError: it is there and is no cache, it is unsafe, or a setting is not allowed.
+        BackendError: it exists and can't be used.
+        ConfigError: it is not a cache or unsafe, or a setting is wrong.
         UnknownBackendError: no such backend is installed.
     """
     if changes:  # treated like an option, so it has to be safe
@@ -77,7 +77,7 @@ def open_existing(
     if files is None or not os.path.lexists(files.marker):
         cache.opened = cache.opened._replace(directory=None)
         if not quiet:
-            say("nothing has been cached yet")
+            notify("nothing has been cached yet")
         return cache
     if backend is None:
         warn_if_elsewhere(cache.opened)
@@ -100,13 +100,13 @@ def load_settings(
 
     Raises:
         ConfigError: the option is not allowed; with `changes`, a variable.
-        UnknownBackendError: likewise.
+        UnknownBackendError: as above.
     """
     if changes:
         _required(directory)
     try:
         config, files = find_cache({"directory": directory}, look=True, complain=complain)
-    except ConfigError:  # the option names no cache: the command that uses it will say so
+    except ConfigError:  # the option does not name a cache: the command reports it when it uses it
         return Config.load({"directory": directory}, complain=lambda _: None), {}
     return config, {} if isinstance(files, NoBackend) else files.settings
 
@@ -128,7 +128,7 @@ def _required(directory: str | None, backend: str | None = None) -> Config:
 def named_directory(directory: str | None) -> str:
     """Return the directory that option, environment or default name, whether it exists or not.
 
-    If the text of the variable is no path, it is returned as it is.
+    A variable's text that is not a path is returned unchanged.
     """
     named, source = Config.load({"directory": directory}, complain=lambda _: None).directory
     if named is None and source != "default":
@@ -137,10 +137,10 @@ def named_directory(directory: str | None) -> str:
 
 
 def may_write(doing: str, directory: str | None = None) -> None:
-    """Refuse to change a cache that the environment says is not to be written to.
+    """Refuse to change a cache if a variable forbids writing to it.
 
     Raises:
-        ConfigError: it says so; or it says something that is not allowed.
+        ConfigError: one does, or a variable has a wrong value.
         UnknownBackendError: it names a backend that is not installed.
     """
     config = _required(directory)
@@ -196,7 +196,8 @@ def save(directory: str, given: Mapping[str, str], gone: Collection[str] = ()) -
 
 
 def _elsewhere(config: Config, files: CacheDirectory) -> str:
-    """Open the backend as programs will, without changes; tell whether the entries are elsewhere.
+    """Open the backend as programs will, without changes; return a warning if the entries are
+    elsewhere.
 
     Raises:
         ConfigError, BackendError: programs could not use it.

@@ -17,8 +17,9 @@ def flag(*names: str, help: str) -> Callable[[F], F]:
 
 def repeatable(*names: str, metavar: str, help: str, **more: Any) -> Callable[[F], F]:  # noqa: ANN401
     """Give a command an option that may be given several times."""
-    told = f"{help}  [repeatable]"
-    return click.option(*names, metavar=metavar, multiple=True, help=told, **more)
+    return click.option(
+        *names, metavar=metavar, multiple=True, help=f"{help}  [repeatable]", **more
+    )
 
 
 def directory_option(function: F) -> F:
@@ -86,6 +87,6 @@ filter_options = options(
     click.option(
         "--older-than",
         metavar="AGE",
-        help="Only kernels that nobody has used for AGE, likewise.",
+        help="Only kernels that were not used in the last AGE.",
     ),
 )

@@ -40,7 +40,7 @@ _UNLIMITED = 1_000_000
 # -- texts -----------------------------------------------------------------------------------------
 
 
-def say(message: str) -> None:
+def notify(message: str) -> None:
     """Write one line to standard error, after the name of the program."""
     click.echo(f"kcache: {plain(message)}", err=True)
 
@@ -235,7 +235,7 @@ def _display(total: int | None) -> Progress | None:
 
 @contextmanager
 def interruptible(farewell: Callable[[], str] = str) -> Generator[None]:
-    """End the process at once if the block is interrupted; say `farewell()`, if any, last.
+    """End the process at once if the block is interrupted; print `farewell()`, if any, last.
 
     The interpreter's own exit would wait for the compiles that have begun.
     """
@@ -244,5 +244,5 @@ def interruptible(farewell: Callable[[], str] = str) -> Generator[None]:
     except KeyboardInterrupt:
         with suppress(OSError):
             if last := farewell():
-                say(last)
+                notify(last)
         os._exit(130)

@@ -14,7 +14,7 @@ class Finding(NamedTuple):
         level: `OK`, `WARNING` (it works, with a drawback) or `PROBLEM` (something does not work).
         topic: what was checked, in a word.
         what: the result, one line.
-        do: what to do about it, one line; empty if there is nothing to do, or `what` says it.
+        do: what to do about it, one line; empty if there is nothing to do, or `what` includes it.
     """
 
     level: str

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kcache.directory import CacheDirectory
     from kcache.engine.opening import OpenedBackend
 
-#: The libraries that kcache needs beside Python itself.
+#: The packages that kcache needs.
 _LIBRARIES = ("lmdb", "platformdirs", "xxhash", "zstandard")
 #: A disk with less room than this, in bytes, is reported: one large kernel with its manifest.
 _LITTLE_ROOM = 64 << 20
@@ -50,8 +50,8 @@ def diagnose(
 
     Args:
         directory: of the cache; by default that of the environment or the defaults.
-        system: tells the file system of a path.
-        driver: tells the newest CUDA version that the driver supports, or None.
+        system: returns the file system of a path.
+        driver: returns the newest CUDA version that the driver supports, or None.
 
     Raises:
         ConfigError: `directory` is not allowed.
@@ -105,17 +105,17 @@ def _cache(
     from kcache.engine.opening import default_directory, open_configured
 
     arguments = {"directory": directory, "read_only": True, "disable": False}
-    said: list[str] = []
+    warnings: list[str] = []
     try:
-        opened = open_configured(arguments, None, said.append)
+        opened = open_configured(arguments, None, warnings.append)
     except KcacheError as error:
         yield Finding(PROBLEM, "cache", str(error))
         return
-    yield from (Finding(PROBLEM, "cache", sentence) for sentence in said)
+    yield from (Finding(PROBLEM, "cache", sentence) for sentence in warnings)
     known = ", ".join(backend_names())
     yield Finding(OK, "backend", f"{opened.config.backend.value} (there are: {known})")
     try:
-        if opened.directory is not None or not said:
+        if opened.directory is not None or not warnings:
             path = opened.path or os.path.abspath(config.directory.value or default_directory())
             yield from _directory(config, path)
             yield from _disk(opened.config, path, opened.backend.usage().bytes, system)

@@ -16,10 +16,11 @@ from collections.abc import Iterator
 
 from kcache.doctor import OK, PROBLEM, WARNING, Finding
 from kcache.dropin import libraries
-from kcache.dropin import variables as env
+from kcache.dropin import run_environment as env
+from kcache.nvrtc import library
 
 _TOPIC = "kcache run"
-#: Tells whether a program that opens the library at `sys.argv[1]` gets the interface library.
+#: Prints whether a program that opens the library at `sys.argv[1]` gets kcache's library.
 _PROBE = """
 import ctypes, sys
 handle = ctypes.CDLL(sys.argv[1])
@@ -32,9 +33,7 @@ _MOST_SCRIPTS, _MOST_LINE = 5, 256
 
 
 def diagnose() -> Iterator[Finding]:
-    """Yield whether the interface libraries are there, and whether they answer for NVRTC."""
-    from kcache.nvrtc import library
-
+    """Yield whether kcache's libraries exist, and whether they answer in place of NVRTC."""
     found = library.find()
     try:
         folder = libraries.find_usable(env.current())
@@ -46,7 +45,7 @@ def diagnose() -> Iterator[Finding]:
         do = "Programs that load it run as they do without kcache. A newer kcache may reach them."
         yield Finding(WARNING, _TOPIC, f"NVRTC is not reached: {problem}", do)
     elif folder is None:
-        yield Finding(OK, _TOPIC, "the first use will build the interface libraries")
+        yield Finding(OK, _TOPIC, "the first use will compile kcache's libraries")
     else:
         yield Finding(OK, _TOPIC, "programs that load NVRTC are reached")
 
@@ -74,15 +73,15 @@ def _probe(folder: str, path: str) -> str:
     )
     if done.stdout.strip() == "True":
         return ""
-    said = done.stderr.strip().splitlines()
-    return said[-1] if said else "it has functions that this version of kcache does not know"
+    errors = done.stderr.strip().splitlines()
+    return errors[-1] if errors else "it has functions that this version of kcache does not know"
 
 
 # -- one program -----------------------------------------------------------------------------------
 
 
 def diagnose_program(name: str) -> Iterator[Finding]:
-    """Yield whether the drop-in would reach a program, as far as its file tells."""
+    """Yield whether `kcache run` would reach a program, as far as its file shows."""
     path = shutil.which(name)
     if path is None or not os.path.isfile(path):
         what = f"there is no program {name}"
@@ -127,7 +126,7 @@ def _what_runs(path: str) -> str | None:
 
 
 def _reach(path: str) -> tuple[bool, str]:
-    """Return whether the drop-in reaches an executable file, and how or why not.
+    """Return whether `kcache run` reaches an executable file, and how or why not.
 
     This process's loader (`ld.so --list`) runs nothing of the program.
     """
@@ -142,7 +141,7 @@ def _reach(path: str) -> tuple[bool, str]:
         command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False
     )
     if done.returncode != 0 or "statically linked" in done.stdout:
-        said = done.stderr.strip().rpartition("shared libraries: ")[2]
-        return False, f"glibc does not load it: {said}" if said else "it is linked statically"
+        reason = done.stderr.strip().rpartition("shared libraries: ")[2]
+        return False, f"glibc does not load it: {reason}" if reason else "it is linked statically"
     linked = re.search(r"libnvrtc\.so\S*", done.stdout)
     return True, f"; it is linked with {linked[0]}" if linked else ", if it loads NVRTC"

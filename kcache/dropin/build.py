@@ -17,7 +17,7 @@ from typing import NamedTuple
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
 MAJORS = (12, 13)
 #: What the dynamic loader puts in place of `$PLATFORM` in programs for 64 and for 32 bits: what the
-#: kernel says, and for 64 bits what glibc before 2.37 says of a processor.
+#: kernel reports, and for 64 bits what glibc before 2.37 calls a processor.
 _PLATFORMS = {"x86_64": ("x86_64", "haswell", "xeon_phi")}
 _PLATFORMS_32 = {"x86_64": ("i386", "i486", "i586", "i686")}
 #: A folder for its name alone: see `libraries.preloaded`.
@@ -36,14 +36,14 @@ _PARTS = {
     ),
     "preload": ("preload.c", "linked.c", "search.c", os.path.join(_NVCC, "exec.c")),
 }
-#: A function of NVRTC in what nm(1) says: its address, its kind, its name.
+#: A function of NVRTC in the output of nm(1): its address, its kind, its name.
 _OURS = re.compile(r"^\w+ [TWi] ((?:__)?nvrtc\w+)", re.MULTILINE)
 #: Seconds; a build takes 3.
 _TIMEOUT = 300
 
 
 class BuildError(Exception):
-    """The libraries can't be built; the message says why."""
+    """The libraries can't be built; the message is the reason."""
 
 
 class Toolchain(NamedTuple):
@@ -179,7 +179,7 @@ def unknown_exports(path: str) -> set[str]:
 
 
 def _run(command: Sequence[str]) -> str:
-    """Return what a command says; raise BuildError if it can't run, or fails."""
+    """Return the output of a command; raise BuildError if it can't run, or fails."""
     try:
         return subprocess.run(
             command, cwd=SOURCES, check=True, capture_output=True, timeout=_TIMEOUT, text=True

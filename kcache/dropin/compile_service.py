@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kcache.dropin import protocol
-from kcache.dropin import variables as env
+from kcache.dropin import run_environment as env
 from kcache.dropin.protocol import Program
 from kcache.service.start import DONE, NO
 from kcache.util import log
@@ -22,56 +22,56 @@ if TYPE_CHECKING:
     from kcache.remote import daemon_client
     from kcache.service.server import Client
 
-#: Seconds that a service outlives its program in order to say which remotes do not answer.
-_SAYING = 2.0
+#: Seconds that a service outlives its program to warn of remotes that do not answer.
+_LAST_WARNINGS = 2.0
 
 
-def make(told: bytes, group: int, said: int) -> CompileService:
+def make(settings: bytes, group: int, stderr_fd: int) -> CompileService:
     """Return the handlers of a service; `kcache.service.server` calls this.
 
     Args:
-        told: the settings, as `environment.service` has packed them; empty if no program will ask.
-        group: the process group that is told of trouble; 0 for none.
-        said: a descriptor of its standard error, which is closed soon.
+        settings: as `run_environment.service` has packed them; empty if no program will ask.
+        group: the process group whose programs are warned of trouble; 0 for none.
+        stderr_fd: a descriptor of the program's standard error; this process closes it soon.
     """
     os.chdir("/")  # the program's directory may be removed, or its disk unmounted
     if env.current().get(env.LOG):
-        os.dup2(said, 2)
+        os.dup2(stderr_fd, 2)
         log.speak_to(group)
-    service = CompileService(dict(zip(*[iter(split_texts(told))] * 2, strict=True)))
+    service = CompileService(dict(zip(*[iter(split_texts(settings))] * 2, strict=True)))
     if group:
-        service.complaining = threading.Thread(target=_complain, args=(service, said, group))
+        service.complaining = threading.Thread(target=_complain, args=(service, stderr_fd, group))
         service.complaining.daemon = True
         service.complaining.start()
     else:
-        os.close(said)
-    if told:
+        os.close(stderr_fd)
+    if settings:
         threading.Thread(target=service.warm_up, daemon=True).start()
     return service
 
 
-def _complain(service: CompileService, said: int, group: int) -> None:
-    """Say what is wrong with the variables, and which remotes do not answer, beside the program.
+def _complain(service: CompileService, stderr_fd: int, group: int) -> None:
+    """Warn of wrong variables and of remotes that do not answer, while the program runs.
 
-    It looks only if there are such variables, because its imports delay the first answer.
+    It checks only variables that are set, because its imports delay the first answer.
     """
 
-    def tell(line: str) -> None:
+    def warn(line: str) -> None:
         with suppress(OSError):
-            os.write(said, f"kcache: warning: {line}\n".encode("utf-8", "backslashreplace"))
+            os.write(stderr_fd, f"kcache: warning: {line}\n".encode("utf-8", "backslashreplace"))
 
     with suppress(Exception):  # the program works without
         if env.settings(env.current()):
             from kcache.engine.opening import find_cache
 
-            find_cache({}, look=True, complain=tell)
+            find_cache({}, look=True, complain=warn)
         if env.current().get(env.REMOTE):
             from kcache.config import Config
             from kcache.kernels.tiers import report_remotes
 
             config = Config.load(complain=lambda _: None)
-            service.remotes = report_remotes(config, group, tell)
-    os.close(said)
+            service.remotes = report_remotes(config, group, warn)
+    os.close(stderr_fd)
 
 
 class CompileService:
@@ -80,11 +80,11 @@ class CompileService:
     Threads: safe to share.
 
     Args:
-        settings: the settings of the cache, for whoever asks which ones they are.
+        settings: the settings of the cache, for `status`.
 
     Attributes:
-        complaining: the thread that tells the user of trouble, if there is one.
-        remotes: keeps a process group from being told of remotes again.
+        complaining: the thread that warns of wrong settings and silent remotes, if there is one.
+        remotes: a connection that keeps a process group from being warned of remotes again.
     """
 
     patient = True
@@ -102,11 +102,11 @@ class CompileService:
 
     def warm_up(self) -> None:
         """Do what the first hit needs, while the program that will ask is still starting."""
-        with suppress(Exception):  # a program that asks is told
+        with suppress(Exception):  # a program that asks gets the reason
             self.answers().warm_up()
 
     def answers(self) -> NvrtcHandler:
-        """Return what answers from the cache; raise what opening a cache raises."""
+        """Return what answers from the cache; raises what opening a cache raises."""
         with self._making:
             if self._handler is None:
                 from kcache.dropin.nvrtc_handler import NvrtcHandler
@@ -124,9 +124,9 @@ class CompileService:
         return {"settings": self._settings, "counts": {**self.counts.as_dict(), **of_cache}}
 
     def close(self) -> None:
-        """Close the cache, if one was opened; first say what is wrong, to a short program, too."""
+        """Close the cache, if one was opened; first let a short program get its warnings."""
         if self.complaining is not None:
-            self.complaining.join(_SAYING)
+            self.complaining.join(_LAST_WARNINGS)
         if self.remotes is not None:
             self.remotes.close()
         if self._nvcc is not None:
@@ -176,7 +176,7 @@ class CompileService:
 
     def _left(self, reason: str, which: str = "") -> None:
         self.counts.handed(reason[:80])
-        log.debug("left to NVRTC: %s%s", which, reason)
+        log.debug("not cached, the real NVRTC compiles: %s%s", which, reason)
 
     def _start_nvcc(
         self, standing: bytes, fields: Sequence[bytes], client: Client
@@ -210,7 +210,7 @@ class CompileService:
 
 # -- counts ----------------------------------------------------------------------------------------
 
-#: The counts of the cache that the summary tells.
+#: The counts of the cache in the summary.
 _REMOTE_COUNTS = ("remote_hits", "remote_misses", "remote_errors")
 _CACHE_COUNTS = ("saved_seconds", *_REMOTE_COUNTS)
 
@@ -279,10 +279,10 @@ def _name_of(process: int) -> str:
 def since(before: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
     """Return what was counted after `before`; both are in the form of `Counts.as_dict`."""
     plain = counts.keys() - {"reasons", "names"}
-    told: dict[str, Any] = {name: counts[name] - before[name] for name in plain}
+    difference: dict[str, Any] = {name: counts[name] - before[name] for name in plain}
     for name in ("reasons", "names"):
-        told[name] = Counter[str](counts[name]) - Counter[str](before[name])
-    return told
+        difference[name] = Counter[str](counts[name]) - Counter[str](before[name])
+    return difference
 
 
 def summary(counts: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ import sys
 import zlib
 
 from kcache._version import __version__
-from kcache.dropin import variables as env
+from kcache.dropin import run_environment as env
 from kcache.util.path_safety import make_private, present_user, unsafe_part
 
 TYPE_CHECKING = False
@@ -33,7 +33,7 @@ _NO_COMPILER = f"{_CANT}: it needs a C compiler once, or a wheel for this platfo
 
 
 class MissingError(Exception):
-    """There are no interface libraries, and none can be built; the message says what is missing."""
+    """kcache's libraries do not exist and can't be built; the message names what is missing."""
 
 
 def find(environment: Mapping[str, str]) -> str:
@@ -80,7 +80,7 @@ def find_built(environment: Mapping[str, str]) -> str | None:
         MissingError: there can't be any here.
     """
     if sys.platform != "linux":
-        raise MissingError("the drop-in needs Linux")
+        raise MissingError("`kcache run` and `kcache.install` need Linux")
     named = environment.get(env.LIBRARIES)
     if not named and _are_in(_PACKAGED):
         return _PACKAGED  # it is as safe as this module
@@ -102,7 +102,7 @@ def preloaded(folder: str) -> list[str]:
 
     A program for 32 bits, and one with another C library, can't load ours. glibc would complain,
     but finds an empty library behind `$PLATFORM`; musl does not know `$PLATFORM`, finds nothing,
-    and says nothing.
+    and prints nothing.
 
     AddressSanitizer ends a program in which another library comes before its own, which it knows
     by a part of the path that the loader has. Nobody may come first with a `malloc`. Ours has none,
@@ -123,26 +123,26 @@ def preloaded(folder: str) -> list[str]:
 
 def recorder(environment: Mapping[str, str]) -> str:
     """Return the path of the recorder, which nvcc's tools preload; raises MissingError."""
-    return _beside_preloaded(environment, "libkcache_recorder.so")
+    return _in_preload_folder(environment, "libkcache_recorder.so")
 
 
 def client(environment: Mapping[str, str]) -> str:
     """Return the path of the program that stands before nvcc; raises MissingError."""
-    return _beside_preloaded(environment, CLIENT)
+    return _in_preload_folder(environment, CLIENT)
 
 
-def _beside_preloaded(environment: Mapping[str, str], name: str) -> str:
+def _in_preload_folder(environment: Mapping[str, str], name: str) -> str:
     return os.path.join(find(environment), _MACHINE, name)
 
 
 def _has_platform() -> bool:
-    """Tell whether the kernel tells programs their platform; gVisor does not."""
+    """Return whether the kernel passes programs their platform; gVisor does not."""
     try:
         with open("/proc/self/auxv", "rb") as file:
-            told = memoryview(file.read()).cast("Q")
+            vector = memoryview(file.read()).cast("Q")
     except (OSError, TypeError):
         return False
-    return _AT_PLATFORM in told[::2].tolist()
+    return _AT_PLATFORM in vector[::2].tolist()
 
 
 def _own_folder(environment: Mapping[str, str]) -> str:
@@ -186,7 +186,7 @@ def _check(folder: str) -> None:
     """Refuse a folder that another user can change, because every program loads its libraries.
 
     Raises:
-        MissingError: somebody can; OSError: it can't be examined.
+        MissingError: another user can; OSError: it can't be examined.
     """
     problem = unsafe_part(os.path.join(folder, _MACHINE))
     for at, _, names in os.walk(os.path.realpath(folder)):

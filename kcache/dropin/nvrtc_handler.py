@@ -12,18 +12,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kcache.dropin.protocol import Answer, Program
-from kcache.nvrtc import variables
-from kcache.nvrtc.options import BUNDLED, parse_options, without_automatic_pch
+from kcache.errors import CompileError, MissError
+from kcache.nvrtc import compiler, library, variables
+from kcache.nvrtc.options import BUNDLED, CompileOptions, parse_options, without_automatic_pch
+from kcache.nvrtc.request import Caller, CompileRequest
 from kcache.nvrtc.search import are_own_files
 from kcache.util import log
 from kcache.util.open_file import open_own, replacing
 from kcache.util.path_safety import make_private
 
 if TYPE_CHECKING:
-    from kcache.errors import CompileError
     from kcache.kernel_cache import KernelCache
     from kcache.kernels.compiled_kernel import CompiledKernel
-    from kcache.nvrtc.request import Caller, CompileRequest
 
 #: NVRTC's major version -> the architecture that it compiles for if no option names one.
 _DEFAULT_ARCH = {12: "compute_52", 13: "compute_75"}
@@ -54,7 +54,7 @@ _MOST, _MOST_BYTES = 64, 4096
 
 
 class DeclinedError(Exception):
-    """A program is left to the real NVRTC; the message says why, in a few words."""
+    """kcache can't answer exactly, and the real NVRTC has to; the message is the reason."""
 
 
 def standing() -> bytes:
@@ -107,8 +107,6 @@ class NvrtcHandler:
             return _not_compiled(f"{what}: {error}")
 
     def _answer(self, program: Program) -> Answer:
-        from kcache.errors import CompileError, MissError
-
         try:
             self._check_standing(program.standing)
             plain = self._without_pch(program)
@@ -129,7 +127,7 @@ class NvrtcHandler:
         """Return version and architectures of the NVRTC at a client's `path`.
 
         Raises:
-            DeclinedError, KcacheError, OSError: they can't be told.
+            DeclinedError, KcacheError, OSError: they can't be determined.
         """
         self._check_standing(standing)
         return self._known(path)[1]
@@ -140,16 +138,12 @@ class NvrtcHandler:
         Raises:
             DeclinedError: it is no longer the one of the first use; OSError: there is none.
         """
-        from kcache.nvrtc import library
-
         self._check_stamp(path)
         if path not in self._about:
             name = os.fsdecode(path)
             identity = library.at(name).identity
             about = recall(self._folder, identity)
             if about is None:
-                from kcache.nvrtc import compiler
-
                 hello = compiler.hello(name)
                 about = hello.version, hello.archs
                 remember(self._folder, identity, about)
@@ -163,9 +157,9 @@ class NvrtcHandler:
         that waits, and an early connection, CuPy's first kernel took 3.0 ms, not 3.9 ms (22 and 23
         November 2026, two cores shared by others).
         """
-        from kcache.nvrtc import answers, compiler, files, library, manifest, request
+        from kcache.nvrtc import answers, files, manifest
 
-        del answers, compiler, files, manifest, request  # only imported
+        del answers, files, manifest  # only imported
         found = library.find()  # most likely the one that the program will use
         if found is not None and recall(self._folder, found.identity) is not None:
             self._rehearse(os.fsencode(found.path))
@@ -198,9 +192,9 @@ class NvrtcHandler:
 
     def _check(self, program: Program) -> None:
         for option in parse_options([*map(_decoded, program.options)]):
-            told = str(option) if option.name in _PASSED_ON else option.name
+            text = str(option) if option.name in _PASSED_ON else option.name
             unknown = option.name == BUNDLED and option.bundled is None
-            if unknown or any(part in told for part in _UNFOLLOWED):
+            if unknown or any(part in text for part in _UNFOLLOWED):
                 raise DeclinedError(f"option {option.name}")
         headers = (text for _, text in program.headers)
         texts = program.source, program.name, *program.options, *headers
@@ -231,9 +225,6 @@ class NvrtcHandler:
 
     def _asked(self, program: Program) -> tuple[Caller, CompileRequest]:
         """Return where the program compiles, and its request."""
-        from kcache.nvrtc.options import CompileOptions
-        from kcache.nvrtc.request import CompileRequest
-
         options = CompileOptions(extra_options=tuple(map(_decoded, program.options)))
         if options.target is None:
             default = _DEFAULT_ARCH.get(program.major)
@@ -253,11 +244,9 @@ class NvrtcHandler:
 
 
 def _caller(program: Program, compiler: str) -> Caller:
-    from kcache.nvrtc.request import Caller
-
-    told = program.environment
+    environ = program.environment
     environment = tuple(
-        (name, None if (value := told.get(name.encode())) is None else os.fsdecode(value))
+        (name, None if (value := environ.get(name.encode())) is None else os.fsdecode(value))
         for name in _DECISIVE
     )
     path, directory = os.fsdecode(program.library), os.fsdecode(program.directory)

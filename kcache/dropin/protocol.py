@@ -1,4 +1,4 @@
-"""Protocol: what the interface library and a service tell each other, as fields of messages.
+"""Protocol: messages between the interface library and a service, as fields.
 
 The messages are those of `kcache.util.wire`, and their first field is their kind. Numbers are
 decimal text. `native/compile.c`, `native/about.c` and `native/bytes.c` are the other end.
@@ -85,7 +85,7 @@ def unpack_program(fields: Sequence[bytes]) -> Program:
         raise WireError("no program")
     major, variables, headers, options, expressions = map(number_in, fields[:5])
     if len(fields) != 10 + variables + 2 * headers + options + expressions:
-        raise WireError("a program with other fields than it says")
+        raise WireError("the number of fields differs from the announced one")
     rest = iter(fields[5:])
     library, directory = islice(rest, 2)
     settings = [text.partition(b"=") for text in islice(rest, variables)]

@@ -1,6 +1,6 @@
 """Run: `kcache run`, which starts a program with the drop-in before NVRTC; and `kcache.install`.
 
-The launcher starts a server beside itself and becomes the program. Process, parent and terminal
+The launcher starts a server and becomes the program. Process, parent and terminal
 stay the same, so that exit status, signals and job control are the program's own. With `--stats`,
 the launcher stays as the program's parent, in the same process group, and does what a shell does.
 It also stays if it is the first process of a container. The end of that process would kill the
@@ -16,7 +16,7 @@ import sys
 from contextlib import suppress
 
 from kcache.dropin import libraries
-from kcache.dropin import variables as env
+from kcache.dropin import run_environment as env
 from kcache.dropin.libraries import CLIENT
 from kcache.service import start
 
@@ -57,8 +57,8 @@ def run(
 
     Otherwise this process becomes the command, and returns only if the command can't run.
 
-    If the drop-in can't be used, the command runs without it, and one line says why. It does not
-    run if the settings allow no compile.
+    If the cache can't be used, the command runs without it, and one line gives the reason. It
+    does not run if the settings allow no compile.
 
     Args:
         command: the program and its arguments.
@@ -83,16 +83,16 @@ def run(
     except (libraries.MissingError, OSError) as error:
         problem = str(error)
         if _allows_no_compile():
-            _say(f"error: {problem}; and KCACHE_ON_MISS=error allows no compile")
+            _print(f"error: {problem}; and KCACHE_ON_MISS=error allows no compile")
             return _FAILED
-        _say(f"warning: {command[0]} runs without the cache: {problem}")
+        _print(f"warning: {command[0]} runs without the cache: {problem}")
         added, socket, before = {}, None, None
     ends_server = socket is not None and before is None and os.getpid() == _FIRST
     if not stats and not ends_server:
         return _become(command, added, _inherited_signals())
     status = _watch(command, added)
     if stats:
-        _say(_summary(socket, before) if socket else problem)
+        _print(_summary(socket, before) if socket else problem)
     if ends_server and socket is not None:
         _end_server(socket)
     if os.WIFSIGNALED(status):
@@ -108,7 +108,7 @@ def _check_recording(path: str) -> None:
     try:
         refuse_other_file(os.path.abspath(path))
     except ConfigError as error:
-        _say(f"warning: {error}")
+        _print(f"warning: {error}")
 
 
 def _allows_no_compile() -> bool:
@@ -179,13 +179,13 @@ def _prepare(
 
 
 def _report_remotes(variables: Mapping[str, str]) -> None:
-    """Start a process that says which remotes do not answer, as the server of others can't."""
+    """Start a process that warns of remotes that do not answer, as the server of others can't."""
     service = start.Service("trouble", "kcache.dropin.compile_service", b"")
     with suppress(OSError):  # the program works without
         start.begin_own(service, variables, forks=True, speaks=True)
 
 
-def _say(message: str) -> None:
+def _print(message: str) -> None:
     with suppress(AttributeError, OSError):  # the parent has closed it
         sys.stderr.write(f"kcache: {message}\n")
         sys.stderr.flush()
@@ -228,7 +228,7 @@ def _become(
         _execute(command)
     except OSError as error:
         reason = "command not found" if isinstance(error, FileNotFoundError) else error.strerror
-        _say(f"error: {command[0]}: {reason}")
+        _print(f"error: {command[0]}: {reason}")
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
 
 
@@ -254,7 +254,7 @@ def _execute(command: Sequence[str]) -> NoReturn:
 
 
 def _watch(command: Sequence[str], added: Mapping[str, str]) -> int:
-    """Run a program, and return how it ended, as wait(2) says.
+    """Run a program, and return its wait(2) status.
 
     The program gets each signal that the launcher gets, and stops the launcher when it stops.
     """
@@ -268,7 +268,7 @@ def _watch(command: Sequence[str], added: Mapping[str, str]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         _die_with(launcher)
         os._exit(_become(command, added, inherited))
-    _let_go_of_files()
+    _release_files()
     has_reached_group = _witness()
     while True:
         number = signal.sigwait(signal.valid_signals())
@@ -280,8 +280,8 @@ def _watch(command: Sequence[str], added: Mapping[str, str]) -> int:
             os.kill(child, number)
 
 
-def _let_go_of_files() -> None:
-    """Let go of what only the program uses, which may close a pipe or unmount its directory."""
+def _release_files() -> None:
+    """Release what only the program uses, which may close a pipe or unmount its directory."""
     os.chdir("/")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
@@ -308,7 +308,7 @@ def _witness() -> Callable[[int], bool]:
     def has_reached_group(number: int) -> bool:
         try:
             os.write(question, bytes([number]))
-        except BrokenPipeError:  # somebody has killed it
+        except BrokenPipeError:  # it was killed
             return False
         return os.read(answered, 9) == b"yes"
 
@@ -395,7 +395,7 @@ def install() -> None:
 
     Raises:
         DropinError: it is too late, this is not Linux, or the interface library is missing; the
-            message says what to do.
+            message names the remedy.
         CompilerNotFoundError: NVRTC is not installed.
     """
     from kcache.errors import DropinError
@@ -444,7 +444,7 @@ def _load(folder: str, library: Library) -> None:
     match = re.match(r"libnvrtc\.so\.(\d+)", os.path.basename(library.path))
     path = os.path.join(folder, name(int(match[1]))) if match else ""
     if not os.path.isfile(path):
-        raise DropinError(f"there is no interface library for {library.path}")
+        raise DropinError(f"kcache has no library in place of {library.path}")
     try:
         interface = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         # First of all: the program's calls go to the interface library from now on, and it must
@@ -454,5 +454,5 @@ def _load(folder: str, library: Library) -> None:
         speaks = bool(env.settings(variables))
         socket = start.begin_own(env.service(variables), variables, speaks=speaks)
     except (OSError, ValueError) as error:
-        raise DropinError(f"the drop-in can't be started: {error}") from error
+        raise DropinError(f"kcache's server can't be started: {error}") from error
     interface.kcache_dropin_set_server(os.fsencode(socket))

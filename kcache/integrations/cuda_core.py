@@ -116,7 +116,7 @@ def compile(
     each call, and name expressions. The cache is the one of `kcache.compile`.
 
     Args:
-        source: CUDA C++. A `Program` does not tell its source.
+        source: CUDA C++. A `Program` does not expose its source.
         options: of cuda.core.
         name_expressions: for `ObjectCode.get_kernel`.
         target_type: `"cubin"`, `"ptx"` or `"ltoir"`.

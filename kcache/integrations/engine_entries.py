@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: So many of the 64 digits of a key are the framework's own, at the end, where they change nothing
-#: about the order of the keys. They tell its entries from others without a look into these.
+#: about the order of the keys. They distinguish its entries from others without reading them.
 _MARK_DIGITS = 8
 #: Misses that are remembered with their time.
 _MOST_MISSED = 1024

@@ -1,7 +1,7 @@
 """Entries: reads, checks and describes the entries of a backend, without recording a use of them.
 
 Everything here reads through `Backend.scan` and `Backend.get`, one payload at a time, and changes
-nothing. Entries that vanish meanwhile are left out; damaged ones are described as such.
+nothing. Entries that vanish in between are left out; damaged ones are described as such.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Item(NamedTuple):
         used: last recorded use, seconds since the epoch.
         kind: one of `KERNEL`, `MANIFEST`, `OTHER`, `DAMAGED` and `UNREADABLE`.
         problem: why the entry is not served, empty if it is.
-        source_name: of a kernel's source, empty if unknown; likewise the rest.
+        source_name: of a kernel's source, empty if unknown; so are the following.
         names: of its kernels: name expressions, or the names in the module.
         arch: its target.
         created: seconds since the epoch, or None.
@@ -155,7 +155,7 @@ def matching(backend: Backend, prefixes: Iterable[str]) -> dict[str, list[EntryI
 
 
 def unique_length(keys: Iterable[str], *, least: int = 8) -> int:
-    """Return how many digits are enough to tell these keys apart."""
+    """Return how many digits are enough to distinguish these keys."""
     pairs = pairwise(sorted(keys))
     alike = (len(os.path.commonprefix(pair)) for pair in pairs)  # noqa: RUF071  digits, no paths
     return max(least, 1 + max(alike, default=0))

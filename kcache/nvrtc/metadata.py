@@ -53,8 +53,8 @@ class RequestSummary(NamedTuple):
     """What is known about a request, or an entry's request; None or empty if unknown.
 
     Attributes:
-        source_name: name of the source; likewise `names`, `arch`, `flags` and `compiler` as they
-            were asked for.
+        source_name: name of the source; `names`, `arch`, `flags` and `compiler` as they were
+            requested.
         source_hash: digest of the source text.
         headers: in-memory headers, include name -> digest of the text.
         extra_key: digest of the caller's own bytes, empty without any.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import tomllib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
@@ -18,6 +19,7 @@ from kcache.gpu_code import kernels_in
 from kcache.nvrtc.metadata import DEFAULT_NAMES, title_of
 from kcache.nvrtc.options import CompileOptions, Option, parse_arch, parse_options
 from kcache.nvrtc.request import DEFAULT_NAME, CompileRequest, Request, as_text, read_source
+from kcache.util.cuda_driver import current_arch
 from kcache.util.hints import did_you_mean
 from kcache.warm.recording import is_recording, read_recording
 
@@ -66,7 +68,7 @@ def read_list(path: str, archs: Sequence[str | int] = ()) -> list[ListedKernel]:
     otherwise for the current GPU's. Torn lines of a recording are logged and skipped.
 
     Raises:
-        ConfigError: the file is wrong; the message says where, and what is allowed.
+        ConfigError: the file is wrong; the message names the place and what was expected.
         OSError: it can't be read.
     """
     targets = tuple(dict.fromkeys(map(parse_arch, archs)))
@@ -105,8 +107,6 @@ def _parse(path: str, data: bytes) -> object:
     try:
         if kind == ".json":
             return cast("object", json.loads(text))
-        import tomllib
-
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not {kind[1:].upper()}: {error}") from error
@@ -291,15 +291,13 @@ def _extra_key(table: _Table) -> bytes:
 
 def _own_arch(options: CompileOptions) -> tuple[str, ...]:
     """Return the architecture that extra options name, or the current GPU's."""
-    from kcache.util.cuda_driver import current_arch
-
     if options.target is not None:
         return (options.target,)
     try:
         return (current_arch(),)
     except ConfigError as error:
         raise ConfigError(
-            "archs: none is given, and there is no GPU to take it from; expected such as "
+            "archs: none is given, and there is no GPU to take it from; expected one such as "
             'archs = ["sm_90"] here or in defaults, or --arch sm_90 on the command line'
         ) from error
 

@@ -20,16 +20,14 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.options import CompileOptions, parse_options
+from kcache.nvrtc.request import CompileRequest, Request
 from kcache.util import log
 from kcache.util.locks import pread
 from kcache.util.open_file import NotOursError, open_own
-
-if TYPE_CHECKING:
-    from kcache.nvrtc.request import CompileRequest, Request
 
 #: How a line of a recording begins, and the version of its format.
 MARK = "kcache_request"
@@ -42,7 +40,7 @@ class RequestRecorder:
 
     Threads: safe to share. Processes: any number may append to one file (on a local disk: network
     file systems don't append atomically); a request of several processes is in it several times.
-    Crash: a killed process leaves one torn line at most. Fork: the child may go on. A failure to
+    Crash: a killed process leaves one torn line at most. Fork: the child may continue. A failure to
     write is logged once and never reaches the caller.
 
     Args:
@@ -127,7 +125,7 @@ def read_recording(path: str, data: bytes) -> Iterator[tuple[CompileRequest, str
     A torn line is skipped with a warning. Another warning names each directory that is missing.
 
     Raises:
-        ConfigError: a line is complete, and is no recorded request.
+        ConfigError: a complete line is not a recorded request.
     """
     now = _roots(os.path.abspath(path))
     missing: dict[str, None] = {}
@@ -176,8 +174,6 @@ def _encode(request: Request, roots: tuple[str, ...]) -> bytes:
 def _decode(
     found: object, now: tuple[str, ...], missing: dict[str, None]
 ) -> tuple[CompileRequest, str | None]:
-    from kcache.nvrtc.request import CompileRequest
-
     if not isinstance(found, dict) or MARK not in found:
         raise ConfigError(f"expected a recorded request, an object with {MARK!r}")
     line = cast("dict[str, Any]", found)
@@ -206,7 +202,7 @@ def _decode(
     except KeyError as error:
         raise ConfigError(f"{error.args[0]!r} is missing") from error
     except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"it is no recorded request: {error}") from error
+        raise ConfigError(f"expected a recorded request: {error}") from error
     if directory is not None:
         (directory,) = _found((directory,), roots, missing)
         if not os.path.isdir(directory):

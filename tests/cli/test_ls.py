@@ -139,7 +139,7 @@ def test_filters_mean_the_same_everywhere(
 
 def test_filters_that_nothing_fits(cache_directory: Path, here: Callable) -> None:
     fill(cache_directory, {A: kernel()})
-    assert here("ls", "--name", "nothing") == (0, "", "kcache: no kernel fits the filters\n")
+    assert here("ls", "--name", "nothing") == (0, "", "kcache: no kernel matches the filters\n")
     assert here("rm", "--name", "nothing", "--yes").out == "deleted 0 entries, 0 B\n"
     said = here("ls", "--older-than", "soon")
     assert said.code == 2

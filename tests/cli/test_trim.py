@@ -112,7 +112,7 @@ def test_rm_needs_known_keys(cache_directory: Path, here: Callable) -> None:
     for arguments in ([], [key(9), "--name", "axpy"]):
         said = here("rm", *arguments)
         assert said.code == 2
-        assert "Give either keys, or options" in said.err
+        assert "Expected either keys or filter options" in said.err
     assert len(held(cache_directory)) == 1
 
 

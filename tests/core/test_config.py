@@ -10,7 +10,7 @@ import pytest
 from core.helpers import fork, python, wait
 
 from kcache import ConfigError, Entry, KernelCache, UnknownBackendError, open_engine
-from kcache.admin.info import Kinds, told_kinds
+from kcache.admin.info import Kinds, kinds_in_words
 from kcache.cli.open_cache import save
 from kcache.config import VARIABLES, Config
 from kcache.directory import CacheDirectory, open_directory
@@ -56,7 +56,10 @@ def test_what_is_no_size_is_refused_with_what_is_allowed(text: Any) -> None:
 def test_a_number_has_its_noun() -> None:
     with pytest.raises(ConfigError, match="expected at least 1 byte, as"):
         parse_size(0, least=1)
-    assert told_kinds(Kinds(1, 0, 1, 1)) == "1 kernel, 0 manifests, 1 other, estimated from 1 entry"
+    assert (
+        kinds_in_words(Kinds(1, 0, 1, 1))
+        == "1 kernel, 0 manifests, 1 other, estimated from 1 entry"
+    )
 
 
 #: The words of ages: "s", "m", "h", "d" and "w".

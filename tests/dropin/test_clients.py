@@ -11,7 +11,7 @@ from docs.pages import DOCS, blocks
 from docs.reader import Reader
 from dropin.conftest import CLIENTS, KCACHE, Dropin, Told, compile_linked, is_there, needs
 
-from kcache.dropin import variables as env
+from kcache.dropin import run_environment as env
 
 #: Programs in Python, and what they need. That of cuda.core is on the page about it.
 MODULES = {
@@ -119,7 +119,7 @@ def test_a_failed_install(nvrtc: tuple[int, int], dropin: Dropin, include: Path)
     wanted = dropin.bare(sys.executable, CLIENTS / "bindings.py", include)
     told = dropin.bare(sys.executable, script, include)
     assert told.output == wanted.output, told.errors
-    assert told.errors.count("the drop-in can't be started") == 4
+    assert told.errors.count("kcache's server can't be started") == 4
     assert not list(dropin.runtime.glob("kcache-*/*"))
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kcache.dropin import variables as env
+from kcache.dropin import run_environment as env
 
 # -- which server serves whom ----------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from remote.fakes import until
 
 from kcache.dropin import build
 from kcache.dropin import libraries as lib
-from kcache.dropin import variables as env
+from kcache.dropin import run_environment as env
 from kcache.dropin.protocol import Answer, pack_answer
 from kcache.service.start import DONE, path_of, status
 from kcache.util.wire import heading

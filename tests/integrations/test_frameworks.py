@@ -19,7 +19,7 @@ def test_the_command_shows_what_is_installed(nvrtc: tuple[int, int]) -> None:
         "framework": "cuda.bindings",
         "installed": version("cuda-bindings"),
         "tested_with": "13.5",
-        "covered_by": "the drop-in",
+        "covered_by": "kcache run",
         "line": "kcache run -- COMMAND",
     }
     table = CliRunner().invoke(app, ["integrations"]).stdout.splitlines()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kcache.dropin import build
-from kcache.dropin import variables as env
+from kcache.dropin import run_environment as env
 from kcache.service import start
 
 if sys.platform != "linux":

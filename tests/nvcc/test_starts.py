@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from nvcc.conftest import Service, written
 
-from kcache.dropin import variables as env
+from kcache.dropin import run_environment as env
 
 CUBIN = ["-cubin", "-arch=sm_90", "-Iinclude", "k.cu", "-o", "k.cubin"]
 

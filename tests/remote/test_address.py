@@ -143,7 +143,7 @@ def test_what_is_no_address_at_all() -> None:
 def test_commands_show_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     click_testing = pytest.importorskip("click.testing")
     from kcache.cli.app import app
-    from kcache.dropin import variables as environment
+    from kcache.dropin import run_environment as environment
 
     text = "file:///opt/kernels redis://me:hidden@host/2?ro&expire=60"
     monkeypatch.setenv("KCACHE_REMOTE", text)

@@ -27,7 +27,7 @@ from kcache.cli.commands.cmd_warm import cached_ones
 from kcache.cli.listing import SHORT, item_json, listing
 from kcache.cli.open_cache import may_write, open_cache, open_existing
 from kcache.cli.parameters import directory_option, filter_options, flag, json_option, repeatable
-from kcache.cli.terminal import progress, say, show
+from kcache.cli.terminal import notify, progress, show
 from kcache.config import Config
 from kcache.nvrtc.entries import MANIFEST, unique_length
 from kcache.util.units import counted, format_size, plain
@@ -51,7 +51,7 @@ def bundle() -> None:
     A bundle has kernels and their manifests. So a program on another machine, in another checkout
     or of another user finds the kernels, and compiles nothing.
     KCACHE_REMOTE=file:///path/kernels.kcb uses a bundle without unpacking it. It is an SQLite
-    database, into which everybody can look.
+    database, which any SQLite tool opens.
 
     A bundle contains code. Import a bundle only if you trust its author.
     """
@@ -100,21 +100,23 @@ def export(
     if target is None or (output and oci):
         raise click.UsageError("Expected one of --output and --oci.")
     if output == "-" and sys.stdout.isatty():
-        raise click.UsageError("A bundle is no text. Send it to a file or to another program.")
+        raise click.UsageError(
+            "A bundle is a binary file. Send it to a file or to another program."
+        )
     filters["reproducible"] = reproducible
     with open_existing(directory) as cache, progress("writing"):
         if output is None:
             done = export_layout(cache, target, **filters)
         else:
             done = export_bundle(cache, sys.stdout.buffer if output == "-" else output, **filters)
-    _tell_export(done, target, as_json=as_json)
+    _print_export(done, target, as_json=as_json)
 
 
-def _tell_export(done: Exported, output: str, *, as_json: bool) -> None:
+def _print_export(done: Exported, output: str, *, as_json: bool) -> None:
     for item in done.left_out[:_NAMED]:
-        say(f"left out: {item.kind} entry {item.key[:SHORT]}: {plain(item.problem)}")
+        notify(f"left out: {item.kind} entry {item.key[:SHORT]}: {plain(item.problem)}")
     if len(done.left_out) > _NAMED:
-        say(f"left out: {len(done.left_out) - _NAMED} more")
+        notify(f"left out: {len(done.left_out) - _NAMED} more")
     if as_json:
         left_out = [{"key": item.key, "problem": item.problem} for item in done.left_out]
         text = json.dumps({**done._asdict(), "left_out": left_out}, indent=2)
@@ -122,12 +124,11 @@ def _tell_export(done: Exported, output: str, *, as_json: bool) -> None:
         text = f"{_amount(done.kernels, done.manifests)} in {output}, {format_size(done.size)}"
     click.echo(plain(text, "\n"), err=output == "-")
     if not done.kernels:
-        say("warning: no kernel fits, so the bundle is empty")
+        notify("warning: no kernel matches, so the bundle is empty")
 
 
 def _amount(kernels: int, manifests: int) -> str:
-    told = counted(kernels, "kernel")
-    return f"{told} and {counted(manifests, 'manifest')}"
+    return f"{counted(kernels, 'kernel')} and {counted(manifests, 'manifest')}"
 
 
 @bundle.command("import", short_help="Put a bundle's kernels into the cache.")
@@ -145,12 +146,12 @@ def import_(*, file: Source, as_json: bool, directory: str | None) -> None:
     config = Config.load({"directory": directory})
     with open_cache(config.directory.value) as cache, progress("reading"):
         done = import_bundle(cache, file)
-    told = f"{counted(done.added)} added, {done.present} were there, {done.merged} merged"
-    show(done._asdict() if as_json else told)
+    sentence = f"{counted(done.added)} added, {done.present} were there, {done.merged} merged"
+    show(done._asdict() if as_json else sentence)
     if done.other_version:
-        say(f"warning: {counted(done.other_version)} of another version of kcache: left out")
+        notify(f"warning: {counted(done.other_version)} of another version of kcache: left out")
     if done.no_room:
-        say(f"warning: {counted(done.no_room)} left out: KCACHE_MAX_SIZE, the cap, is too small")
+        notify(f"warning: {counted(done.no_room)} left out: KCACHE_MAX_SIZE, the cap, is too small")
 
 
 @bundle.command("list", short_help="List the kernels in a bundle.")
@@ -170,7 +171,7 @@ def list_(*, file: Source, everything: bool, as_json: bool) -> None:
         digits = unique_length(item.key for item in found)
         show(listing(found, digits, time.time(), used=False))
     else:
-        say("there are no kernels")
+        notify("there are no kernels")
 
 
 @bundle.command("verify", short_help="Read and check all of a bundle.")
@@ -190,7 +191,7 @@ def verify(*, file: Source, as_json: bool) -> None:
     show(found._asdict() if as_json else line)
 
 
-@bundle.command("check", short_help="Check whether a bundle would serve on this machine.")
+@bundle.command("check", short_help="Check whether programs here would use a bundle.")
 @click.argument("file", type=click.Path(exists=True), metavar="FILE")
 @repeatable(
     "--arch", "archs", metavar="ARCH", help="A target that is needed.  [default: the GPU's]"
@@ -204,7 +205,7 @@ def verify(*, file: Source, as_json: bool) -> None:
 )
 @json_option("object")
 def check(*, file: str, archs: tuple[str, ...], list_file: str | None, as_json: bool) -> None:
-    """Check whether a bundle would serve on this machine. Exits with 1 and the reasons if not.
+    """Check whether programs on this machine would use a bundle. If not, exit with 1 and reasons.
 
     FILE is a bundle, a directory with kernels.kcb, or an OCI image layout. The bundle has to have
     kernels for the target, from the build of NVRTC that is installed here. If there is a driver, it
@@ -218,7 +219,7 @@ def check(*, file: str, archs: tuple[str, ...], list_file: str | None, as_json: 
     if as_json:
         show({"problems": found, **contents._asdict()})
     for problem in found:
-        say(f"{file}: {plain(problem)}")
+        notify(f"{file}: {plain(problem)}")
     if found:
         raise click.exceptions.Exit(1)
     if not as_json:

@@ -1,4 +1,4 @@
-"""`kcache compile`: gets source files from the cache, or compiles them by NVRTC.
+"""`kcache compile`: gets kernels from the cache, or compiles them with NVRTC.
 
 Its arguments are also those of `kcache why`.
 """
@@ -29,18 +29,20 @@ from kcache.cli.terminal import (
     STDOUT,
     interruptible,
     named_by_suffix,
+    notify,
     progress,
     read_stdin,
     refuse_terminal,
-    say,
     show,
     show_log,
     write_output,
 )
 from kcache.errors import CompileError, ConfigError
 from kcache.kernels.resolver import warn_if_empty
+from kcache.nvrtc import cuda_headers as installed_headers
 from kcache.nvrtc.options import parse_arch
 from kcache.nvrtc.request import as_text
+from kcache.util.cuda_driver import current_arch
 from kcache.util.units import counted, format_size, format_time
 from kcache.warm.kernel_list import seen_from
 
@@ -192,16 +194,14 @@ def asked_for(
 
 
 def _warn_of_missing(include_paths: Sequence[str]) -> None:
-    """Warn of include directories that are not there, because NVRTC doesn't."""
+    """Warn of include directories that do not exist, because NVRTC doesn't."""
     for path in include_paths:
         if not os.path.isdir(path):
-            say(f"warning: the include directory {path} does not exist")
+            notify(f"warning: the include directory {path} does not exist")
 
 
 def _cuda_headers() -> tuple[str, ...]:
-    from kcache.nvrtc.cuda_headers import include_paths
-
-    found = include_paths()
+    found = installed_headers.include_paths()
     if not found:
         packages = "nvidia-cuda-runtime nvidia-cuda-cccl (CUDA 12: each with -cu12)"
         raise ConfigError(f"no CUDA headers are installed: pip install {packages}")
@@ -221,8 +221,6 @@ def _with_target(options: CompileOptions, arch: str | None) -> CompileOptions:
         return options.replace(arch=arch)
     if options.target is not None and arch is None:
         return options
-    from kcache.util.cuda_driver import current_arch
-
     try:
         return options.replace(arch=current_arch())
     except ConfigError as error:
@@ -243,22 +241,22 @@ def _emitted(options: CompileOptions, output: str | None) -> str:
 
 @click.command("compile", short_help="Compile CUDA source files, or get them from the cache.")
 @compile_options
-@flag("-q", "--quiet", help="Say nothing but warnings and errors.")
+@flag("-q", "--quiet", help="Print only warnings and errors.")
 @json_option("array")
 @directory_option
 def compile_file(*, quiet: bool, as_json: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
     """Compile each FILE (- for standard input) with NVRTC, or get it from the cache.
 
     Several files and several architectures may be named: each file is compiled for each. No GPU is
-    needed. Headers in quotes are searched beside FILE first. FILE and its headers may later move to
-    another folder: kcache compares their content, not their paths. Options of nvcc with the same
-    meaning work, too, such as -arch=sm_90 and -std=c++17.
+    needed. Headers in quotes are first searched for in the directory of FILE. FILE and its headers
+    may later move to another folder: kcache compares their content, not their paths. Options of
+    nvcc with the same meaning work, too, such as -arch=sm_90 and -std=c++17.
     """
     asked = asked_for(**given)
     outputs = _outputs(asked)
     if as_json and "-" in outputs:
         raise click.UsageError("--json and an output on standard output exclude each other.")
-    told: list[dict[str, object]] = []
+    results: list[dict[str, object]] = []
     disable, recache = given["no_cache"] or None, given["recache"] or None
     failed: CompileError | None = None
     with open_cache(directory, disable=disable, recache=recache) as cache:
@@ -269,17 +267,17 @@ def compile_file(*, quiet: bool, as_json: bool, directory: str | None, **given: 
                 "names": [*each.names],
             }
             try:
-                told.append(about | _compile(cache, each, output, quiet=quiet or as_json))
+                results.append(about | _compile(cache, each, output, quiet=quiet or as_json))
             except CompileError as error:
-                told.append(about | {"log": error.log, "error": str(error)})
+                results.append(about | {"log": error.log, "error": str(error)})
                 if len(asked) == 1 and not as_json:
                     raise
                 failed = failed or error
                 show_log(error.log or str(error))
                 what = f"{each.source.path} does not compile for {each.options.target}"
-                say(f"error: {what}" + (error.hint and f": {error.hint}"))
+                notify(f"error: {what}" + (error.hint and f": {error.hint}"))
     if as_json:
-        show(told)
+        show(results)
     if failed is not None:
         raise click.exceptions.Exit(1)
 
@@ -287,12 +285,12 @@ def compile_file(*, quiet: bool, as_json: bool, directory: str | None, **given: 
 def _compile(
     cache: KernelCache, asked: CompileArguments, output: str, *, quiet: bool
 ) -> dict[str, object]:
-    """Compile one source for one target and write the output; return the outcome."""
+    """Compile one source for one target and write the output; return what happened, for JSON."""
     source = asked.source
     uncacheable = cache.stats().uncacheable
     started = time.perf_counter()
     # The compile runs in the file's folder. So the compiler finds the headers, debug information
-    # has the right paths, and the folder's path is no part of the request.
+    # has the right paths, and the folder's path is not part of the request.
     try:
         title = f"compiling {source.path} for {asked.options.target}"
         with contextlib.chdir(source.folder or os.curdir), interruptible(), progress(title):
@@ -310,9 +308,9 @@ def _compile(
     stored = cache.stats().uncacheable == uncacheable
     if not quiet:
         shown = STDOUT if output == "-" else output
-        say(f"{_outcome(kernel, seconds, stored=stored)} -> {shown} ({format_size(size)})")
+        notify(f"{_sentence(kernel, seconds, stored=stored)} -> {shown} ({format_size(size)})")
         for name, lowered in kernel.lowered_names.items():
-            say(f"{name} is {lowered}")
+            notify(f"{name} is {lowered}")
     return {
         "output": output,
         "emit": asked.emit,
@@ -336,7 +334,7 @@ def _outputs(asked: Sequence[CompileArguments]) -> list[str]:
     """
     given, several = asked[0].output, len(asked) > 1
     if several and given is not None and not os.path.isdir(given):
-        raise click.UsageError(f"-o {given} is no directory, and there are several results.")
+        raise click.UsageError(f"-o: expected a directory for several results, got {given!r}.")
     targets = {each.options.target for each in asked}
     found: dict[str, str] = {}
     for each in asked:
@@ -390,7 +388,7 @@ def _write(kernel: CompiledKernel, emit: str, output: str) -> int:
     return len(data)
 
 
-def _outcome(kernel: CompiledKernel, seconds: float, *, stored: bool) -> str:
+def _sentence(kernel: CompiledKernel, seconds: float, *, stored: bool) -> str:
     count = len(kernel.dependencies)
     headers = counted(count, "header")
     if kernel.cached:
@@ -401,5 +399,5 @@ def _outcome(kernel: CompiledKernel, seconds: float, *, stored: bool) -> str:
     if count:
         text += f", {headers}"
     if not stored:
-        text += ", not cached (KCACHE_LOG=debug says why)"
+        text += ", not cached (KCACHE_LOG=debug shows the reason)"
     return text

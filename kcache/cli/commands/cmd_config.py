@@ -10,7 +10,7 @@ import click
 from kcache._version import __version__
 from kcache.cli.open_cache import load_settings, may_write, named_directory, save
 from kcache.cli.parameters import directory_option, json_option, repeatable
-from kcache.cli.terminal import columns, say, show, write_stdout
+from kcache.cli.terminal import columns, notify, show, write_stdout
 from kcache.config import VARIABLES, Setting
 from kcache.engine.opening import SAVED
 from kcache.nvrtc import library
@@ -49,7 +49,7 @@ def config(
     if given or gone:
         may_write("config --set", directory)
         for warning in save(named_directory(directory), wanted, gone):
-            say(f"warning: {plain(warning)}")
+            notify(f"warning: {plain(warning)}")
     settings = _settings(directory)
     if as_json:
         found = library.find()
@@ -86,7 +86,7 @@ def _pairs(given: Sequence[str]) -> dict[str, str]:
 
 
 def _facts() -> list[tuple[str, str]]:
-    """Return what `kcache config` tells beside the settings."""
+    """Return the version and the compiler, for `kcache config`."""
     compiler = library.find()
     facts = [("kcache", __version__)]
     if compiler is None:

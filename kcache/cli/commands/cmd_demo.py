@@ -20,6 +20,7 @@ from kcache.errors import ConfigError, KcacheError
 from kcache.nvrtc.cuda_headers import folder_of
 from kcache.nvrtc.options import parse_arch
 from kcache.util.child_process import without_dropin
+from kcache.util.cuda_driver import current_arch
 from kcache.util.hints import how_to_install
 from kcache.util.units import format_size, format_time
 
@@ -76,8 +77,6 @@ def demo(*, arch: str | None, directory: str | None, as_json: bool) -> None:
 
 def _target(arch: str | None) -> tuple[str, str]:
     """Return the target, and in words how it relates to this machine."""
-    from kcache.util.cuda_driver import current_arch
-
     if arch is not None:
         return parse_arch(arch), ""
     try:
@@ -87,7 +86,7 @@ def _target(arch: str | None) -> tuple[str, str]:
 
 
 def _compile(job: list[str], title: str) -> dict[str, Any]:
-    """Compile the demo's source in a new process; return what it tells, and its whole time.
+    """Compile the demo's source in a new process; return its JSON output, with the process's time.
 
     Raises:
         ConfigError: it can't be done with this set-up.
@@ -105,8 +104,8 @@ def _compile(job: list[str], title: str) -> dict[str, Any]:
         whole = time.perf_counter() - started
     if done.returncode != 0:
         (about,) = json.loads(done.stdout or "[{}]")
-        said = about.get("error") or done.stderr.strip().removeprefix("kcache: error: ")
-        raise ConfigError(said or f"a process ended with {done.returncode}")
+        reason = about.get("error") or done.stderr.strip().removeprefix("kcache: error: ")
+        raise ConfigError(reason or f"a process ended with {done.returncode}")
     return {**json.loads(done.stdout)[0], "process_seconds": whole}
 
 

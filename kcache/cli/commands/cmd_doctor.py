@@ -10,6 +10,7 @@ from kcache.cli.open_cache import load_settings
 from kcache.cli.parameters import directory_option, flag, json_option
 from kcache.cli.terminal import show
 from kcache.config import Config
+from kcache.doctor import OK, PROBLEM, WARNING, Finding, local_checks, program_checks
 from kcache.util.units import counted, plain
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from kcache.doctor import Finding
 
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
@@ -32,28 +32,24 @@ _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 )
 @flag("--remotes", help="Only ask each remote of KCACHE_REMOTE.")
 def doctor(*, as_json: bool, directory: str | None, program: str | None, remotes: bool) -> None:
-    """Check everything that the cache depends on, and say how to fix what is wrong.
+    """Check everything that the cache depends on, and name a remedy for each problem.
 
     Checks the settings, the directory, the disk, the backend, a sample of the entries, NVRTC, the
     driver, whether `kcache run` reaches programs, and each layer and each remote of KCACHE_REMOTE.
     Changes nothing. Exits with 1 if there is a problem. A warning is not a problem: the cache works
     in spite of it. A remote that does not answer is a problem.
     """
-    from kcache.doctor import PROBLEM, WARNING
-    from kcache.doctor import program_checks as diagnosis
-    from kcache.doctor.local_checks import diagnose
-
     if program is not None:
-        findings = list(diagnosis.diagnose_program(program))
+        findings = list(program_checks.diagnose_program(program))
     elif remotes:
         findings = list(_only_remotes(directory))
     else:
-        findings = [*diagnose(directory), *diagnosis.diagnose()]
+        findings = [*local_checks.diagnose(directory), *program_checks.diagnose()]
         if not any(finding.topic == "libraries" for finding in findings):
-            from kcache.doctor import remote_checks as remote_diagnosis
+            from kcache.doctor import remote_checks
 
             config = Config.load({"directory": directory}, complain=lambda _: None)
-            findings += remote_diagnosis.diagnose(config)
+            findings += remote_checks.diagnose(config)
     if as_json:
         show([finding._asdict() for finding in findings])
     else:
@@ -67,12 +63,11 @@ def doctor(*, as_json: bool, directory: str | None, program: str | None, remotes
 
 def _only_remotes(directory: str | None) -> Iterator[Finding]:
     """Yield a finding for each remote, and a problem for each setting that is not allowed."""
-    from kcache.doctor import OK, PROBLEM, Finding
     from kcache.doctor.remote_checks import diagnose_remotes
 
-    said: list[str] = []
-    config, _ = load_settings(directory, complain=said.append)
-    findings = [Finding(PROBLEM, "settings", sentence) for sentence in said]
+    warnings: list[str] = []
+    config, _ = load_settings(directory, complain=warnings.append)
+    findings = [Finding(PROBLEM, "settings", sentence) for sentence in warnings]
     findings += diagnose_remotes(config)
     yield from findings or [Finding(OK, "remote", "KCACHE_REMOTE names no remote")]
 

@@ -1,37 +1,32 @@
-"""`kcache integrations`: shows which installed frameworks kcache can serve."""
+"""`kcache integrations`: shows which installed frameworks can get their kernels from kcache."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import click
 
 from kcache.cli.parameters import json_option
 from kcache.cli.terminal import columns, show
-
-if TYPE_CHECKING:
-    pass
-
-_COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
-
+from kcache.doctor.program_checks import missing
 
 _RUN = "kcache run -- COMMAND"
 _TRITON = "TRITON_CACHE_MANAGER=kcache.integrations.triton:CacheManager"
-_DROPIN, _ADAPTER, _NOT = "the drop-in", "one line", "not covered"
-_BOTH = f"{_DROPIN}, {_ADAPTER}"
+_BY_RUN, _BY_ADAPTER, _NOT = "kcache run", "an adapter", "not supported"
+_BY_BOTH = f"{_BY_RUN}, {_BY_ADAPTER}"
 
 
 class Framework(NamedTuple):
-    """A framework that compiles kernels at run time, and how kcache covers it.
+    """A framework that compiles kernels at run time, and how it gets them from kcache.
 
     Attributes:
         framework: its name.
         installed: the version that is installed here.
         tested_with: the version that kcache's tests ran with; empty if they did not run it.
-        covered_by: the drop-in, one line, or nothing.
-        line: what switches it on, or why it can't be.
+        covered_by: `kcache run`, an adapter for the framework's own hook, both or nothing.
+        line: how to enable that, or why it is not possible.
     """
 
     framework: str
@@ -43,27 +38,27 @@ class Framework(NamedTuple):
 
 #: Name, the distributions that may have it, and the rest as of `Framework`.
 _FRAMEWORKS: tuple[tuple[str, tuple[str, ...], str, str, str], ...] = (
-    ("cuda.bindings", ("cuda-bindings",), "13.5", _DROPIN, _RUN),
+    ("cuda.bindings", ("cuda-bindings",), "13.5", _BY_RUN, _RUN),
     (
-        *("cuda.core", ("cuda-core",), "1.2.2", _BOTH),
+        *("cuda.core", ("cuda-core",), "1.2.2", _BY_BOTH),
         "program.compile(..., cache=kcache.integrations.cuda_core.ProgramCache())",
     ),
     (
-        *("CuPy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "14.2", _DROPIN),
+        *("CuPy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "14.2", _BY_RUN),
         f"CUPY_CACHE_IN_MEMORY=1 {_RUN}",
     ),
-    ("numba-cuda", ("numba-cuda",), "0.30", _DROPIN, _RUN),
-    ("Triton", ("triton",), "3.6, 3.9", _ADAPTER, _TRITON),
-    ("torch", ("torch",), "2.11", _BOTH, f"{_TRITON} {_RUN}"),
-    ("cuda.compute", ("cuda-cccl",), "", _DROPIN, _RUN),
-    ("nvmath-python", ("nvmath-python",), "", _DROPIN, _RUN),
-    ("Transformer Engine", ("transformer-engine",), "", _DROPIN, _RUN),
-    ("TileLang", ("tilelang",), "", _DROPIN, f"{_RUN}, with the target's NVRTC backend"),
-    ("TVM", ("apache-tvm",), "0.27", _DROPIN, f"TVM_CUDA_COMPILE_MODE=nvrtc {_RUN}"),
-    ("DeepGEMM", ("deep-gemm",), "", _DROPIN, f"DG_JIT_USE_NVRTC=1 {_RUN}"),
-    ("cuDF", ("cudf-cu13", "cudf-cu12"), "", _DROPIN, _RUN),
-    ("Warp", ("warp-lang",), "1.19", _NOT, "it has NVRTC linked statically"),
-    ("FlashInfer", ("flashinfer-python",), "", _NOT, "it compiles with nvcc"),
+    ("numba-cuda", ("numba-cuda",), "0.30", _BY_RUN, _RUN),
+    ("Triton", ("triton",), "3.6, 3.9", _BY_ADAPTER, _TRITON),
+    ("torch", ("torch",), "2.11", _BY_BOTH, f"{_TRITON} {_RUN}"),
+    ("cuda.compute", ("cuda-cccl",), "", _BY_RUN, _RUN),
+    ("nvmath-python", ("nvmath-python",), "", _BY_RUN, _RUN),
+    ("Transformer Engine", ("transformer-engine",), "", _BY_RUN, _RUN),
+    ("TileLang", ("tilelang",), "", _BY_RUN, f"{_RUN}, with the target's NVRTC backend"),
+    ("TVM", ("apache-tvm",), "0.27", _BY_RUN, f"TVM_CUDA_COMPILE_MODE=nvrtc {_RUN}"),
+    ("DeepGEMM", ("deep-gemm",), "", _BY_RUN, f"DG_JIT_USE_NVRTC=1 {_RUN}"),
+    ("cuDF", ("cudf-cu13", "cudf-cu12"), "", _BY_RUN, _RUN),
+    ("FlashInfer", ("flashinfer-python",), "", _BY_RUN, _RUN),
+    ("Warp", ("warp-lang",), "1.19", _NOT, "NVRTC is linked into it statically"),
     ("JAX", ("jax",), "", _NOT, "its cache is a private interface"),
 )
 
@@ -71,42 +66,34 @@ _FRAMEWORKS: tuple[tuple[str, tuple[str, ...], str, str, str], ...] = (
 def installed() -> list[Framework]:
     """Return the frameworks that are installed here, in the order of the table."""
     found: list[Framework] = []
-    for name, distributions, *about in _FRAMEWORKS:
+    problem = missing()
+    without_run = {_BY_RUN: _NOT, _BY_BOTH: _BY_ADAPTER} if problem else {}
+    for name, distributions, tested, by, line in _FRAMEWORKS:
         for distribution in distributions:
             with suppress(PackageNotFoundError):
-                found.append(Framework(name, version(distribution), *about))
+                installed_version = version(distribution)
+                how = without_run.get(by, by)
+                reason = problem if how != by and how == _NOT else line
+                found.append(Framework(name, installed_version, tested, how, reason))
                 break
     return found
 
 
-def _without_dropin(found: list[Framework], problem: str) -> list[Framework]:
-    """Return what covers the frameworks if a problem keeps the drop-in from doing so."""
-    if not problem:
-        return found
-    without = {_DROPIN: (_NOT, problem), _BOTH: (_ADAPTER, None)}
-    return [
-        each._replace(covered_by=covered, line=line or each.line)
-        for each in found
-        for covered, line in [without.get(each.covered_by, (each.covered_by, None))]
-    ]
-
-
-@click.command(short_help="Show which installed frameworks are covered.")
+@click.command(short_help="Show which installed frameworks kcache supports.")
 @json_option("array")
 def integrations(*, as_json: bool) -> None:
-    """Show the installed frameworks that compile kernels at run time, and what covers them.
+    """Show the installed frameworks that compile kernels at run time, and how kcache supports them.
 
-    "The drop-in" is what `kcache run` and `kcache.install` put in the place of NVRTC. "One line" is
-    an adapter for the framework's own hook. The last column switches it on, or says why nothing
-    does. Another version than the tested one works if its interface is the same.
+    `kcache run` answers the NVRTC and nvcc calls of a program, and needs no change in it. An
+    adapter is a class of kcache for the framework's own cache interface. The last column is what to
+    type, or the reason why nothing helps. Other versions than the tested one work if their
+    interface is the same.
     """
-    from kcache.doctor.program_checks import missing
-
-    found = _without_dropin(installed(), missing())
+    found = installed()
     if as_json:
         show([each._asdict() for each in found])
     elif not found:
         show("no framework that compiles kernels at run time is installed here")
     else:
-        heads = ("FRAMEWORK", "INSTALLED", "TESTED WITH", "COVERED BY", "SWITCH IT ON")
+        heads = ("FRAMEWORK", "INSTALLED", "TESTED WITH", "CACHED BY", "HOW")
         show(columns([heads, *(tuple(field or "-" for field in each) for each in found)]))

@@ -45,7 +45,7 @@ def new(*, file: str) -> None:
 @flag("--public", help="Print the public halves as PEM, and nothing else.")
 @json_option("array")
 def show_key(*, file: str, public: bool, as_json: bool) -> None:
-    """Say which keys FILE holds, and what they can do. No secret is printed."""
+    """Show which keys FILE holds, and what they can do. No secret is printed."""
     if public and as_json:
         raise click.UsageError("--public and --json exclude each other.")
     keys = read_keys(file)

@@ -13,7 +13,7 @@ from kcache.cli.listing import item_json, listing
 from kcache.cli.open_cache import open_existing
 from kcache.cli.parameters import directory_option, filter_options, flag, json_option
 from kcache.cli.terminal import (
-    say,
+    notify,
     show,
 )
 from kcache.nvrtc.entries import KERNEL, MANIFEST, Item, items, unique_length
@@ -54,9 +54,9 @@ def list_entries(
 ) -> None:
     """List the kernels in the cache, one line each.
 
-    KEY has as many digits as tell the entries apart, which is enough for the other commands. AGE is
-    the time since the compile, and COMPILE is the time that the compile took. Damaged entries and
-    entries of another version of kcache are marked. Listing an entry does not count as a use.
+    KEY has as many digits as distinguish the entries, which is enough for the other commands. AGE
+    is the time since the compile, and COMPILE is the time that the compile took. Damaged entries
+    and entries of another version of kcache are marked. Listing an entry does not count as a use.
     If kernels differ only in their options, the list shows these options. On a narrow terminal, it
     leaves out columns until the names can be read.
 
@@ -80,7 +80,7 @@ def list_entries(
     elif rows:
         show(listing(rows, unique_length(keys), now))
     elif cache.directory:
-        say("there are no kernels" if filters == Filters() else "no kernel fits the filters")
+        notify("there are no kernels" if filters == Filters() else "no kernel matches the filters")
 
 
 def _sort(rows: list[Item], sort: str, reverse: bool) -> None:

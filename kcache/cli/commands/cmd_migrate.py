@@ -18,14 +18,14 @@ from kcache.cli.open_cache import (
     save,
 )
 from kcache.cli.parameters import directory_option, flag, json_option
-from kcache.cli.terminal import progress, say, show
+from kcache.cli.terminal import notify, progress, show
 from kcache.directory import CacheDirectory
 from kcache.engine.opening import backends_in
 from kcache.errors import KcacheError
 from kcache.nvrtc.entries import DAMAGED, OTHER, UNREADABLE
 from kcache.util.units import counted, format_size
 
-#: What is said of entries that stay, by kind.
+#: The message for entries that are not moved, by kind.
 _LEFT_OUT = {
     DAMAGED: "damaged: left out",
     UNREADABLE: "unreadable: left in {}",
@@ -45,7 +45,7 @@ _LEFT_OUT = {
     help="The old backend.  [default: the one in use; if that is BACKEND, another with a folder]",
 )
 @flag("--keep", help="Copy the entries, and keep the old ones.")
-@flag("-n", "--dry-run", help="Say what would be moved; change nothing.")
+@flag("-n", "--dry-run", help="Show what would be moved; change nothing.")
 @json_option("object")
 @directory_option
 def migrate(
@@ -63,8 +63,8 @@ def migrate(
     one first. So the order of use survives, and both backends together stay below the cap. The
     times of use do not: each entry counts as used now. If the command is interrupted, run it again
     and it continues. At the end it saves the new backend with the directory, so that programs use
-    it, unless an argument or KCACHE_BACKEND names another. If the entries are there already, it
-    says so and changes nothing.
+    it, unless an argument or KCACHE_BACKEND names another. If the entries are in the new backend
+    already, it changes nothing.
     """
     if origin == target:
         raise click.UsageError(f"--from and --to both name {target}.")
@@ -97,11 +97,11 @@ def migrate(
     if files is not None and emptied:
         remove_emptied(files.backend(origin))  # LMDB's file does not shrink
     if moved.evicted:
-        say(f"{format_size(moved.evicted)} evicted first: both backends exceeded the cap")
+        notify(f"{format_size(moved.evicted)} evicted first: both backends exceeded the cap")
     kinds = Counter(item.kind for item in moved.left_out)
     left_out = {kind: kinds[kind] for kind in _LEFT_OUT}
     for kind in kinds:
-        say(f"{counted(kinds[kind])} {_LEFT_OUT[kind].format(origin)}")
+        notify(f"{counted(kinds[kind])} {_LEFT_OUT[kind].format(origin)}")
     amount = {"entries": moved.entries, "size_bytes": moved.size}
     show({**about, **amount, "left_out": left_out} if as_json else done)
     if files is None or dry_run or origin == target:
@@ -130,13 +130,13 @@ def _amount(moved: Moved) -> str:
 
 
 def _save(files: CacheDirectory, target: str, *, quiet: bool) -> None:
-    """Save the backend with the directory, so that programs find the entries, and say so."""
+    """Save the backend with the directory, so that programs find the entries."""
     try:
         warnings = save(files.path, {"backend": target})
     except KcacheError as error:
-        say(f"warning: {error}. To use them: export KCACHE_BACKEND={target}")
+        notify(f"warning: {error}. To use them: export KCACHE_BACKEND={target}")
         return
     if not quiet:
         show(f"Saved with the cache: backend={target}. Programs of this directory find them there.")
     for warning in warnings:
-        say(f"warning: {warning}")
+        notify(f"warning: {warning}")

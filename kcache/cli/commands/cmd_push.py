@@ -10,7 +10,7 @@ from kcache.admin.filters import parse_filters
 from kcache.admin.push import push as push_to_remotes
 from kcache.cli.open_cache import open_existing
 from kcache.cli.parameters import directory_option, filter_options, json_option
-from kcache.cli.terminal import progress, say, show
+from kcache.cli.terminal import notify, progress, show
 from kcache.util.units import counted
 
 
@@ -33,8 +33,8 @@ def push(*, as_json: bool, directory: str | None, **filters: Any) -> None:  # no
             sent = f"{counted(each.kernels, 'kernel')} and {counted(each.manifests, 'manifest')}"
             show(f"{each.address}: {sent}")
         if each.failed:
-            say(f"error: {counted(each.failed)} not stored: {each.reason or each.address}")
+            notify(f"error: {counted(each.failed)} not stored: {each.reason or each.address}")
         if each.left_out:
-            say(f"{counted(each.left_out)} left out: see kcache verify")
+            notify(f"{counted(each.left_out)} left out: see kcache verify")
     if any(each.failed for each in done):
         raise click.exceptions.Exit(1)

@@ -27,7 +27,7 @@ from kcache.admin.info import hit_sources, meanings
 from kcache.cli.listing import SHORT
 from kcache.cli.open_cache import named_directory, open_existing
 from kcache.cli.parameters import directory_option, output_option
-from kcache.cli.terminal import progress, say, write_output
+from kcache.cli.terminal import notify, progress, write_output
 from kcache.directory import CacheDirectory
 from kcache.engine.stats import Stats, StatsFile
 from kcache.errors import BackendError
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent
 #: How many rows the tables of single entries, targets and kernels have.
 _SINGLE, _ARCHS, _KERNELS = 10, 8, 12
-#: A longer name is cut in the middle. So the page stays small, and both ends tell names apart.
+#: A longer name is cut in the middle. So the page stays small, and both ends distinguish names.
 _LONGEST = 120
 #: A mean of nothing.
 _NONE = ("\N{EN DASH}", "none so far")
@@ -69,7 +69,7 @@ def report(*, output: str, directory: str | None) -> None:
     write_output(data, output)
     if output != "-":
         what = f"report of {counted(len(snapshot.items))}"
-        say(f"{what} -> {output} ({format_size(len(data))})")
+        notify(f"{what} -> {output} ({format_size(len(data))})")
 
 
 # -- what is known ---------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def _cut(text: str | Iterable[str]) -> str:
 
 # -- what needs attention --------------------------------------------------------------------------
 
-#: Kind of entries -> what was counted; fields of `Stats` say so themselves.
+#: Kind of entries -> what was counted; fields of `Stats` have their own docstring.
 _WHAT = {DAMAGED: "Damaged entries in the cache", UNREADABLE: "Entries that can't be read"}
 #: They may be about a normal state; the others are about a problem.
 _NOTES = ("evictions", "uncacheable", "wait_timeouts", "stale")
@@ -226,7 +226,7 @@ _DO = {
     DAMAGED: "They are never used. Run kcache verify --repair. If more appear, check the disk.",
     UNREADABLE: "Run kcache verify, which names them, and check permissions and the disk.",
     "corrupt": "Each was compiled again. Run kcache verify. If more appear, check the disk.",
-    "errors": "The cache went on without them. kcache doctor and KCACHE_LOG=info say why.",
+    "errors": "The cache continued without them. kcache doctor and KCACHE_LOG=info show why.",
     "unlocked": "Processes could compile the same kernel twice. Set KCACHE_DIR to a local disk.",
     "rejected": "Each exceeds the cap, or nothing could be evicted for it. Raise KCACHE_MAX_SIZE.",
     "remote_errors": "The kernels were compiled. kcache stats names the remote and the reason.",

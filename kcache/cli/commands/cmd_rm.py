@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kcache.admin.filters import Filters, is_wanted, parse_filters
-from kcache.admin.info import count_kinds, told_kinds
+from kcache.admin.info import count_kinds, kinds_in_words
 from kcache.cli.listing import SHORT, complete_keys, key_prefix, resolve
 from kcache.cli.open_cache import may_write, open_existing
 from kcache.cli.parameters import directory_option, filter_options, flag, json_option
-from kcache.cli.terminal import can_ask, say, show
+from kcache.cli.terminal import can_ask, notify, show
 from kcache.engine.eviction import LOW_WATER
 from kcache.errors import BackendError
 from kcache.nvrtc.entries import KERNEL, items, would_evict
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 @click.option(
     "--older-than",
     metavar="AGE",
-    help="Evict entries that nobody has used for AGE, such as 12h, 30d or 2w.",
+    help="Evict entries that were not used for AGE, such as 12h, 30d or 2w.",
 )
-@flag("-n", "--dry-run", help="Say what would be evicted; change nothing.")
+@flag("-n", "--dry-run", help="Show what would be evicted; change nothing.")
 @json_option("object")
 @directory_option
 def trim(
@@ -68,11 +68,11 @@ def trim(
     _show(as_json, done, dry_run=dry_run, entries=count, bytes_evicted=freed)
 
 
-@click.command("rm", short_help="Delete single entries, or those that fit filters.")
+@click.command("rm", short_help="Delete single entries, or those that match filters.")
 @click.argument("keys", metavar="[KEY]...", nargs=-1, type=key_prefix, shell_complete=complete_keys)
 @filter_options
-@flag("-n", "--dry-run", help="Say what would be deleted; change nothing.")
-@flag("-y", "--yes", help="Accepted as by `clear`. The command never asks.")
+@flag("-n", "--dry-run", help="Show what would be deleted; change nothing.")
+@flag("-y", "--yes", help="No effect: the command never asks. Accepted for symmetry with `clear`.")
 @json_option("object")
 @directory_option
 def remove(
@@ -84,16 +84,16 @@ def remove(
     directory: str | None,
     **given: Any,  # noqa: ANN401
 ) -> None:
-    """Delete the entries KEY, or the kernels that fit the options.
+    """Delete the entries KEY, or the kernels that match the options.
 
-    Each KEY is the first digits of a key that `kcache ls` shows. If a KEY fits no entry or several
-    entries, nothing is deleted. A kernel has to fit each kind of option. `kcache ls` with the same
-    options shows which kernels fit.
+    Each KEY is the first digits of a key that `kcache ls` shows. If a KEY matches no entry or
+    several entries, nothing is deleted. A kernel has to match each kind of option. `kcache ls` with
+    the same options shows which kernels match.
     """
     del yes
     filters = parse_filters(**given)
     if bool(keys) == (filters != Filters()):
-        raise click.UsageError("Give either keys, or options that say which kernels to delete.")
+        raise click.UsageError("Expected either keys or filter options.")
     if not dry_run:
         may_write("rm", directory)
     with open_existing(directory, read_only=dry_run, changes=True) as cache:
@@ -105,7 +105,7 @@ def remove(
         if not dry_run:
             sizes = {key: _delete(cache, key) for key in sizes}
     for key in [key for key, size in sizes.items() if not size]:
-        say(f"{key[:SHORT]} was deleted meanwhile")
+        notify(f"{key[:SHORT]} was already deleted")
         del sizes[key]
     count, freed = len(sizes), sum(sizes.values())
     done = f"{'would delete' if dry_run else 'deleted'} {counted(count)}, {format_size(freed)}"
@@ -113,7 +113,7 @@ def remove(
 
 
 def _fitting(cache: KernelCache, filters: Filters) -> dict[str, int]:
-    """Return the keys and sizes of the kernels that fit."""
+    """Return the keys and sizes of the kernels that match."""
     now = time.time()
     return {
         item.key: item.size
@@ -141,10 +141,10 @@ def clear(*, yes: bool, as_json: bool, directory: str | None) -> None:
     """
     may_write("clear", directory)
     if not yes and not can_ask():
-        raise click.UsageError("There is no terminal to ask on. Pass --yes to delete every entry.")
+        raise click.UsageError("Can't ask without a terminal. Pass --yes to delete every entry.")
     with open_existing(directory, read_only=False, changes=True) as cache:
         size, kinds = cache.size_bytes, count_kinds(cache.engine)
-        about = f"({told_kinds(kinds)}), {format_size(size)}"
+        about = f"({kinds_in_words(kinds)}), {format_size(size)}"
         question = f"Delete {counted(cache.entry_count)} {about}, in {cache.directory}?"
         if not yes and cache.directory and not click.confirm(question, err=True):
             raise click.exceptions.Exit(1)
@@ -155,6 +155,6 @@ def clear(*, yes: bool, as_json: bool, directory: str | None) -> None:
     _show(as_json, f"deleted {counted(removed)} {about}", **amounts, size_bytes=size)
 
 
-def _show(as_json: bool, told: str, **amounts: object) -> None:
+def _show(as_json: bool, sentence: str, **amounts: object) -> None:
     """Show what was done: as JSON the amounts, else the sentence."""
-    show(amounts if as_json else told)
+    show(amounts if as_json else sentence)

@@ -10,14 +10,14 @@ import click
 from kcache.cli.open_cache import named_directory
 from kcache.cli.parameters import directory_option, flag
 from kcache.directory import open_directory
+from kcache.dropin.run import run as run_command
 from kcache.errors import BackendError
+from kcache.warm.recording import refuse_other_file
 
 
 def _recording(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
     """Refuse a file that can't be recorded into: only the server would log that."""
     if path is not None:
-        from kcache.warm.recording import refuse_other_file
-
         folder = os.path.dirname(os.path.abspath(path))
         if not (os.path.lexists(path) or os.access(folder, os.W_OK | os.X_OK)):
             raise click.BadParameter(f"{path!r} can't be written; expected a writable file.")
@@ -49,8 +49,6 @@ def run(
     library behaves like NVRTC, and calls the real NVRTC for everything that the cache can't answer.
     The program keeps its exit status, its signals and its terminal.
     """
-    from kcache.dropin.run import run as run_command
-
     if directory is not None:  # a value that is given as an option has to be right
         with suppress(BackendError):
             open_directory(named_directory(directory), read_only=True)

@@ -10,7 +10,8 @@ from kcache.cli.open_cache import load_settings
 from kcache.cli.parameters import json_option
 from kcache.cli.terminal import show
 from kcache.doctor.program_checks import missing
-from kcache.dropin import variables as env
+from kcache.dropin import run_environment as env
+from kcache.dropin.compile_service import summary
 from kcache.errors import DropinError
 from kcache.kernels.tiers import remote_status, remotes_socket
 from kcache.service import start as services
@@ -52,15 +53,15 @@ def start() -> None:
     except OSError as error:
         raise DropinError(f"no server was started: {error}") from error
     if services.status(path) is None:
-        raise DropinError("the server was started, and ended or does not answer")
+        raise DropinError("the server was started, but it exited or does not answer")
     show(f"started: {path}")
 
 
 @server.command()
 def stop() -> None:
-    """End the server, and the process that talks to remotes.
+    """End the server, and the process that connects to remotes.
 
-    Programs that use the server continue with the real NVRTC. The other process is started again
+    Programs that use the server continue with the real NVRTC. That process is started again
     when a program asks a remote.
     """
     remotes = remotes_socket(load_settings(None)[0])
@@ -73,9 +74,7 @@ def stop() -> None:
 @server.command()
 @json_option("object")
 def status(*, as_json: bool) -> None:
-    """Tell whether a server runs, what it has done, and how the remotes have answered."""
-    from kcache.dropin.compile_service import summary
-
+    """Show whether a server runs, what it has done, and how the remotes have answered."""
     about = services.status(_path())
     remotes = remote_status(load_settings(None)[0])
     if about is None and all(remote["breaker"] == "unknown" for remote in remotes):
@@ -86,5 +85,5 @@ def status(*, as_json: bool) -> None:
     if about is not None:
         show(f"process {about['process']}, kcache {about['version']}")
         show(summary(about["counts"]))
-    for address, told in remote_lines(remotes):
-        show(f"{address}: {told}")
+    for address, counts in remote_lines(remotes):
+        show(f"{address}: {counts}")

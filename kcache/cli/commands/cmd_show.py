@@ -17,19 +17,19 @@ from kcache.cli.terminal import (
     STDOUT,
     columns,
     named_by_suffix,
+    notify,
     refuse_terminal,
-    say,
     show,
     write_output,
 )
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.nvrtc.entries import MANIFEST, Item
+from kcache.nvrtc.manifest import DependencySet, Manifest
 from kcache.nvrtc.metadata import stored_log
 from kcache.util.units import counted, format_age, format_size, format_time, local_time
 
 if TYPE_CHECKING:
     from kcache.entry import JSON, Entry
-    from kcache.nvrtc.manifest import DependencySet
 
 #: Metadata that has a line of its own in `show`.
 _TOLD = {
@@ -102,7 +102,9 @@ def extract(*, key: str, emit: str | None, output: str | None, directory: str | 
         refuse_terminal(emit)
     write_output(data, output)
     shown = STDOUT if output == "-" else output
-    say(f"{emit} of {item.source_name or item.key[:SHORT]} -> {shown} ({format_size(len(data))})")
+    notify(
+        f"{emit} of {item.source_name or item.key[:SHORT]} -> {shown} ({format_size(len(data))})"
+    )
 
 
 # -- as text ---------------------------------------------------------------------------------------
@@ -186,8 +188,6 @@ def _as_json(item: Item, entry: Entry | None) -> dict[str, object]:
 
 
 def _dependency_sets(entry: Entry) -> list[DependencySet]:
-    from kcache.nvrtc.manifest import Manifest
-
     return Manifest.from_entry(entry).dependency_sets
 
 

@@ -11,7 +11,7 @@ from kcache.admin.info import cache_lines, count_kinds, exposition, remote_lines
 from kcache.backend import Usage
 from kcache.cli.open_cache import may_write, named_directory, open_existing
 from kcache.cli.parameters import directory_option, flag, json_option
-from kcache.cli.terminal import columns, say, show, write_stdout
+from kcache.cli.terminal import columns, notify, show, write_stdout
 from kcache.engine.stats import Stats, StatsFile
 from kcache.kernels.tiers import remote_status
 
@@ -56,7 +56,7 @@ def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None)
     if zero:
         if file is not None:
             file.zero()
-        say("counting starts again from zero")
+        notify("counting starts again from zero")
 
 
 def _json(cache: KernelCache, path: str) -> dict[str, object]:

@@ -12,7 +12,7 @@ import click
 
 from kcache.cli.open_cache import load_settings, may_write, open_cache
 from kcache.cli.parameters import directory_option, flag, json_option, repeatable
-from kcache.cli.terminal import columns, interruptible, progress, say, show
+from kcache.cli.terminal import columns, interruptible, notify, progress, show
 from kcache.config import Config
 from kcache.errors import CompileError
 from kcache.util.cpus import usable_cores
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 @repeatable(
     "--arch", "archs", metavar="ARCH", help="Target, such as sm_90. Replaces the targets in FILE."
 )
-@flag("-n", "--dry-run", help="Say what would be compiled; compile nothing.")
-@flag("--check", help="Likewise; exit with 1 if any would be compiled.")
-@flag("-q", "--quiet", help="Say nothing but warnings and errors.")
+@flag("-n", "--dry-run", help="Show what would be compiled; compile nothing.")
+@flag("--check", help="As --dry-run, but exit with 1 if anything would be compiled.")
+@flag("-q", "--quiet", help="Print only warnings and errors.")
 @json_option("object")
 @directory_option
 def warm(
@@ -62,7 +62,7 @@ def warm(
         raise click.UsageError("--quiet and --json exclude each other.")
     wanted = read_list(file, archs)
     if not wanted:
-        say(f"warning: {file} lists no kernels")
+        notify(f"warning: {file} lists no kernels")
     config, _ = load_settings(directory, changes=True)
     if dry_run or check:
         with open_cache(config.directory.value, read_only=True) as cache:
@@ -80,14 +80,14 @@ def warm(
         seconds = time.perf_counter() - started
         pairs = zip(wanted, results, strict=True)
         failed = [(each, error) for each, error in pairs if isinstance(error, CompileError)]
-        _tell_failures(failed)
-        _tell_losses(cache)
+        _print_failures(failed)
+        _print_losses(cache)
     made = [each for each in results if not isinstance(each, CompileError)]
-    told = _outcome(made, failed, seconds)
+    summary = _summary(made, failed, seconds)
     if as_json:
-        show(told)
+        show(summary)
     elif not quiet:
-        show(_table(told))
+        show(_table(summary))
     if failed:
         raise click.exceptions.Exit(1)
 
@@ -106,7 +106,7 @@ def _workers(config: Config, jobs: int | None) -> int | None:
 def _compile(
     cache: KernelCache, wanted: list[ListedKernel], jobs: int | None
 ) -> list[CompiledKernel | CompileError]:
-    """Compile the kernels, one working directory after another; return the outcome of each.
+    """Compile the kernels, one working directory after another; return the result of each.
 
     A process has one working directory. All threads search it for headers in quotes and for
     relative include directories.
@@ -116,7 +116,7 @@ def _compile(
 
     def farewell() -> str:
         of = counted(len(wanted), "kernel")
-        return f"interrupted: {done:,} of {of} done; run it again to go on"
+        return f"interrupted: {done:,} of {of} done; run it again to continue"
 
     with interruptible(farewell), progress("warming", len(wanted)) as advance:
 
@@ -147,17 +147,17 @@ def _by_directory(wanted: list[ListedKernel]) -> Iterator[list[int]]:
             yield numbers
 
 
-# -- telling ---------------------------------------------------------------------------------------
+# -- printing --------------------------------------------------------------------------------------
 
 
-def _tell_failures(failed: list[tuple[ListedKernel, CompileError]]) -> None:
-    """Say in one line what did not compile, for which targets, and its first error."""
+def _print_failures(failed: list[tuple[ListedKernel, CompileError]]) -> None:
+    """Print one line for each source that did not compile: its targets and its first error."""
     lines: dict[tuple[str, str], list[str]] = {}
     for each, error in failed:
         reason = _first_error(error.log or str(error))
         lines.setdefault((each.title, reason), []).append(each.arch)
     for (title, reason), archs in lines.items():
-        say(f"error: {title} ({', '.join(archs)}): {reason}")
+        notify(f"error: {title} ({', '.join(archs)}): {reason}")
 
 
 def _first_error(log: str) -> str:
@@ -165,26 +165,26 @@ def _first_error(log: str) -> str:
     return next((line for line in lines if "error" in line), lines[0] if lines else "failed")
 
 
-def _tell_losses(cache: KernelCache) -> None:
-    """Say which kernels were compiled and are nevertheless not in the cache."""
+def _print_losses(cache: KernelCache) -> None:
+    """Print which compiled kernels are not in the cache."""
     stats = cache.stats()
     if stats.uncacheable:
-        say(f"warning: {stats.uncacheable} can't be cached (KCACHE_LOG=debug says why)")
+        notify(f"warning: {stats.uncacheable} can't be cached (KCACHE_LOG=debug shows the reasons)")
     if stats.rejected or stats.evictions:
         lost = f"{counted(stats.evictions)} evicted, {stats.rejected} not kept"
-        say(f"warning: {lost}: the cap is {format_size(cache.engine.max_size)}")
+        notify(f"warning: {lost}: the cap is {format_size(cache.engine.max_size)}")
     if stats.errors:
-        say(f"warning: {counted(stats.errors, 'failure')} to use the cache")
+        notify(f"warning: {counted(stats.errors, 'failure')} to use the cache")
 
 
-def _table(told: dict[str, Any]) -> str:
+def _table(summary: dict[str, Any]) -> str:
     notes = {
-        "compiled": f"{format_time(told['compile_seconds'])} of compiling",
-        "cached": f"{format_time(told['saved_seconds'])} saved",
+        "compiled": f"{format_time(summary['compile_seconds'])} of compiling",
+        "cached": f"{format_time(summary['saved_seconds'])} saved",
         "failed": "",
-        "total": f"in {format_time(told['seconds'])}",
+        "total": f"in {format_time(summary['seconds'])}",
     }
-    counts = {**told, "total": told["compiled"] + told["cached"] + told["failed"]}
+    counts = {**summary, "total": summary["compiled"] + summary["cached"] + summary["failed"]}
     digits = len(str(counts["total"]))
     return columns(
         (name, f"{counts[name]:>{digits}}", note if counts[name] else "")
@@ -192,10 +192,10 @@ def _table(told: dict[str, Any]) -> str:
     )
 
 
-def _outcome(
+def _summary(
     made: list[CompiledKernel], failed: list[tuple[ListedKernel, CompileError]], seconds: float
 ) -> dict[str, Any]:
-    """Return what became of the kernels, and how long that took, for JSON."""
+    """Return the numbers of kernels and the times, for JSON."""
     cached = sum(kernel.cached for kernel in made)
     return {
         "compiled": len(made) - cached,

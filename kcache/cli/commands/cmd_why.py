@@ -1,4 +1,4 @@
-"""`kcache why`: says why the next compile of a source would miss, or that it would hit."""
+"""`kcache why`: shows why the next compile of a source would miss, or that it would hit."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 _SHOWN = 20
 
 
-@click.command(short_help="Say why a compile would miss the cache, or that it would hit.")
+@click.command(short_help="Show why a compile would miss the cache, or that it would hit.")
 @compile_options
 @flag("-q", "--quiet", help="Accepted as by `compile`.")
 @json_option("object")
 @directory_option
 def why(*, quiet: bool, as_json: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
-    """Say why the next `kcache compile` with these arguments would miss, or that it would hit.
+    """Show why the next `kcache compile` with these arguments would miss, or that it would hit.
 
     Takes the arguments of `kcache compile`: replace `compile` by `why`. Compiles nothing, changes
     nothing, and is not counted.
@@ -59,39 +59,39 @@ def why(*, quiet: bool, as_json: bool, directory: str | None, **given: Any) -> N
         request = Requests(0).make(
             one.source.text, one.names, one.options, source_name=one.source.name
         )
-        told = explain(cache.engine, request, settings)
+        explanation = explain(cache.engine, request, settings)
         path = cache.opened.path
     path = path or named_directory(directory)
     if as_json:
-        show(_as_json(one, told, path, settings.backend.value))
+        show(_as_json(one, explanation, path, settings.backend.value))
         return
     rows = [("directory", f"{path} ({settings.backend.value})")]
-    rows += [("kernel", told.kernel)] if told.kernel else []
-    rows += [("manifest", told.manifest)] if told.manifest else []
-    rows += _rows(told)
-    if settings.read_only.value and not told.hit:
+    rows += [("kernel", explanation.kernel)] if explanation.kernel else []
+    rows += [("manifest", explanation.manifest)] if explanation.manifest else []
+    rows += _rows(explanation)
+    if settings.read_only.value and not explanation.hit:
         rows.append(("note", f"{settings.read_only.source} is set: what is compiled is not kept"))
-    show(f"{_sentence(one, told)}\n\n{columns(rows)}")
+    show(f"{_sentence(one, explanation)}\n\n{columns(rows)}")
 
 
-def _sentence(asked: CompileArguments, told: Explanation) -> str:
+def _sentence(asked: CompileArguments, explanation: Explanation) -> str:
     source = asked.source
     what = f"{source.name if source.path == '-' else source.path} for {asked.options.target}"
-    if told.hit:
+    if explanation.hit:
         return f"{what} is in the cache: it would not be compiled."
-    return f"{what} would be compiled: {told.clauses}."
+    return f"{what} would be compiled: {explanation.clauses}."
 
 
-def _rows(told: Explanation) -> Iterator[tuple[str, str]]:
-    for cause in told.causes[:_SHOWN]:
+def _rows(explanation: Explanation) -> Iterator[tuple[str, str]]:
+    for cause in explanation.causes[:_SHOWN]:
         yield "cause", f"{cause.kind}: {cause.what}"
         if cause.before and cause.after and cause.before not in cause.what:
             yield "", f"  was {cause.before}"
             yield "", f"  is  {cause.after}"
-    if len(told.causes) > _SHOWN:
-        yield "", f"and {len(told.causes) - _SHOWN} more (--json has all)"
-    if told.near is not None:
-        yield "nearest", _near(told.near)
+    if len(explanation.causes) > _SHOWN:
+        yield "", f"and {len(explanation.causes) - _SHOWN} more (--json has all)"
+    if explanation.near is not None:
+        yield "nearest", _near(explanation.near)
 
 
 def _near(near: Near) -> str:
@@ -106,18 +106,18 @@ def _near(near: Near) -> str:
 
 
 def _as_json(
-    asked: CompileArguments, told: Explanation, path: str, backend: str
+    asked: CompileArguments, explanation: Explanation, path: str, backend: str
 ) -> dict[str, object]:
     return {
-        "cached": told.hit,
-        "why": _sentence(asked, told),
-        "causes": [_cause(cause) for cause in told.causes],
+        "cached": explanation.hit,
+        "why": _sentence(asked, explanation),
+        "causes": [_cause(cause) for cause in explanation.causes],
         "source": asked.source.path,
         "arch": asked.options.target,
-        "key": told.key,
-        "kernel": told.kernel or None,
-        "manifest": told.manifest or None,
-        "nearest": None if told.near is None else _near_json(told.near),
+        "key": explanation.key,
+        "kernel": explanation.kernel or None,
+        "manifest": explanation.manifest or None,
+        "nearest": None if explanation.near is None else _near_json(explanation.near),
         "directory": path,
         "backend": backend,
     }

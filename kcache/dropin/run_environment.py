@@ -1,4 +1,4 @@
-"""Variables: reads the launcher's variables, and makes those of the program.
+"""RunEnvironment: reads the launcher's variables, and makes those of the program.
 
 `kcache.config` and `kcache.environment` also read the environment, but importing them takes as long
 as everything else that `kcache run` does before the program starts (16 ms).
@@ -74,7 +74,7 @@ def undo_locale() -> None:
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of the cache itself in an environment, without credentials."""
     return {
-        name: _told(name, value)
+        name: _shown(name, value)
         for name, value in environment.items()
         if value and name.startswith("KCACHE_") and not name.startswith("KCACHE_DROPIN_")
     }
@@ -85,20 +85,20 @@ def meaning(environment: Mapping[str, str]) -> dict[str, str]:
 
     Two processes with equal results use the same cache.
     """
-    told = settings(environment)
-    if "KCACHE_DIR" not in told:
-        told["cache_home"] = cache_home(environment) or ""
-    return told
+    values = settings(environment)
+    if "KCACHE_DIR" not in values:
+        values["cache_home"] = cache_home(environment) or ""
+    return values
 
 
 def service(environment: Mapping[str, str]) -> Service:
     """Return the service for programs with these variables."""
-    told = sorted(meaning(environment).items())
-    texts = (text for setting in told for text in setting)
+    values = sorted(meaning(environment).items())
+    texts = (text for setting in values for text in setting)
     return Service("programs", "kcache.dropin.compile_service", join_texts(texts))
 
 
-def _told(name: str, value: str) -> str:
+def _shown(name: str, value: str) -> str:
     if name in _PATHS:
         return _absolute(value)
     return f"*** ({_digest(value)})" if name in (REMOTE, _TOKEN) else value
@@ -109,7 +109,7 @@ def _absolute(path: str) -> str:
 
 
 def _digest(secret: str) -> str:
-    """Return enough to tell two secrets apart, and too little to guess one."""
+    """Return enough to distinguish two secrets, and too little to guess one."""
     import hashlib
 
     digest = hashlib.sha256(secret.encode("utf-8", "replace"), usedforsecurity=False)
