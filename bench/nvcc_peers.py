@@ -165,7 +165,8 @@ def after_change(
         return status, comparable(written(place.project).get("k.o", (0, b""))[1])
 
     time.sleep(_OLD_ENOUGH)
-    start_by(contender)
+    if start_by(contender)[0] != 0:
+        return "fails"
     hits = contender.hits()
     start_by(contender)
     if contender.hits() == hits:
@@ -215,7 +216,8 @@ def main() -> None:
                 column[label] = second_start(contender, nvcc, own / label, command)
             for change in tried:
                 label = f"changed: {change.__name__.replace('_', ' ')}"
-                column[label] = after_change(contender, alone, wheels, own / label, change)
+                place = own / change.__name__
+                column[label] = after_change(contender, alone, wheels, place, change)
             for label, which in _TIMED.items():
                 column[f"time of `{label}`"] = milliseconds(
                     contender, nvcc, own / label, COMMANDS[which]

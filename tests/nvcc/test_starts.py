@@ -3,6 +3,7 @@
 import os
 import pty
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from nvcc.conftest import Service, written
+from remote import servers
 
 from kcache.dropin import run_environment as env
 
@@ -254,3 +256,22 @@ def test_a_read_only_directory_answers(service: Service, project: Path, tmp_path
     assert service.run(*CUBIN, cwd=project).returncode == 0
     assert (project / "k.cubin").read_bytes() == made
     assert (service.counts["hits"], service.counts["misses"]) == (1, 0)
+
+
+@pytest.mark.slow
+def test_a_remote_answers_another_machine(service: Service, project: Path, tmp_path: Path) -> None:
+    with servers.redis(tmp_path) as server:
+        remote = f"redis://127.0.0.1:{server.port}"
+        for machine, hits in (("one", 0), ("another", 1)):
+            told = {"KCACHE_REMOTE": remote, "KCACHE_DIR": str(tmp_path / machine)}
+            service.restart(**told)
+            assert service.run(*CUBIN, cwd=project).returncode == 0
+            assert service.counts["hits"] == hits
+            while _entries(server.port) < 2:  # the artifact, and its evidence
+                pass
+
+
+def _entries(port: int) -> int:
+    with socket.create_connection(("127.0.0.1", port)) as redis:
+        redis.sendall(b"DBSIZE\r\n")
+        return int(redis.recv(64)[1:])
