@@ -39,6 +39,15 @@ _UNSAFE = (
     "_KEY_BASE64",
     "_EMULATOR",
 )
+#: Endings of variables that name servers for credentials, and the hosts that get those without TLS:
+#: this machine, and the addresses where clouds answer their own machines.
+_CREDENTIAL_SERVERS = ("_AUTHORITY_HOST", "_CREDENTIALS_FULL_URI", "_IDENTITY_ENDPOINT")
+_PLAIN = frozenset(
+    (
+        *("localhost", "127.0.0.1", "::1", "fd00:ec2::23"),
+        *("169.254.169.254", "169.254.170.2", "169.254.170.23"),
+    )
+)
 
 
 def variables() -> dict[str, str]:
@@ -83,9 +92,24 @@ def drop_unsafe_variables() -> None:
 
     Only the daemon and `kcache doctor` call this, in their own process.
     """
-    for name in list(os.environ):
-        if name.startswith((*_OF_OBJECT_STORES, "GOOGLE_")) and name.endswith(_UNSAFE):
+    for name, value in list(os.environ.items()):
+        if not name.startswith((*_OF_OBJECT_STORES, "GOOGLE_")):
+            continue
+        # obstore reads a name in any case; kcache's checks of names do not.
+        is_unsafe = name != name.upper() or name.endswith(_UNSAFE)
+        if is_unsafe or (name.endswith(_CREDENTIAL_SERVERS) and _is_public(value)):
             del os.environ[name]
+
+
+def _is_public(url: str) -> bool:
+    """Return whether what is sent to a URL may be read on the way."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return True
+    return parts.scheme != "https" and parts.hostname not in _PLAIN
 
 
 def remote_token() -> str | None:

@@ -53,9 +53,9 @@ def run(
     record: str | None = None,
     directory: str | None = None,
 ) -> int:
-    """Run a command with the drop-in; return its exit code if this process stays its parent.
+    """Run a command with the drop-in; return an exit code only if the command can't run.
 
-    Otherwise this process becomes the command, and returns only if the command can't run.
+    This process becomes the command, or stays its parent and ends as the command does.
 
     If the cache can't be used, the command runs without it, and one line gives the reason. It
     does not run if the settings allow no compile.
@@ -97,7 +97,8 @@ def run(
         _end_server(socket)
     if os.WIFSIGNALED(status):
         _die_of(os.WTERMSIG(status))
-    return os.WEXITSTATUS(status)
+    # After SystemExit, Python would read commands if the program's environment has PYTHONINSPECT.
+    os._exit(os.WEXITSTATUS(status))
 
 
 def _check_recording(path: str) -> None:
@@ -238,6 +239,8 @@ def _execute(command: Sequence[str]) -> NoReturn:
     Raises:
         OSError: it can't be run.
     """
+    if not command[0]:  # Python refuses it with ValueError
+        raise FileNotFoundError
     try:
         os.execvp(command[0], [*command])
     except OSError as error:

@@ -221,6 +221,11 @@ def _made(address: Address, timeout: float) -> object:
         "connect_timeout": timedelta(seconds=address.connect_timeout),
         "timeout": timedelta(seconds=timeout),
     }
+    server = urlsplit(_server(address))
+    if server.scheme == "http" and is_private(server.scheme, server.hostname or ""):
+        # obstore understands NO_PROXY otherwise than Python does. With a proxy of its own it does
+        # not read the variables, and no host uses this one.
+        options |= {"proxy_url": "http://localhost", "proxy_excludes": "*,0.0.0.0/0,::/0"}
     path = address.option("ca_file")
     if path:
         options["root_certificate"] = content_of(path)

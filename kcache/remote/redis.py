@@ -154,8 +154,10 @@ def _how(address: Address) -> dict[str, Any]:
     """
     password = address.option("password_file")
     is_tls = address.scheme.split("+")[0] in ("rediss", "valkeys")
-    hosts = (urlsplit(f"//{host}").hostname or "" for host in address.hosts.split(","))
-    if password and not is_tls and not all(map(is_loopback, hosts)):
+    host = urlsplit(f"//{address.hosts}").hostname or ""
+    # A cluster names its own nodes, which may be on other machines.
+    is_cluster = address.scheme.endswith("+cluster")
+    if password and not is_tls and (is_cluster or not is_loopback(host)):
         raise not_private(address, "password_file")
     how: dict[str, Any] = {
         "username": address.user,

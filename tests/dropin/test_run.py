@@ -51,7 +51,9 @@ def test_scripts(stats: bool, script: str, dropin: Dropin) -> None:
     assert bool(told.line) == stats
 
 
-@pytest.mark.parametrize(("command", "code"), [("nosuchcommand", 127), ("/etc/passwd", 126)])
+@pytest.mark.parametrize(
+    ("command", "code"), [("nosuchcommand", 127), ("/etc/passwd", 126), ("", 127)]
+)
 def test_a_command_that_can_not_run(stats: bool, command: str, code: int, dropin: Dropin) -> None:
     told = dropin.run(command, stats=stats)
     assert told.code == code
@@ -438,6 +440,12 @@ def test_the_environment_is_the_launchers_byte_for_byte(stats: bool, dropin: Dro
             "LD_PRELOAD",
         ]
         assert [e for e in told.split("\0") if e not in added] == bare.split("\0")
+
+
+def test_variables_of_python_are_the_programs_alone(stats: bool, dropin: Dropin) -> None:
+    variables = {"PYTHONINSPECT": "1", "PYTHONWARNINGS": "error", "PYTHONDEVMODE": "1"}
+    told = dropin.run("sh", "-c", "exit 3", stats=stats, **variables)
+    assert (told.code, told.output, told.errors.strip()) == (3, "", told.line)
 
 
 def test_neither_service_nor_launcher_keeps_the_directory_busy(real: Path, dropin: Dropin) -> None:

@@ -65,8 +65,10 @@ def start(dropin: Dropin, real: Path) -> Iterator[Callable[..., Program]]:
     """Starts the program: under `kcache run`, or with a server at a path."""
     programs: list[Program] = []
 
-    def start(path: str | None = None, libraries: str = dropin.libraries) -> Program:
-        command = [sys.executable, str(CLIENTS / "repeated.py"), str(real)]
+    def start(
+        path: str | None = None, libraries: str = dropin.libraries, within: tuple[str, ...] = ()
+    ) -> Program:
+        command = [*within, sys.executable, str(CLIENTS / "repeated.py"), str(real)]
         environment = dropin.environment
         if path is None:
             command = [*KCACHE, "run", *command]
@@ -167,11 +169,15 @@ def test_a_server_that_answers_nonsense(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
+@pytest.mark.parametrize("within", [(), ("unshare", "--user")])
 def test_a_server_of_another_user_is_not_asked(
-    start: Callable[..., Program], tmp_path: Path, wanted: list[str]
+    within: tuple[str, ...], start: Callable[..., Program], tmp_path: Path, wanted: list[str]
 ) -> None:
-    with closing(Fake(tmp_path, NONSENSE["a hang-up"], user=65534)) as fake:
-        program = start(fake.path)
+    """In a user namespace without this user, the program and the server have the same id."""
+    if within and subprocess.call([*within, "true"]) != 0:
+        pytest.skip("there are no user namespaces")
+    with closing(Fake(tmp_path, NONSENSE["a hang-up"], user=12345)) as fake:
+        program = start(fake.path, within=within)
         assert [program.ask(body) for body in BODIES[:2]] == wanted[:2]
         assert program.close() == 0
     assert fake.connections == 0

@@ -10,6 +10,7 @@ import pytest
 from remote.fakes import MOST, SOUND, VALUE, Open, RawServer, answering, key, value_in
 from remote.servers import S3, Nginx, free_port
 
+from kcache.environment import drop_unsafe_variables
 from kcache.errors import ConfigError
 from kcache.remote.storage import RemoteError, Storage
 
@@ -123,6 +124,49 @@ def test_credentials_are_not_sent_in_the_clear(
     assert sent
     assert b"hidden" not in sent
     assert b"authorization" not in sent.lower()
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"no_proxy": "*"},
+        {"no_proxy": "127.0.0.1", "NO_PROXY": "elsewhere"},
+        {"HTTP_PROXY": "PROXY", "http_proxy": ""},
+    ],
+)
+def test_no_proxy_means_the_same_to_obstore(
+    variables: dict[str, str],
+    address: str,
+    server: RawServer,
+    store: Open,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It reads these variables otherwise than Python does."""
+    port, answers, asked = server
+    answers.append(SOUND)
+    for name, value in {"http_proxy": "PROXY", **variables}.items():
+        monkeypatch.setenv(name, value.replace("PROXY", f"http://127.0.0.1:{port}"))
+    everything(store(f"{address}?endpoint=http://127.0.0.1:{free_port()}"))
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "stays"),
+    [
+        ("AZURE_storage_sas_token", "sig=hidden", False),  # obstore reads a name in any case
+        ("AZURE_AUTHORITY_HOST", "http://login.example", False),
+        ("AZURE_AUTHORITY_HOST", "https://login.example", True),
+        ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1.example/x", False),
+        ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://[::ffff:10.0.0.1]/x", False),
+        ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://169.254.170.23/x", True),
+    ],
+)
+def test_a_server_for_credentials_has_tls_or_is_near(
+    name: str, value: str, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    drop_unsafe_variables()
+    assert (name in os.environ) == stays
 
 
 def test_the_emulator_is_no_way_around(
