@@ -52,6 +52,7 @@ class Lookup(NamedTuple):
         manifest: of the request in the user's own cache, as far as it was read.
         damaged: entries that were found on the way, and can't be used.
         changed: whether no dependency set of the own cache holds although one did at this location.
+        location: of the request; the kernel's log and dependencies have the paths of this place.
     """
 
     kernel: CompiledKernel | None
@@ -61,6 +62,7 @@ class Lookup(NamedTuple):
     manifest: Manifest | None = None
     damaged: Damaged = []  # noqa: RUF012  of a tuple, never changed
     changed: bool = False
+    location: str = ""
 
 
 class LocalTier:
@@ -98,11 +100,12 @@ class LocalTier:
             return None
         dependencies = () if dependency_set is None else dependency_set.dependencies(request)
         found: Lookup | None = entry.view
-        if found is None or found.kernel.dependencies is not dependencies:  # type: ignore[union-attr]
+        if found is None or found.location != request.location:
             kernel = kernel_in(request, entry, key, dependencies, damaged)
             if kernel is None:
                 return None
-            found = entry.view = Lookup(kernel, MEMORY, entry.cost, dependency_set)
+            found = Lookup(kernel, MEMORY, entry.cost, dependency_set, location=request.location)
+            entry.view = found
         return found if from_memory else found._replace(tier=DISK)
 
     def manifests(self, request: Request, damaged: Damaged) -> Iterator[tuple[Manifest, bool]]:
