@@ -38,7 +38,7 @@ def reset(device: int | None = None) -> None:
         device: the device's number; None is the current context's device, or else device 0.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: the device does not exist.
         DeviceError: there is no driver or no GPU.
     """
     with on(device) as number:
@@ -49,7 +49,7 @@ def generation(device: int | None = None) -> int:
     """Return how often the contexts of a device were reset.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: the device does not exist.
         DeviceError: there is no driver or no GPU.
     """
     with on(device) as number:

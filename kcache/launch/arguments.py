@@ -61,7 +61,7 @@ def _one(value: object, size: int, where: int, address: Address) -> object:
     elif data is None:
         data = address(value, where).to_bytes(_POINTER, "little")
     if len(data) != size:
-        raise _refused(
+        raise _rejected(
             value, where, f"it has {counted(len(data), 'byte')}, the kernel takes {size} there"
         )
     # Of other sizes, cuda.core passes numpy.complex128 and nothing else.
@@ -90,12 +90,12 @@ def _number(value: float, size: int, where: int) -> bytes:
         if size in _FLOATS:
             return struct.pack(_FLOATS[size], value)
     except OverflowError:
-        raise _refused(value, where, f"it does not fit into {counted(size, 'byte')}") from None
+        raise _rejected(value, where, f"it does not fit into {counted(size, 'byte')}") from None
     what = f"the kernel takes {counted(size, 'byte')} there; pass a numpy or ctypes scalar of it"
-    raise _refused(value, where, what)
+    raise _rejected(value, where, what)
 
 
-def _refused(value: object, where: int, why: str) -> ConfigError:
+def _rejected(value: object, where: int, why: str) -> ConfigError:
     text = repr(value)
     text = text if len(text) <= 60 else f"{text[:57]}..."
     return ConfigError(f"argument {where}: {text} is not allowed: {why}")

@@ -93,14 +93,14 @@ def on(device: int | None) -> Generator[int]:
     process ends, as cuda.core and CUDA's runtime keep it.
 
     Raises:
-        ConfigError: there is no such device.
+        ConfigError: the device does not exist.
         DeviceError: the driver can't make a context, or this process is a forked child.
     """
     if device is not None and type(device) is not int:
         raise ArgumentTypeError(f"device: expected None or an integer, got {device!r}")
     cuda = driver()
     error, current = cuda.cuCtxGetDevice()  # an error: there is no current context
-    _refuse_forked(error)
+    _require_not_forked(error)
     if not error and device in (None, int(current)):
         yield int(current)
         return
@@ -125,10 +125,10 @@ def _number() -> int | None:
 
 def _is_active(device: int) -> bool:
     error, _, active = driver().cuDevicePrimaryCtxGetState(device)
-    _refuse_forked(error)
+    _require_not_forked(error)
     return not error and bool(active)
 
 
-def _refuse_forked(error: Any) -> None:  # noqa: ANN401  a CUresult of the bindings
+def _require_not_forked(error: Any) -> None:  # noqa: ANN401  a CUresult of the bindings
     if error.name == "CUDA_ERROR_NOT_INITIALIZED":
         raise DeviceError(FORKED)

@@ -23,7 +23,7 @@ class LoadedKernel:
 
     Its code stays loaded until the process ends. The handle is stale, and a launch and `kernel`
     raise StaleKernelError, once `kcache.launch.reset` was called for its device or the driver no
-    longer has its context. The driver does not tell if a primary context was reset
+    longer has its context. The driver does not show whether a primary context was reset
     (`cuDevicePrimaryCtxReset`, `cudaDeviceReset`) and created again between two uses. If your
     program does that, call `kcache.launch.reset` afterwards.
 
@@ -62,7 +62,7 @@ class LoadedKernel:
         """Launch the kernel; returns at once, the kernel runs in the order of its stream.
 
         A Python int becomes an integer of the parameter's size, and a Python float a `float` or a
-        `double`; both are refused if they do not fit. The driver tells the sizes of the parameters,
+        `double`; both are rejected if they do not fit. The driver knows the sizes of parameters,
         not their types: pass `2.0`, not `2`, for a `float`. numpy and ctypes scalars are passed as
         they are and must have the parameter's size.
 
@@ -82,7 +82,7 @@ class LoadedKernel:
         Raises:
             StaleKernelError: the kernel's context no longer exists; load the kernel again.
             ConfigError: a value is not allowed; the message names it.
-            DeviceError: the driver refused the launch, or an earlier kernel has failed.
+            DeviceError: the driver rejected the launch, or an earlier kernel has failed.
         """
         cuda = core()
         with self._context.current():
@@ -106,7 +106,7 @@ def _as_stream(stream: Any) -> Any:  # noqa: ANN401  cuda.core's
     """Return a stream as cuda.core's.
 
     Raises:
-        ArgumentTypeError: it is none.
+        ArgumentTypeError: it has another type.
     """
     made = core().Stream
     if isinstance(stream, made):
@@ -155,7 +155,7 @@ class Module:
 
         Raises:
             ConfigError: the module has none; the message lists what it has.
-            DeviceError: the driver refuses the code, for example because it is for another GPU.
+            DeviceError: the driver rejects the code, for example because it is for another GPU.
         """
         if self.names and name not in self.names:
             listed = ", ".join(self.names)
@@ -188,7 +188,7 @@ def _loaded(kernel: Any, device: int) -> Any:  # noqa: ANN401  cuda.core's
     cuda = driver()
     attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     cuda.cuKernelSetAttribute(attribute, max(0, shared), kernel.handle, device)
-    list(kernel.arguments_info)  # a driver before 12.4 has none, and says so here
+    list(kernel.arguments_info)  # a driver before 12.4 has none, and fails here
     return kernel
 
 

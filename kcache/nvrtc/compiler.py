@@ -1,28 +1,30 @@
 """Compiler: compiles one request, in a worker if that is possible.
 
 Compiles happen in processes of our own (`workers/`), each known to be clean. There are exceptions:
-no interpreter can be started (an embedded or frozen program), or `KCACHE_WORKERS=0` says so. Then
-this process compiles, one request at a time, and the outcome is not cached. Other code in the
-process may have used the same library, and nobody can see what state that left behind.
+no interpreter can be started (an embedded or frozen program), or `KCACHE_WORKERS=0` is set. Then
+this process compiles, one request at a time, and the result is not cached: other code in the
+process may have used the same library, and left state in it that can't be seen.
 """
 
 from __future__ import annotations
 
+import re
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kcache.errors import CompileError, CompileOptionError, CompilerNotFoundError
-from kcache.nvrtc import library
+from kcache.nvrtc import cuda_headers, library
 from kcache.nvrtc.artifact import Artifact
 from kcache.nvrtc.places import questions
 from kcache.nvrtc.request import NO_DIRECTORY, Request
 from kcache.nvrtc.search import are_own_files
+from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status, Trace
+from kcache.nvrtc.workers.nvrtc import Nvrtc
+from kcache.nvrtc.workers.pool import shared
+from kcache.nvrtc.workers.process import CrashedError, NoWorkerError, TooLateError
+from kcache.nvrtc.workers.slots import Slots
 from kcache.util.forks import after_fork
-
-if TYPE_CHECKING:
-    from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Trace
-    from kcache.nvrtc.workers.nvrtc import Nvrtc
-    from kcache.nvrtc.workers.slots import Slots
+from kcache.util.hints import how_to_install
 
 _INVALID_INPUT, _INVALID_OPTION = 3, 5
 
@@ -69,8 +71,8 @@ def compile_request(
 
     Raises:
         CompilerNotFoundError: NVRTC is not installed.
-        CompileOptionError: the compiler refused an option or the architecture.
-        CompileError: the compiler refused the source, crashed, or took longer than it may; `.log`
+        CompileOptionError: the compiler rejected an option or the architecture.
+        CompileError: the compiler rejected the source, crashed, or took longer than it may; `.log`
             has its whole log.
     """
     caller = request.caller
@@ -81,10 +83,6 @@ def compile_request(
         return _compile_here(request, path, "the working directory was removed")
     if _names_own_files(request):
         return _compile_here(request, path, "it names files of this process")
-    from kcache.nvrtc.workers.messages import Status
-    from kcache.nvrtc.workers.pool import shared
-    from kcache.nvrtc.workers.process import CrashedError, NoWorkerError, TooLateError
-
     pool = shared(limits.workers)
     try:
         ask = _ask(request)._replace(clock=request.key, slots=limits.slots)
@@ -103,7 +101,7 @@ def compile_request(
 
 
 def _names_own_files(request: Request) -> bool:
-    """Tell whether a worker would find other files than this process, or none."""
+    """Return whether a worker would find other files than this process, or none."""
     if request.caller is not None:  # the code that made them has checked
         return False
     texts = (*request.texts, *request.search.prefixes, *request.options.flags())
@@ -111,8 +109,6 @@ def _names_own_files(request: Request) -> bool:
 
 
 def _hint() -> str:
-    from kcache.util.hints import how_to_install
-
     return f"{how_to_install('cu13')} (CUDA 12: cu12)"
 
 
@@ -129,14 +125,11 @@ def find() -> library.Library:
 
 
 def hello(path: str | None = None) -> Hello:
-    """Return what the NVRTC at `path` says of itself, by default the one that compiles.
+    """Return the description of the NVRTC at `path`, by default the one that compiles.
 
     Raises:
         CompilerNotFoundError: NVRTC is not installed.
     """
-    from kcache.nvrtc.workers.pool import shared
-    from kcache.nvrtc.workers.process import NoWorkerError
-
     path = path or find().path
     try:
         return shared().hello(path)
@@ -149,8 +142,6 @@ def hello(path: str | None = None) -> Hello:
 
 def _ask(request: Request) -> Ask:
     """Return the request to a worker."""
-    from kcache.nvrtc.workers.messages import Ask
-
     environment = {} if request.caller is None else dict(request.caller.environment)
     return Ask(
         request.source,
@@ -165,10 +156,8 @@ def _ask(request: Request) -> Ask:
 
 
 def _answered(request: Request, hello: Hello, reply: Reply) -> Compiled:
-    from kcache.nvrtc.workers.messages import Status
-
     name = request.source_name
-    if reply.status == Status.REFUSED:
+    if reply.status == Status.REJECTED:
         raise _failure(request, reply, hello.archs)
     if reply.status != Status.COMPILED:
         raise CompileError(f"{name}: the worker failed: {reply.text}", source_name=name)
@@ -184,8 +173,6 @@ def _first_error(name: str, log: str) -> str:
 
     A name expression becomes a line of a text of NVRTC's own, `__nv_name_map`.
     """
-    import re  # imported only if something is wrong
-
     wrong = re.search(
         r"^__nv_name_map\(\d+\): error: (.*)\n *#pragma nv_mangled_name (.*)", log, re.M
     )
@@ -195,17 +182,15 @@ def _first_error(name: str, log: str) -> str:
     return first if not first or first.startswith(name) else f"{name}: {first}"
 
 
-def _failure(request: Request, refused: Reply, archs: tuple[int, ...]) -> CompileError:
-    code, raw_log, log = refused.code, refused.artifact.raw_log, refused.artifact.log
+def _failure(request: Request, rejected: Reply, archs: tuple[int, ...]) -> CompileError:
+    code, raw_log, log = rejected.code, rejected.artifact.raw_log, rejected.artifact.log
     name, arch = request.source_name, request.options.target
-    if refused.doing:
-        message = f"{name}: could not {refused.doing}: {refused.text}"
+    if rejected.doing:
+        message = f"{name}: could not {rejected.doing}: {rejected.text}"
         return CompileError(message, source_name=name)
-    message = _first_error(name, log) or f"{name}: {refused.text}"
+    message = _first_error(name, log) or f"{name}: {rejected.text}"
     unknown_arch = "gpu-architecture" in log or "--nv_arch" in log
     if not unknown_arch and code not in (_INVALID_INPUT, _INVALID_OPTION):
-        from kcache.nvrtc import cuda_headers  # imported only if something is wrong
-
         hint = cuda_headers.hint(log)
         return CompileError(
             message, log=log, source_name=name, result=code, raw_log=raw_log, hint=hint
@@ -238,8 +223,6 @@ _inside = _Here()
 
 
 def _here(path: str) -> Nvrtc:
-    from kcache.nvrtc.workers.nvrtc import Nvrtc
-
     if _inside.forked_inside:
         raise CompilerNotFoundError(
             "NVRTC can't be used in a process that was forked while another thread compiled"

@@ -50,7 +50,7 @@ def folder_of(header: str) -> str | None:
 
 
 def hint(log: str) -> str:
-    """Return what to do about a header of CUDA's that a log says is missing; else an empty text."""
+    """Return what to do about a header of CUDA's that is missing by a log; else an empty text."""
     missing = _NOT_FOUND.search(log)
     if missing is None:
         return ""

@@ -41,9 +41,9 @@ SIZE = 16
 _MAX_FILES = 65_536
 #: A larger header is not compared. A kernel that includes one is compiled each time.
 LARGEST = 1 << 30
-#: How many bytes are read at a time from a file that has more than its status says.
+#: How many bytes are read at a time from a file that is larger than its status shows.
 _PIECE = 1 << 20
-#: Directories in which the system tells about itself. `workers/virtual_files.py` does not record
+#: Directories with the state of the system. `workers/virtual_files.py` does not record
 #: them either.
 _OF_PROCESSES = ("/proc/", "/sys/")
 
@@ -83,7 +83,7 @@ def lasting(paths: Iterable[str], stamps: Iterable[Stamp]) -> list[Stamp]:
     found: list[Stamp] = []
     for path, stamp in zip(paths, stamps, strict=False):
         device = stamp[4]
-        # Only the path of a file that is on the device now tells what that is.
+        # Only the path of a file that is on the device now shows what that is.
         if device not in trusted and _device_of(path) == device:
             trusted[device] = file_system(path).keeps_change_time
         found.append(stamp if trusted.get(device) else NO_STAMP)
@@ -138,7 +138,7 @@ class FileDigests:
             status: of it, as it was a moment ago.
 
         Raises:
-            OSError: it can't be read, or is no header.
+            OSError: it can't be read, or is not a header.
         """
         self.reads += 1
         now = self.clock()
@@ -218,7 +218,7 @@ class FileDigests:
 
 
 def is_fresh(stamp: Stamp, read_at: int) -> bool:
-    """Tell whether a change since `read_at` might not show in the stamp."""
+    """Return whether a change since `read_at` might not show in the stamp."""
     return stamp == NO_STAMP or max(stamp[1], stamp[2]) >= read_at - FRESH_NS
 
 
@@ -226,14 +226,14 @@ def _require_header(path: str, status: os.stat_result) -> None:
     """Refuse a file that no compile records as a header.
 
     Raises:
-        OSError: it is no regular file, too large, or the system's own.
+        OSError: it is not a regular file, too large, or the system's own.
     """
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(f"{path} is no regular file")
+        raise OSError(f"{path} is not a regular file")
     if status.st_size > LARGEST:
         raise OSError(f"{path} has {status.st_size} bytes, more than a header has")
     if os.path.normpath(path).startswith(_OF_PROCESSES):
-        raise OSError(f"{path} is no file but the system's own")
+        raise OSError(f"{path} is a file of the system's own")
 
 
 def _content(file: io.FileIO, path: str, size: int) -> bytes:
@@ -247,7 +247,7 @@ def _content(file: io.FileIO, path: str, size: int) -> bytes:
     while room > 0:
         part: bytes | None = file.read(min(size + 1, room))
         if part is None:
-            raise OSError(f"{path} has nothing to be read at present")
+            raise OSError(f"{path} cannot be read without blocking")
         if not part:
             return b"".join(parts)
         parts.append(part)

@@ -14,7 +14,7 @@ from kcache.nvrtc.request import Request
 from kcache.nvrtc.workers.messages import Trace
 from kcache.util import log
 
-#: How often a compile is repeated because its headers changed meanwhile. After that its result is
+#: How often a compile is repeated because its headers changed. After that its result is
 #: not cached.
 MAX_REPEATS = 2
 
@@ -42,7 +42,7 @@ class Frontend:
         decided it, which hold now; None for a self-contained request, or with a problem.
 
         Raises:
-            CompileError: the compiler refused it; CompilerNotFoundError: there is none.
+            CompileError: the compiler rejected it; CompilerNotFoundError: there is none.
         """
         run: Compiled | None = None
         for _ in range(1 + MAX_REPEATS):

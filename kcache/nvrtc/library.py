@@ -3,7 +3,7 @@
 The identity of a compiler is the GNU build id of libnvrtc and of its builtins library, because
 patch releases report one version and generate different code. It is read from the files without
 loading them, so that a cache hit starts no compiler. For libraries that this process has loaded, it
-is read from memory, because somebody may have replaced the files since then.
+is read from memory, because the files may have been replaced since then.
 """
 
 from __future__ import annotations

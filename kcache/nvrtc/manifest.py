@@ -2,7 +2,7 @@
 
 Stored as an entry under the request's key. Answers: `set0`, `set1`, ... the dependency sets, most
 recent first; `stamps0.LOCATION` what `FileDigests` remembered of set 0's files where the include
-directories lie as LOCATION says.
+directories have the digest LOCATION.
 
 A set is a u32 length, a text of that length, and 16 bytes of digest per file that was read. The
 text is groups separated by two NULs; a group is a KIND and a root's number, then fields separated
@@ -99,7 +99,7 @@ class DependencySet:
     # -- whether it holds ------------------------------------------------------------------------
 
     def holds(self, request: Request, digests: FileDigests) -> bool:
-        """Return whether every file is now as the set says, and keep what was verified."""
+        """Return whether every file is as in the set, and keep what was verified."""
         verified: list[Stamp] = []
         if next(self.differences(request, digests, verified), None) is not None:
             return False

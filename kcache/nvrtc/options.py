@@ -1,13 +1,13 @@
 """CompileOptions: the options of a compile, checked, and as NVRTC's flags; and as NVRTC reads them.
 
-Whoever decides something by an option asks `parse_options`, and never looks into its text. NVRTC
+Code that depends on an option uses `parse_options`, never the text. NVRTC
 12.4 to 13.5 read each text like this: white space around it is dropped; `-D`, `-U` and `-I` may
 have their value right behind them, behind spaces or behind an equals sign; the other options that
 take a value have it behind an equals sign, and some of them also in the next text.
 
 Some options are *harmless*: a compiler compiles after them as a new one does. NVRTC keeps state
 between compiles. After one with `-G` (12.9 to 13.5), `-Ofc=max` or `--restrict` (13.5), later
-compiles of other sources give other code until the process ends. Nothing in its interface tells. So
+compiles of other sources give other code until the process ends. Its interface hides that. So
 this list has only options that a test has shown to be harmless: `tests/nvrtc/test_clean.py`
 compiles probe kernels before and after each option, in one process, and compares them with those of
 new processes. A worker that gets any other option, or an unknown one, is used once.
@@ -286,7 +286,7 @@ _TAKES_NEXT = frozenset(
 )
 #: Options of automatic precompiled headers, in the forms that every release from 12.8 on takes.
 #: They change no code: 12.8, 12.9 and 13.5 gave the same bytes for the benchmark kernels and 200
-#: random ones (`tests/dropin/test_precompiled.py`). `--pch-verbose` says more in the log.
+#: random ones (`tests/dropin/test_precompiled.py`). `--pch-verbose` writes more to the log.
 _AUTOMATIC_PCH = re.compile(
     r"--?(pch|pch-dir=.+|(pch-messages|instantiate-templates-in-pch)=(true|false))"
 )
@@ -446,7 +446,7 @@ def without_automatic_pch(texts: Sequence[str]) -> tuple[Sequence[str], Sequence
 
 
 def are_harmless(options: Iterable[Option]) -> bool:
-    """Tell whether a compiler is as good as a new one after a compile with these options."""
+    """Return whether a compiler is as good as a new one after a compile with these options."""
     for name, value in options:
         if value is None:
             if name not in _PLAIN:

@@ -74,7 +74,7 @@ class Request(NamedTuple):
         compiler: identity of the compiler.
         key: digest of all of it, headers on disk excepted.
         self_contained: whether it reads no file, as far as its text and its options tell, so that
-            `key` alone decides the outcome.
+            `key` alone decides the result.
         anywhere: whether it does not depend on the working directory, either.
         search: where its headers are searched.
         location: digest of these directories as they are spelled, the working directory and the
@@ -105,7 +105,7 @@ class Request(NamedTuple):
     relocatable: bool = True
 
     def is_here(self) -> bool:
-        """Tell whether the working directory is still the one that the request was made in."""
+        """Return whether the working directory is still the one that the request was made in."""
         directory = self.search.directory
         if self.caller is None and directory != working_directory():
             return False
@@ -254,7 +254,7 @@ def compile_request(given: object) -> CompileRequest:
     A tuple holds the fields of `CompileRequest` in their order, a mapping under their names.
 
     Raises:
-        ArgumentTypeError: it is none of these; ConfigError: it has a field too many or too few.
+        ArgumentTypeError: it has another type; ConfigError: it has a field too many or too few.
     """
     if isinstance(given, CompileRequest):
         return given
@@ -296,7 +296,7 @@ def read_source(path: str | os.PathLike[str], source_name: str) -> tuple[str, st
 
 
 def as_text(path: str, data: bytes) -> str:
-    """Return the text in a file; raise ConfigError if there is none."""
+    """Return the text in a file; raise ConfigError if it is not UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError as error:

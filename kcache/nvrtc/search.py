@@ -90,7 +90,7 @@ class HeaderSearch:
         self._longest = [(path, root) for root, path in reversed(order)]
 
     def is_plain(self) -> bool:
-        """Tell whether every release writes the roots as `prefixes` says."""
+        """Return whether every release writes the roots as in `prefixes`."""
         return not any(map(_odd, self._given))
 
     def rooted(self, asked: str) -> RootedPath:
@@ -139,9 +139,9 @@ def _prefix(path: str) -> str:
 
 
 def may_include(text: str) -> bool:
-    """Tell whether a source can read any file at all: a quick test that errs towards yes.
+    """Return whether a source can read any file at all: a quick test that errs towards yes.
 
-    The questions of the compile show it for certain. If this test was wrong, the outcome is not
+    The questions of the compile show it for certain. If this test was wrong, the result is not
     cached.
     """
     if "\\" in text:
@@ -152,7 +152,7 @@ def may_include(text: str) -> bool:
 
 
 def are_own_files(text: bytes) -> bool:
-    """Tell whether a text has a path in it such as `/proc/self/fd/3` or `/dev/stdin`.
+    """Return whether a text has a path in it such as `/proc/self/fd/3` or `/dev/stdin`.
 
     In another process, such a path leads to another file, or to none.
     """

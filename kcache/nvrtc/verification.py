@@ -42,10 +42,10 @@ class Difference(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """A directory whose status tells that no absent file has appeared below it.
+    """A directory whose status shows whether absent files have appeared below it.
 
     Attributes:
-        stamp: its status when the files were absent; zeros if it tells nothing.
+        stamp: its status when the files were absent; zeros if it shows nothing.
         names: the absent files below it, or None if another process checked them.
     """
 
@@ -96,7 +96,7 @@ class LocationState:
     def unpack(self, raw: bytes, *, absent: bool) -> None:
         """Take over what another process has verified. Without it, everything is checked.
 
-        `absent` tells whether files were absent, so that there are directories.
+        `absent` is whether files were absent, so that there are directories.
         """
         end = _STAMP.size * len(self.paths)
         with suppress(struct.error, ValueError):
@@ -154,7 +154,7 @@ def differences(
 def _other_answers(
     answers: Answers, search: HeaderSearch, state: LocationState
 ) -> Iterator[Difference]:
-    """Yield the differences in what was asked beside the content and the absence of files."""
+    """Yield the differences in what is neither the content nor the absence of a file."""
     if answers.same and not _have_same_identities(answers.same, search):
         yield Difference("identity", "")
     for path in map(search.path, answers.present):
@@ -249,7 +249,7 @@ def _asked(answers: Answers) -> Iterator[RootedPath]:
 
 
 def is_header(path: str) -> bool:
-    """Tell whether there is a readable file at `path`, links followed."""
+    """Return whether there is a readable file at `path`, links followed."""
     return os.path.isfile(path) and os.access(path, os.R_OK)
 
 
@@ -277,7 +277,7 @@ def _confused_names(names: Iterable[str], source: str, files: Iterable[str]) -> 
 
 
 def _have_same_identities(once: Iterable[tuple[int, RootedPath]], search: HeaderSearch) -> bool:
-    """Tell whether equal numbers are one file, and different numbers different files."""
+    """Return whether equal numbers are one file, and different numbers different files."""
     files: dict[int, tuple[int, int]] = {}
     for number, rooted in once:
         file = identity_of(search.path(rooted))

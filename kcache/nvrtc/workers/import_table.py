@@ -26,7 +26,7 @@ _LONGEST_NAME = 256
 
 
 def supported() -> bool:
-    """Tell whether the import tables of this platform's libraries can be changed."""
+    """Return whether the import tables of this platform's libraries can be changed."""
     return sys.platform == "linux" and os.uname().machine in _RELOCATIONS
 
 
@@ -37,7 +37,7 @@ class ImportTable:
         path: of the library, as `/proc/self/maps` has it.
 
     Raises:
-        OSError: no such library is loaded; ValueError: it is none that can be read.
+        OSError: the library is not loaded; ValueError: its image can't be read.
     """
 
     def __init__(self, path: str) -> None:

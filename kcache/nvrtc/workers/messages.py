@@ -23,7 +23,7 @@ class Status:
     """The kind of a worker's answer, in the first field of its reply."""
 
     COMPILED = "compiled"
-    REFUSED = "refused"
+    REJECTED = "rejected"
     #: The compiler got other variables before: ask a new worker.
     ELSEWHERE = "elsewhere"
     #: The result depends on the poisoned clock: ask again, for the true clock.
@@ -165,9 +165,9 @@ class Reply(NamedTuple):
         status: one of `Status`.
         artifact: what the compile produced.
         peak: most bytes of memory that the worker has taken so far.
-        code: NVRTC's error code of a refusal.
-        doing: what the compiler refused to do; empty for the compile itself.
-        text: the error in words, of a refusal or a failure.
+        code: NVRTC's error code of a rejection.
+        doing: what the compiler could not do; empty for the compile itself.
+        text: the error in words, of a rejection or a failure.
         trace: what the compile asked.
     """
 

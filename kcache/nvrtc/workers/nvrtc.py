@@ -15,8 +15,8 @@ from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status
 _SUCCESS = 0
 
 
-class _RefusedError(Exception):
-    """The compiler refused something; `reply` says what."""
+class _RejectedError(Exception):
+    """The compiler rejected something; see `reply`."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.text)
@@ -41,7 +41,7 @@ class Nvrtc:
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
 
     def hello(self) -> Hello:
-        """Return what the library says of itself; ascending numbers of architectures."""
+        """Return the description of the library; ascending numbers of architectures."""
         major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
@@ -58,7 +58,7 @@ class Nvrtc:
         return install is not None and install(folder, 0, None) == _SUCCESS
 
     def compile(self, ask: Ask) -> Reply:
-        """Compile a program; return every output that the flags ask for, or the refusal."""
+        """Compile a program; return every output that the flags ask for, or the rejection."""
         names = [name.encode() for name in ask.names]
         try:
             with self._program(ask) as program:
@@ -74,7 +74,7 @@ class Nvrtc:
                     ltoir=self._output(program, "LTOIR"),
                     lowered_names=dict(zip(ask.names, lowered, strict=True)),
                 )
-        except _RefusedError as error:
+        except _RejectedError as error:
             return error.reply
         return Reply(Status.COMPILED, artifact)
 
@@ -100,7 +100,7 @@ class Nvrtc:
         log = self._output(program, "ProgramLog") or b""
         done = Artifact(raw_log=log if text_of_log(log) else None, seconds=seconds)
         if code != _SUCCESS:
-            raise self._refused(code, "", done)
+            raise self._rejected(code, "", done)
         return done
 
     def _output(self, program: ctypes.c_void_p, what: str) -> bytes | None:
@@ -121,15 +121,15 @@ class Nvrtc:
 
     def _check(self, code: int, doing: str) -> None:
         if code != _SUCCESS:
-            raise self._refused(code, doing)
+            raise self._rejected(code, doing)
 
-    def _refused(self, code: int, doing: str, done: Artifact = Artifact()) -> _RefusedError:  # noqa: B008  immutable
+    def _rejected(self, code: int, doing: str, done: Artifact = Artifact()) -> _RejectedError:  # noqa: B008  immutable
         text = self._library.nvrtcGetErrorString(code).decode(errors="replace")
-        return _RefusedError(Reply(Status.REFUSED, done, code=code, doing=doing, text=text))
+        return _RejectedError(Reply(Status.REJECTED, done, code=code, doing=doing, text=text))
 
 
 def _load_builtins(path: str) -> None:
-    """Load the library of builtins beside a compiler.
+    """Load the library of builtins in the directory of a compiler.
 
     The compiler loads it by its name, and not every release has a path to it (13.0.88 has none).
     """

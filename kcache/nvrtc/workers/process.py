@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from subprocess import Popen, TimeoutExpired
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,6 @@ from kcache.util.wire import WireError, receive, send
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from subprocess import Popen
 
 _CODE = (
     "import sys; path, parent, *sys.path[:] = sys.argv[1:]; sys.argv[1:] = path, parent; "
@@ -139,8 +139,6 @@ class WorkerProcess:
             raise NoWorkerError(self.hello.error)
 
     def _begin(self) -> None:
-        from subprocess import Popen  # a hit never starts a process
-
         self._fds += os.pipe()
         self._fds += os.pipe()
         try:
@@ -275,8 +273,6 @@ class WorkerProcess:
             self._ending.release()
 
     def _wait(self) -> None:
-        from subprocess import TimeoutExpired
-
         assert self._process is not None
         with suppress(TimeoutExpired):
             self._process.wait(None if sys.platform == "win32" else _SILENCE)

@@ -5,15 +5,15 @@ question gets the same answer as before, the next question is the same, and so i
 a trace is a *verifying trace*; see Mokhov, Mitchell, Peyton Jones, "Build systems a la carte",
 2018.) So the recorder stands between the compiler and libc, by the compiler's import table, and:
 
-- gives each question one answer per compile, so that the outcome belongs to one state of the files
-  even while somebody changes them;
+- gives each question one answer per compile, so that the result belongs to one state of the files
+  even while they are changed;
 - gives the compiler the very bytes that it has hashed, not the file;
 - writes the answers down;
 - poisons the clock: a kernel that shows the date or the time of its compile must not be cached, and
   `ctime` is the only source of both (see `POISON`).
 
 A question that it can't answer that way (a pipe, a process to start, a file to write) goes to the
-operating system, and is noted: such an outcome is not cached.
+operating system, and is noted: such a result is not cached.
 
 Seen with NVRTC 12.4 to 13.5, by strace: the compiler asks nothing but `fopen`, `__xstat`, `getenv`,
 `getcwd` and the time; with precompiled headers, it also writes. Other questions are not followed.
@@ -69,9 +69,9 @@ class Recorder:
         library: path of the loaded library, as `/proc/self/maps` has it.
 
     Attributes:
-        environment: the variables that the compiler is told.
+        environment: the variables that the compiler gets.
         unfollowed: what can't be recorded, in words.
-        tells_process: whether the compiler gets its real process id, which is in the names of
+        real_process_id: whether the compiler gets its real process id, which is in the names of
             directories of automatic precompiled headers.
     """
 
@@ -79,7 +79,7 @@ class Recorder:
         self.environment = VirtualEnvironment()
         self.unfollowed: list[str] = []
         self._files = VirtualFiles(self.unfollowed)
-        self.tells_process = False
+        self.real_process_id = False
         #: Whether the compiler asks the system itself, and nothing is recorded.
         self.paused = False
         #: The poisoned answer to `ctime`; None for the true one.
@@ -134,7 +134,7 @@ class Recorder:
     def is_poisoned(self, reply: Reply) -> bool:
         """Return whether the result of the compile depends on the poisoned clock."""
         log = reply.artifact.raw_log or b""
-        if reply.status == Status.REFUSED:
+        if reply.status == Status.REJECTED:
             return _POISONED in log
         return any(_SHOWN.search(text) for text in (log, *reply.artifact.outputs.values()))
 
@@ -142,7 +142,7 @@ class Recorder:
 
     def _hook_all(self) -> None:
         status, text, number = _POINTER, _TEXT, _INT
-        for names, ours, result, arguments in (
+        for names, hook, result, arguments in (
             ("fopen fopen64", self._fopen, _POINTER, (text, text)),
             ("fclose", self._fclose, number, (_POINTER,)),
             ("open open64", self._open, number, (text, number, number)),
@@ -166,19 +166,19 @@ class Recorder:
             ("localtime_r strftime __strftime_l", self._unseen, _LONG, (_LONG,) * 6),
         ):
             for name in names.split():
-                self._hook(name, ours, result, *arguments)
+                self._hook(name, hook, result, *arguments)
 
     def _function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:  # noqa: ANN401
         kind: Any = ctypes.CFUNCTYPE(result, *arguments, use_errno=True)
         function: Callable[..., Any] = kind((name, self._libc))
         return function
 
-    def _hook(self, name: str, ours: Callable[..., Any], result: Any, *arguments: Any) -> None:  # noqa: ANN401
-        """Redirect the compiler's calls of `name` to `ours(real, *arguments)`."""
+    def _hook(self, name: str, hook: Callable[..., Any], result: Any, *arguments: Any) -> None:  # noqa: ANN401
+        """Redirect the compiler's calls of `name` to `hook(real, *arguments)`."""
         if name not in self._table.slots:
             return
         real = self._function(name, result, *arguments)
-        hooked = partial(ours, name) if ours in (self._effect, self._unseen) else ours
+        hooked = partial(hook, name) if hook in (self._effect, self._unseen) else hook
 
         def call(*given: Any) -> Any:  # noqa: ANN401  as the C function's
             if self.paused:
@@ -262,7 +262,7 @@ class Recorder:
         return real(number, *arguments)  # type: ignore[no-any-return]
 
     def _getpid(self, real: Callable[..., Any]) -> int:
-        return real() if self.tells_process else PROCESS_ID
+        return real() if self.real_process_id else PROCESS_ID
 
     def _ctime(self, real: Callable[..., Any], when: int) -> int | None:
         return real(when) if self._poison is None else ctypes.addressof(self._poison)

@@ -33,6 +33,7 @@ from kcache.nvrtc.workers.messages import (
     pack,
 )
 from kcache.nvrtc.workers.nvrtc import Nvrtc
+from kcache.nvrtc.workers.recorder import Recorder
 from kcache.util.wire import WireError, receive, send
 
 TYPE_CHECKING = False
@@ -40,12 +41,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kcache.nvrtc.options import ParsedOptions
-    from kcache.nvrtc.workers.recorder import Recorder
     from kcache.nvrtc.workers.slots import Slot, Slots
 
 #: Milliseconds between two heartbeats, and two checks that the parent still exists.
 _BEAT_EVERY_MS = 500
-#: What NVRTC leaves beside its own headers. Without it, it installs them. A compile does not read
+#: What NVRTC leaves among its own headers. Without it, it installs them. A compile does not read
 #: it: with the time of the installation in it, it has another content in each directory.
 _INSTALLED = b".nvrtc_headers_version"
 #: How much of a text is looked at around a word.
@@ -145,14 +145,12 @@ class _Worker:
         self._nvrtc = Nvrtc(path)
         self._recorder: Recorder | None = None
         if import_table.supported():
-            from kcache.nvrtc.workers.recorder import Recorder
-
             with suppress(OSError, ValueError, KeyError):
                 self._recorder = Recorder(os.path.realpath(path))
         self.hello = self._nvrtc.hello()
 
     def tidy(self) -> None:
-        """Remove what the compiler leaves behind; the program may end a worker once it answers."""
+        """Remove what the compiler leaves on disk; the program may end a worker once it replies."""
         if self._recorder is not None:
             self._recorder.tidy()
 
@@ -171,7 +169,7 @@ class _Worker:
             if recorder is not None:
                 installed = self._install(recorder, options)
                 recorder.begin(environment, directory, ask.clock)
-                recorder.tells_process = any("pch" in each.name for each in options)
+                recorder.real_process_id = any("pch" in each.name for each in options)
                 recorder.paused = installed is None
                 if installed is None:
                     recorder.unfollowed.append("the compiler's own headers can't be installed")
@@ -243,7 +241,7 @@ def _found(ask: Ask, recorder: Recorder, environment: Mapping[bytes, bytes]) -> 
 def _spells(text: bytes, word: bytes, in_path: bool) -> bool:
     """Return whether a text has a word; with `in_path`, where it may become a part of a path.
 
-    That is beside a slash, as the argument of a macro, or as its body.
+    That is next to a slash, as the argument of a macro, or as its body.
     """
     at = text.find(word)
     while at >= 0:
