@@ -161,7 +161,7 @@ def _directory(config: Config, path: str) -> Iterator[Finding]:
         what = f"the cache is in {path}, which may be cleaned"
         yield Finding(WARNING, "directory", what, "Set KCACHE_DIR to a directory that stays.")
     else:
-        state = "" if exists else ", which the first kernel will make"
+        state = "" if exists else ", which the first kernel creates"
         yield Finding(OK, "directory", f"{path} ({source}){state}")
 
 

@@ -63,7 +63,7 @@ def diagnose_remotes(config: Config) -> Iterator[Finding]:
 
 def _keys(file: str | None, *, writes: bool) -> Finding:
     if file is None:
-        what = "there are no keys: who can write to a remote or a layer is trusted"
+        what = "no signing keys configured: anyone who can write to a remote or layer is trusted"
         return Finding(OK, "signing", what)
     try:
         can_sign = make_sealer(file).can_seal
@@ -85,7 +85,7 @@ def _layer(address: Address, key_file: str | None) -> Finding:
     except (KcacheError, OSError) as error:
         reason = str(error) if isinstance(error, KcacheError) else error.strerror or str(error)
         do = "Correct that, or the address in KCACHE_REMOTE. Until then programs do without it."
-        return Finding(PROBLEM, "layer", f"{named}: refused: {reason}", do)
+        return Finding(PROBLEM, "layer", f"{named}: not used: {reason}", do)
     kind = "a bundle" if os.path.isfile(address.path) else "the directory of a cache"
     kept = ", hits are kept here" if address.keep else ""
     return Finding(OK, "layer", f"{named}: accepted, {kind}{kept}")

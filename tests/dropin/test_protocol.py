@@ -67,19 +67,6 @@ def test_what_is_known_of_a_build_is_remembered(tmp_path: Path) -> None:
         assert recall(folder, "one") is None
 
 
-def test_a_source_that_is_alone_in_its_directory(tmp_path: Path) -> None:
-    from kcache.dropin.nvrtc_handler import _is_alone
-
-    program = PROGRAM._replace(name=os.fsencode(tmp_path / "k.cu"))
-    assert _is_alone(program)
-    assert not _is_alone(program._replace(name=b"k.cu"))
-    assert _is_alone(program._replace(name=os.fsencode(tmp_path / "gone/k.cu")))
-    (tmp_path / "k.cu").touch()
-    assert _is_alone(program)
-    (tmp_path / "x.h").touch()
-    assert not _is_alone(program)
-
-
 # -- what is declined ------------------------------------------------------------------------------
 
 

@@ -167,8 +167,8 @@ def test_without_libraries_every_command_says_the_same(dropin: Dropin, tmp_path:
     if is_there("cuda.core"):
         shown = json.loads(dropin.bare(*KCACHE, "integrations", "--json", **environment).output)
         covered = {each["framework"]: (each["covered_by"], each["line"]) for each in shown}
-        assert covered["cuda.bindings"] == ("not covered", told)
-        assert covered["cuda.core"][0] == "one line"
+        assert covered["cuda.bindings"] == ("not supported", told)
+        assert covered["cuda.core"][0] == "an adapter"
     strict = dropin.bare(*KCACHE, *program, **environment, KCACHE_ON_MISS="error")
     assert strict.code == 125
     assert strict.errors == f"kcache: error: {told}; and KCACHE_ON_MISS=error allows no compile\n"

@@ -97,7 +97,7 @@ def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (
             "accepted, the directory of a cache",
             "accepted, a bundle",
-            "refused: layer",
+            "not used: layer",
             "it is no cache",
             "No such file or directory",
         ),
@@ -117,7 +117,7 @@ def test_signing_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         remote = f"http://{host}/"
         keys, _ = findings(monkeypatch, REMOTE=remote)
         assert (keys.level, keys.topic) == ("ok", "signing")
-        assert "no keys" in keys.what
+        assert "no signing keys" in keys.what
         keys, asked = findings(
             monkeypatch, REMOTE=remote, SIGNING_KEY_FILE=str(tmp_path / "private")
         )

@@ -28,9 +28,9 @@ _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 @click.option(
     "--program",
     metavar="FILE",
-    help="Say whether `kcache run` would reach this program, and if not, why.",
+    help="Show whether `kcache run` would reach this program, and if not, why.",
 )
-@flag("--remotes", help="Only ask each remote of KCACHE_REMOTE.")
+@flag("--remotes", help="Check only the remotes of KCACHE_REMOTE.")
 def doctor(*, as_json: bool, directory: str | None, program: str | None, remotes: bool) -> None:
     """Check everything that the cache depends on, and name a remedy for each problem.
 

@@ -28,9 +28,9 @@ def stats(*, as_json: bool, prometheus: bool, zero: bool, directory: str | None)
     """Show where the cache is, how full it is, and what all processes have done with it.
 
     The counts are those since the cache was created or its counts were set to zero. Kernels and
-    manifests are counted apart: a manifest leads from a source with includes to its kernels. With
-    more than 2,000 entries, these two counts are estimates from 2,000 of them. `kcache info` does
-    the same.
+    manifests are counted separately: a manifest leads from a source with includes to its kernels.
+    With more than 2,000 entries, these two counts are estimates from 2,000 of them. `kcache info`
+    does the same.
     """
     if as_json and prometheus:
         raise click.UsageError("--json and --prometheus exclude each other.")
