@@ -24,8 +24,8 @@ from nvcc import test_changes as changes
 from nvcc.conftest import Service, comparable, toolkit, write_project, written
 from nvcc.test_commands import COMMANDS
 
+from kcache.daemons import sockets
 from kcache.dropin import build
-from kcache.service import start
 
 _TIMED = {"-c": "object", "-cubin": "cubin"}
 _REPEATS = 9
@@ -76,7 +76,7 @@ class Kcache(Contender):
         return self._service.counts["hits"]
 
     def close(self) -> None:
-        start.ask(self._service.socket, start.STOP)
+        sockets.ask(self._service.socket, sockets.STOP)
 
 
 class Ccache(Contender):

@@ -20,19 +20,19 @@ GROUP = "kcache.backends"
 #: A key has this many lower-case hexadecimal digits (a SHA-256 digest).
 KEY_LENGTH = 64
 
-#: Errors which say that the disk is full: evicting entries of this cache helps.
+#: Errors of a full disk: evicting entries of this cache helps.
 NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 _HEX = "0123456789abcdef"
 
 
 def is_key(key: object) -> bool:
-    """Tell whether `key` is a valid key: 64 lower-case hexadecimal digits."""
+    """Return whether `key` is a valid key: 64 lower-case hexadecimal digits."""
     return isinstance(key, str) and len(key) == KEY_LENGTH and not key.strip(_HEX)
 
 
 def check_key(key: object) -> None:
-    """Refuse a text that is no key.
+    """Reject a text that is not a key.
 
     Raises:
         ConfigError: `key` is not 64 lower-case hexadecimal digits.
@@ -286,7 +286,7 @@ def backend_names() -> list[str]:
 
 
 def is_backend(name: str) -> bool:
-    """Tell whether a backend of that name is installed."""
+    """Return whether a backend of that name is installed."""
     return name in _FIRST_PARTY or name in backend_names()
 
 
@@ -294,7 +294,7 @@ def require_backend(value: str, *, name: str = "backend") -> str:
     """Return the name of a backend that is installed; `name` is what gives it, for the error.
 
     Raises:
-        ConfigError: it is no name; UnknownBackendError: it is not installed.
+        ConfigError: it is not a name; UnknownBackendError: it is not installed.
     """
     if not isinstance(value, str) or not value.strip():  # pyright: ignore
         raise ConfigError(f"{name}: expected the name of a backend, got {value!r}")

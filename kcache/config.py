@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kcache.backend import require_backend
 from kcache.errors import ConfigError, UnknownBackendError
+from kcache.util.hints import did_you_mean, nearest
 from kcache.util.units import Size, parse_flag, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -25,13 +26,12 @@ T = TypeVar("T")
 DEFAULT_MAX_SIZE = 1 << 30
 DEFAULT_MEMORY_SIZE = 64 << 20
 #: Seconds to wait for another process's compile before compiling alone. CUTLASS and FlashAttention
-#: kernels take up to some minutes. Without a limit, a stopped process would hold up the others for
-#: ever.
+#: kernels take some minutes. Without a limit, a stopped process would block the others for ever.
 DEFAULT_WAIT = 300.0
 
 #: 1 EiB. A larger cap is reduced to it: no file system has more, and sums of sizes stay below
 #: 2**63.
-_MOST_BYTES = 1 << 60
+_MAX_BYTES = 1 << 60
 HEADER_CHECKS = ("always", "once")
 RELOCATIONS = ("on", "off")
 ON_MISS = ("compile", "error")
@@ -46,7 +46,7 @@ def _parse_choice(value: str, *, name: str, allowed: tuple[str, ...]) -> str:
 
 
 def _parse_cap(value: str | int, *, name: str) -> int:
-    size = min(parse_size(value, name=name, least=1), _MOST_BYTES)
+    size = min(parse_size(value, name=name, least=1), _MAX_BYTES)
     return size if size == value else Size.of(size, value)
 
 
@@ -90,7 +90,7 @@ def _parse_key_file(value: str | os.PathLike[str], *, name: str) -> str:
 def _parse_remote(value: object, *, name: str) -> tuple[Address, ...]:
     if not value:
         return ()
-    from kcache.remote.address import parse_addresses  # few programs use remotes
+    from kcache.remote.address import parse_addresses  # 5 ms, and few programs use remotes
 
     return parse_addresses(value, name=name)
 
@@ -192,7 +192,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "wait",
-        "seconds; 0 waits for nobody",
+        "seconds; with 0, never wait",
         "The time limit of a wait while another thread or process compiles the same kernel.",
         parse_seconds,
         DEFAULT_WAIT,
@@ -244,6 +244,15 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 
+#: Settings that can be saved with a cache. Settings for one run of a program can't be saved
+#: (read_only, disable, recache, record, log), nor can those that decide whose kernels are trusted
+#: and who gets this user's (remote, signing_key_file).
+SAVED = (
+    *("backend", "max_size", "memory_size", "header_check", "relocation"),
+    *("wait", "workers", "compile_timeout"),
+)
+_PARSERS = {each.setting: each.parse for each in VARIABLES if each.setting in SAVED}
+
 #: The credential of HTTP remotes, which is in no `Config`.
 REMOTE_TOKEN = "KCACHE_REMOTE_TOKEN"
 #: How the names of the variables begin that `kcache run` sets for the program that it starts.
@@ -293,7 +302,7 @@ class Config(NamedTuple):
         Raises:
             ConfigError: an argument is not allowed, or there is no such setting. Without
                 `complain`, also: a variable has a value that is not allowed.
-            UnknownBackendError: likewise, of a backend that is not installed.
+            UnknownBackendError: the same for a backend that is not installed.
         """
         given = {name: value for name, value in (arguments or {}).items() if value is not None}
         known = cls._fields
@@ -319,6 +328,51 @@ class Config(NamedTuple):
                 settings[variable.setting] = Setting(variable.default, "default")
         return cls(**settings)
 
+    def with_saved(
+        self, saved: Mapping[str, object], path: str, complain: Callable[[str], object]
+    ) -> Config:
+        """Return the settings, with saved ones instead of defaults.
+
+        A saved setting that can't be used is ignored, and `complain` is called with a sentence.
+
+        Args:
+            saved: setting -> text.
+            path: of the file that holds them.
+            complain: called with a sentence.
+        """
+        found: dict[str, Setting[Any]] = {}
+        for name, text in saved.items():
+            try:
+                value = parse_saved(name, text)
+            except (ConfigError, UnknownBackendError) as error:
+                complain(f"{path}: {error}. It is ignored")
+                continue
+            if getattr(self, name).source == "default":
+                found[name] = Setting(value, os.path.basename(path))
+        return self._replace(**found) if found else self
+
+
+def parse_saved(name: str, text: object) -> object:
+    """Return the value of a saved setting.
+
+    Raises:
+        ConfigError: it can't be saved, or its value is not allowed.
+        UnknownBackendError: that backend is not installed.
+    """
+    require_saved(name)
+    return _PARSERS[name](text, name=name)
+
+
+def require_saved(name: str) -> None:
+    """Reject a name that is not one of `SAVED`.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if name not in _PARSERS:
+        more, allowed = did_you_mean(name, SAVED), ", ".join(sorted(SAVED))
+        raise ConfigError(f"setting {name!r} can't be saved{more}; expected one of {allowed}")
+
 
 def _from_variable(
     variable: Variable, text: str, complain: Callable[[str], object] | None
@@ -329,7 +383,7 @@ def _from_variable(
     except (ConfigError, UnknownBackendError) as error:
         if complain is None:
             raise
-        # Nobody asked for the default directory, and it may be full or shared: use no cache.
+        # The default directory was not wanted, and may be full or shared: use none.
         nowhere = variable.setting == "directory"
         effect = "This process caches in memory alone" if nowhere else "It is ignored"
         complain(f"{error}. {effect}")
@@ -337,7 +391,7 @@ def _from_variable(
 
 
 def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return variables that only look like kcache's, with the names that were probably meant."""
+    """Return variables that only look like kcache's, with the names that were probably intended."""
     known = {variable.name for variable in VARIABLES} | {REMOTE_TOKEN}
     unknown = [
         name
@@ -346,8 +400,6 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
     ]
     if not unknown:
         return {}
-    from kcache.util.hints import nearest
-
     plain = [name.removeprefix(_PREFIX) for name in known]
     meant = {name: nearest(name.removeprefix(_PREFIX), plain) for name in sorted(unknown)}
     return {name: found and f"{_PREFIX}{found}" for name, found in meant.items()}
@@ -359,13 +411,12 @@ def default_cache_directory() -> Path:
     `$XDG_CACHE_HOME/kcache` or `~/.cache/kcache` on Linux, `~/Library/Caches/kcache` on macOS,
     `%LOCALAPPDATA%\kcache\Cache` on Windows; `KCACHE_DIR` where that is set. Nothing is created.
     """
-    # A fresh process that names its directory need not import these modules.
-    from pathlib import Path
+    from pathlib import Path  # 2 ms, which a process that names its directory saves
 
     named = os.environ.get("KCACHE_DIR")
     if named:
         return Path(_parse_directory(named, name="KCACHE_DIR"))
-    import platformdirs
+    import platformdirs  # 3 ms, for the same reason
 
     # If the user has no home (containers with arbitrary user ids), platformdirs either raises or
     # returns `~/.cache/kcache` unchanged, depending on its version.
@@ -378,7 +429,7 @@ def default_cache_directory() -> Path:
 
 def temporary_cache_directory() -> str:
     """Return the last resort: a per-user directory below the temporary directory."""
-    import tempfile
+    import tempfile  # 5 ms, for the same reason
 
     if sys.platform == "win32":
         owner = os.environ.get("USERNAME", "user")
@@ -426,7 +477,7 @@ class LibraryHints(NamedTuple):
 
 
 def library_hints() -> LibraryHints:
-    """Return where the environment says that CUDA libraries are."""
+    """Return where CUDA libraries are, by the environment."""
 
     def values(*names: str) -> tuple[str, ...]:
         return tuple(value for name in names if (value := os.environ.get(name)))

@@ -1,4 +1,4 @@
-"""CacheDirectory: the directory of a cache. Makes it, opens it, refuses any other, names its files.
+"""CacheDirectory: the directory of a cache. Makes it, opens it, rejects any other, names its files.
 
 ``kcache.json`` makes a directory a cache. It holds one JSON object: its format, a random id, and
 the settings that are saved with the cache::
@@ -6,7 +6,8 @@ the settings that are saved with the cache::
     {"format": "kcache-directory/1", "id": "5f0c1be90db5a5f7", "settings": {"max_size": "5GiB"}}
 
 kcache writes this file before any other, into a directory that it makes or finds empty. So a
-directory that has other files and not this one is somebody else's, whatever its files are called.
+directory that has other files and not this one belongs to another program, whatever its files are
+called.
 kcache writes and deletes nothing there.
 """
 
@@ -39,7 +40,7 @@ MARKER = "kcache.json"
 _FORMAT = "kcache-directory/1"
 _KIND = _FORMAT.partition("/")[0] + "/"
 #: The largest size of ``kcache.json`` in bytes. Each of the eight settings has less than 100.
-_MOST = 4096
+_MAX_MARKER = 4096
 #: How the name of a file begins that becomes ``kcache.json``. A killed process may leave one.
 _DRAFT = f".{MARKER}."
 #: The name that a new file system has at its top.
@@ -49,7 +50,7 @@ _LOST_AND_FOUND = "lost+found"
 _LOCKED, _PATIENCE = 1 << 20, 10.0
 #: How many seconds a process waits for another one that makes the same directory a cache.
 _MAKING = 1.0
-#: How often kcache looks at a directory that seems to be somebody else's, and the seconds between.
+#: How often a directory that seems to be another program's is examined, and the seconds between.
 _LOOKS, _PAUSE = 3, 0.01
 #: The byte that a process locks while it renames a damaged file: beyond the contents of any file
 #: of ours, and beyond the bytes of other locks.
@@ -57,7 +58,7 @@ _RENAMING = (1 << 63) - 2
 #: How often an unsound file is renamed before the caller gets an error.
 _TRIES = 3
 
-#: Tells backup programs that they can leave out the directory. See https://bford.info/cachedir/.
+#: Lets backup programs leave out the directory. See https://bford.info/cachedir/.
 _TAG = b"""Signature: 8a477f597d28d172789f06886806bc55
 # This file is a cache directory tag created by kcache.
 # For information about cache directory tags, see https://bford.info/cachedir/
@@ -81,7 +82,7 @@ class CacheDirectory:
         old_journal: the journal before the present one.
         flight: its bytes are the locks of processes that compile; see `engine.single_flight`.
         slots: its bytes are locks that bound the compiles at a time; see `nvrtc.workers.slots`.
-        tag: tells backup programs that the directory can be left out.
+        tag: lets backup programs leave out the directory.
     """
 
     def __init__(self, path: str, settings: Mapping[str, object] | None = None) -> None:
@@ -106,16 +107,17 @@ class CacheDirectory:
 def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
     """Return the directory of a cache. Make it if it is not there, or empty, unless `read_only`.
 
-    Compiled kernels are code: a user who can write to the directory, or exchange it, can make every
-    program that uses it run their code. So a directory that belongs to somebody else, or that
-    others can write to, is refused, and so is one below such a directory. kcache makes it, with its
+    Compiled kernels are code: a user who can write to the directory, or replace it, can make every
+    program that uses it run their code. So a directory that belongs to another user, or that others
+    can write to, is rejected, and so is one below such a directory. kcache makes it, with its
     parents, for the present user alone.
 
     Processes: several may make the same directory at the same time. Crash: a process that is killed
     leaves an empty directory or a cache.
 
     Raises:
-        ConfigError: it is no directory, is unsafe, or is somebody else's. Nothing was changed.
+        ConfigError: it is not a directory, is unsafe, or is not the user's or kcache's. Nothing was
+            changed.
         BackendError: it is not there and can't be made (read-only or full file system, ...).
     """
     path = os.path.abspath(path)
@@ -125,7 +127,7 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
         _require_safe_path(path)
         made = not read_only and make_private(path)
         if not read_only:
-            _require_safe_path(path)  # somebody created it in the meantime: who?
+            _require_safe_path(path)  # another process may have created it in the meantime
         _require_own(path, os.stat(path))
         about = None if made else _examine(path)
         if about is None and not read_only:
@@ -142,7 +144,7 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
         ) from error
     except NotOursError as error:
         raise ConfigError(
-            f"directory={path!r} is no cache: {error.strerror}. Nothing in it was changed; "
+            f"directory={path!r} is not a cache: {error.strerror}. Nothing in it was changed; "
             f"{_ALLOWED}. Name another (KCACHE_DIR, directory=, --directory), such as "
             f"{os.path.join(path, 'kcache')!r}"
         ) from error
@@ -168,10 +170,10 @@ def is_usable(path: str) -> bool:
 
 
 def claim(folder: str) -> None:
-    """Make the folder of a backend ours, or recognise it: it or the directory around it is marked.
+    """Mark the folder of a backend as kcache's, unless it or its parent directory is marked.
 
     Raises:
-        NotOursError: it has files of somebody else. Nothing was changed.
+        NotOursError: it has files of another program. Nothing was changed.
         OSError: it can't be examined or made.
     """
     make_folder(folder)
@@ -251,15 +253,15 @@ def _require_safe_path(path: str) -> None:
         raise ConfigError(
             f"directory={path!r} is not safe: {problem}, and could put something else in its "
             "place, so its kernels can't be trusted; expected a directory below directories that "
-            "belong to you or to root, and that nobody else can write to"
+            "belong to you or to root, and that no other user can write to"
         )
 
 
 def _require_own(path: str, status: os.stat_result) -> None:
-    """Refuse what is no directory, or not the present user's alone.
+    """Reject what is not a directory, or not the present user's alone.
 
     Raises:
-        ConfigError: it is not; NotADirectoryError: it is no directory.
+        ConfigError: it is not the user's; NotADirectoryError: it is not a directory.
     """
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError
@@ -273,8 +275,8 @@ def _require_own(path: str, status: os.stat_result) -> None:
 def require_safe_layer(path: str) -> None:
     """Check that a layer is safe to read, and trust its owner with kernels in this process.
 
-    The user has named the layer, and so trusts its owner, whoever that is: root, who made the
-    image, or a user who looks after kernels for others. Nobody else may be able to write to it or
+    The user has named the layer, and so trusts its owner: root, who made the image, or a user who
+    maintains kernels for others. No other user may be able to write to it or
     to replace it.
 
     Args:
@@ -297,7 +299,7 @@ def require_safe_layer(path: str) -> None:
     elif sys.platform != "win32" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         problem = f"others can write to it (mode {stat.S_IMODE(status.st_mode):04o})"
     elif is_folder and not os.path.isfile(CacheDirectory(path).marker):
-        problem = f"it is no cache: it has no {MARKER}"
+        problem = f"it is not a cache: it has no {MARKER}"
     if problem:
         raise ConfigError(
             f"layer {path!r} is not allowed: {problem}; expected the directory of a cache, or a "
@@ -341,7 +343,7 @@ def _examine(directory: str) -> dict[str, Any] | None:
     """Return what ``kcache.json`` holds, or None for a directory that is empty.
 
     Raises:
-        NotOursError: it is somebody else's.
+        NotOursError: it belongs to another program.
         OSError: it can't be read.
     """
     other: str | None = None
@@ -372,7 +374,7 @@ def _make(directory: str) -> dict[str, Any]:
 
 
 def _is_other(name: str) -> bool:
-    """Tell whether a name in a directory shows that it is not empty."""
+    """Return whether a name in a directory shows that it is not empty."""
     return name != _LOST_AND_FOUND and not name.startswith(_DRAFT)
 
 
@@ -386,20 +388,20 @@ def _read(directory: str) -> dict[str, Any] | None:
     path = os.path.join(directory, MARKER)
     try:
         with open_own(path, os.O_RDONLY) as file:
-            found: object = json.loads(os.read(file.fd, _MOST))
+            found: object = json.loads(os.read(file.fd, _MAX_MARKER))
     except FileNotFoundError:
         return None
     except NotOursError as error:
         reason = str(error.strerror).removeprefix("it ")
         raise NotOursError(f"its {MARKER!r} {reason}", path) from error
     except (ValueError, RecursionError) as error:
-        raise NotOursError(f"its {MARKER!r} is no marker of kcache (no JSON)", path) from error
+        raise NotOursError(f"its {MARKER!r} is not a marker of kcache (no JSON)", path) from error
     about = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     form = about.get("format")
     if isinstance(form, str) and form.startswith(_KIND) and form != _FORMAT:
         raise NotOursError(f"another version of kcache made it ({form[:40]!r})", path)
     if form != _FORMAT or not isinstance(about.setdefault("settings", {}), dict):
-        raise NotOursError(f"its {MARKER!r} is no marker of kcache", path)
+        raise NotOursError(f"its {MARKER!r} is not a marker of kcache", path)
     return about
 
 
@@ -411,8 +413,8 @@ def _write(directory: str, about: Mapping[str, object]) -> None:
         OSError: it can't be written (full or read-only file system).
     """
     data = (json.dumps(about) + "\n").encode()
-    if len(data) > _MOST:
-        raise ConfigError(f"expected settings of at most {_MOST} bytes, got {len(data)}")
+    if len(data) > _MAX_MARKER:
+        raise ConfigError(f"expected settings of at most {_MAX_MARKER} bytes, got {len(data)}")
     draft = os.path.join(directory, f"{_DRAFT}{os.urandom(8).hex()}")
     try:
         with open_own(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:

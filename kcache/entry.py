@@ -62,7 +62,7 @@ _new_entry = object.__new__
 
 
 def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a number in JSON")
 
 
 _decode_json = json.JSONDecoder(parse_constant=_no_number).decode
@@ -107,14 +107,14 @@ class Entry:
 
     __slots__ = ("_blob", "_parts", "cost", "due", "view")
 
-    #: The envelope that this entry was made from, until somebody asks for its parts.
+    #: The envelope that this entry was made from, until its parts are needed.
     _blob: bytes
-    #: How many seconds it took to make the payload; 0.0 if the entry doesn't say.
+    #: How many seconds it took to make the payload; 0.0 if unknown.
     cost: float
     #: When its next use in memory is to be recorded in the backend; 0.0 until it is kept there.
     due: float
     _parts: tuple[Mapping[str, bytes], Mapping[str, JSON]] | None
-    #: An object that a frontend made from this entry, or None. It is kept here, but is no part of
+    #: An object that a frontend made from this entry, or None. It is kept here, but is not part of
     #: the entry's value.
     view: Any
 
@@ -231,7 +231,7 @@ def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
 
     Raises:
         ArgumentTypeError: metadata holds something that JSON can't, a bound is exceeded, or
-            `entry` is no entry.
+            `entry` is not an Entry.
     """
     try:
         metadata = _compact(dict(entry.metadata)).encode()
@@ -312,7 +312,7 @@ def open_envelope(blob: bytes, key: str, producer: bytes) -> Entry:
     if version != FORMAT_VERSION:
         raise IncompatibleEntryError(f"format version {version}, this is {FORMAT_VERSION}")
     if total != end + _CHECKSUM:
-        raise CorruptEntryError(f"length field says {total} bytes, there are {len(blob)}")
+        raise CorruptEntryError(f"expected {total} bytes by the length field, got {len(blob)}")
     if stored_key.hex() != key:
         raise CorruptEntryError(f"entry of another key: {stored_key.hex()}")
     if not 0.0 <= cost < _INFINITY:  # one such number would spoil every sum of them

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 #: The variables that clients of remotes read: credentials, certificates, proxies. They decide which
-#: server a client talks to, and as which user. Programs with other values have another service.
+#: server a client talks to, and as which user. Programs with other values have another daemon.
 _OF_REMOTES = frozenset(
     (
         REMOTE_TOKEN,
@@ -118,7 +118,7 @@ def remote_token() -> str | None:
 
 
 def proxy_for(scheme: str, host: str) -> str | None:
-    """Return the URL of the proxy for a host, as the variables say, or None."""
+    """Return the URL of the proxy for a host, by the variables, or None."""
     from urllib import request
 
     proxies = request.getproxies_environment()

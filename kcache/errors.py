@@ -30,7 +30,7 @@ class BackendError(KcacheError):
 
 
 class FullError(BackendError):
-    """A backend has no room for a value although the cap allows it (fragmentation, say).
+    """A backend has no room for a value although the cap allows it (it is fragmented).
 
     The engine evicts a tenth of the stored bytes and tries once more.
     """
@@ -56,7 +56,7 @@ class BundleError(BackendError):
 
 
 class CompilerNotFoundError(KcacheError, ImportError):
-    """NVRTC is not installed, or can't be used here; the message says what to do."""
+    """NVRTC is not installed, or can't be used here; the message has the remedy."""
 
 
 #: How many lines of the compiler's log the text of an error has.
@@ -64,13 +64,13 @@ _LOG_LINES = 40
 
 
 class CompileError(KcacheError):
-    """The compiler refused a kernel, crashed, or took longer than `compile_timeout`.
+    """The compiler rejected a kernel, crashed, or took longer than `compile_timeout`.
 
     Attributes:
         log: the compiler's full log, as text.
         source_name: the name under which the source was compiled.
         result: NVRTC's result code, or None if it is unknown.
-        raw_log: the log as NVRTC returned it, its NULs included, or None likewise.
+        raw_log: the log as NVRTC returned it, its NULs included, or None if it is unknown.
         hint: what to do about it, a clause that ends the first line; empty if nothing is known.
 
     The first line of the text has the first error. The log follows, at most 40 lines of it.
@@ -99,19 +99,19 @@ class CompileError(KcacheError):
 
 
 class CompileOptionError(CompileError, ConfigError):
-    """The compiler refused an option or an architecture, not the source."""
+    """The compiler rejected an option or an architecture, not the source."""
 
 
 class MissError(CompileError):
-    """A kernel is not in the cache, and `on_miss="error"` allows no compile; it says why."""
+    """A kernel is not in the cache, and `on_miss="error"` allows no compile; see the message."""
 
 
 class DropinError(KcacheError):
-    """NVRTC can't be answered from the cache in this process or program; the message says why."""
+    """NVRTC can't be answered from the cache in this process or program; see the message."""
 
 
 class DeviceError(KcacheError):
-    """No usable GPU or driver, or the GPU refused an operation."""
+    """No usable GPU or driver, or the GPU rejected an operation."""
 
 
 class StaleKernelError(DeviceError):

@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from kcache.backend import NoBackend, open_backend
 from kcache.cli.terminal import notify
-from kcache.config import VARIABLES, Config, variable
+from kcache.config import VARIABLES, Config, parse_saved, require_saved, variable
 from kcache.directory import CacheDirectory, change_settings, open_directory
 from kcache.engine.opening import (
     default_directory,
     elsewhere,
     find_cache,
-    parse_saved,
-    require_saved,
     warn_if_elsewhere,
-    with_saved,
 )
 from kcache.errors import BackendError, ConfigError
 from kcache.util import log
@@ -178,9 +175,7 @@ def save(directory: str, given: Mapping[str, str], gone: Collection[str] = ()) -
         for name in gone:
             settings.pop(name, None)
         settings.update(given)
-        config = with_saved(
-            Config.load(environ={}), CacheDirectory(files.path, settings), warnings.append
-        )
+        config = Config.load(environ={}).with_saved(settings, files.marker, warnings.append)
         if given.keys() & {"backend", "max_size"}:
             warnings.append(_elsewhere(config, files))
 

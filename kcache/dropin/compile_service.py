@@ -9,25 +9,25 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from kcache.daemons.sockets import DONE, NO
 from kcache.dropin import protocol
 from kcache.dropin import run_environment as env
 from kcache.dropin.protocol import Program
-from kcache.service.start import DONE, NO
 from kcache.util import log
 from kcache.util.wire import WireError, split_texts
 
 if TYPE_CHECKING:
+    from kcache.daemons.daemon_server import Client
     from kcache.dropin.nvrtc_handler import NvrtcHandler
     from kcache.nvcc.handler import NvccHandler
     from kcache.remote import daemon_client
-    from kcache.service.server import Client
 
 #: Seconds that a service outlives its program to warn of remotes that do not answer.
 _LAST_WARNINGS = 2.0
 
 
 def make(settings: bytes, group: int, stderr_fd: int) -> CompileService:
-    """Return the handlers of a service; `kcache.service.server` calls this.
+    """Return the handlers of a service; `kcache.daemons.daemon_server` calls this.
 
     Args:
         settings: as `run_environment.service` has packed them; empty if no program will ask.

@@ -15,10 +15,10 @@ import signal
 import sys
 from contextlib import suppress
 
+from kcache.daemons import sockets, spawn
 from kcache.dropin import libraries
 from kcache.dropin import run_environment as env
 from kcache.dropin.libraries import CLIENT
-from kcache.service import start
 
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
@@ -160,30 +160,30 @@ def _prepare(
     if why:
         variables[env.LOG] = "debug"
     service = env.service(variables)
-    lasting = start.path_of(service, variables)
+    lasting = spawn.path_of(service, variables)
     running = [environment.get(env.SOCKET, ""), lasting]
     if variables.get(env.LOG):
         running = []  # their logs go elsewhere
     name = os.path.basename(lasting)
     for path in running:
-        about = start.status(path) if os.path.basename(path).startswith(name) else None
+        about = sockets.status(path) if os.path.basename(path).startswith(name) else None
         if about is not None:
             if path != running[0] and variables.get(env.REMOTE):
                 _report_remotes(variables)
             return env.of_dropin(environment, preloaded, path), path, about
     if shared:
-        start.joined(lasting, service, variables).close()
+        spawn.connect_or_spawn(lasting, service, variables).close()
         return env.of_dropin(environment, preloaded, lasting), lasting, None
     speaks = bool(env.settings(variables))
-    path = start.begin_own(service, variables, forks=True, speaks=speaks)
+    path = spawn.spawn_own(service, variables, forks=True, logs=speaks)
     return env.of_dropin(environment, preloaded, path), path, None
 
 
 def _report_remotes(variables: Mapping[str, str]) -> None:
     """Start a process that warns of remotes that do not answer, as the server of others can't."""
-    service = start.Service("trouble", "kcache.dropin.compile_service", b"")
+    service = spawn.Daemon("trouble", "kcache.dropin.compile_service", b"")
     with suppress(OSError):  # the program works without
-        start.begin_own(service, variables, forks=True, speaks=True)
+        spawn.spawn_own(service, variables, forks=True, logs=True)
 
 
 def _print(message: str) -> None:
@@ -336,7 +336,7 @@ def _summary(socket: str, before: dict[str, Any] | None) -> str:
     """Return one line about what the server has done since its status `before`."""
     from kcache.dropin.compile_service import since, summary
 
-    about = start.status(socket)
+    about = sockets.status(socket)
     if about is None:
         return "the server is gone"
     if before is None or before["process"] != about["process"]:
@@ -348,8 +348,8 @@ def _end_server(socket: str) -> None:
     """End our server, which would otherwise be killed with the container, and wait for its end."""
     import time
 
-    about = start.status(socket)
-    if about is None or start.ask(socket, start.STOP) is None:
+    about = sockets.status(socket)
+    if about is None or sockets.ask(socket, sockets.STOP) is None:
         return
     end = time.monotonic() + _END_TIMEOUT
     with suppress(ChildProcessError):
@@ -455,7 +455,7 @@ def _load(folder: str, library: Library) -> None:
         interface.kcache_dropin_set_real(os.fsencode(library.path))
         variables = env.of_service(env.current())
         speaks = bool(env.settings(variables))
-        socket = start.begin_own(env.service(variables), variables, speaks=speaks)
+        socket = spawn.spawn_own(env.service(variables), variables, logs=speaks)
     except (OSError, ValueError) as error:
         raise DropinError(f"kcache's server can't be started: {error}") from error
     interface.kcache_dropin_set_server(os.fsencode(socket))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from kcache.service.start import Service
+from kcache.daemons.spawn import Daemon
 from kcache.util.child_process import without_dropin
 from kcache.util.wire import join_texts
 
@@ -91,11 +91,11 @@ def meaning(environment: Mapping[str, str]) -> dict[str, str]:
     return values
 
 
-def service(environment: Mapping[str, str]) -> Service:
+def service(environment: Mapping[str, str]) -> Daemon:
     """Return the service for programs with these variables."""
     values = sorted(meaning(environment).items())
     texts = (text for setting in values for text in setting)
-    return Service("programs", "kcache.dropin.compile_service", join_texts(texts))
+    return Daemon("programs", "kcache.dropin.compile_service", join_texts(texts))
 
 
 def _shown(name: str, value: str) -> str:

@@ -7,37 +7,26 @@ before the default.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from kcache.backend import Backend, NoBackend, is_backend, open_backend
 from kcache.config import (
     DEFAULT_MAX_SIZE,
-    VARIABLES,
     Config,
     Setting,
     default_cache_directory,
     temporary_cache_directory,
 )
-from kcache.directory import MARKER, CacheDirectory, is_usable, open_directory
-from kcache.errors import BackendError, ConfigError, KcacheError, UnknownBackendError
+from kcache.directory import CacheDirectory, is_usable, open_directory
+from kcache.engine.engine import CacheEngine
+from kcache.engine.stats import StatsFile
+from kcache.errors import BackendError, ConfigError, KcacheError
 from kcache.util import log
 from kcache.util.path_safety import why_no_user
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from kcache.engine.engine import CacheEngine
-
 #: The cap of a backend that is only read: its maker may have allowed larger files.
 READ_SIZE = 1 << 34
-#: Settings that can be saved: those of the cache, and of the work for it. Settings for one run of a
-#: program can't be saved (read_only, disable, recache, record, log). Settings that decide whose
-#: kernels are trusted and who gets ours can't be saved either (remote, signing_key_file).
-SAVED = (
-    *("backend", "max_size", "memory_size", "header_check", "relocation"),
-    *("wait", "workers", "compile_timeout"),
-)
-_PARSERS = {each.setting: each.parse for each in VARIABLES if each.setting in SAVED}
 #: Each is looked up only if it is needed: finding all takes longer than a hit.
 _DEFAULTS = (default_cache_directory, temporary_cache_directory)
 #: Directories in which `warn_if_elsewhere` has looked.
@@ -71,7 +60,7 @@ class OpenedBackend(NamedTuple):
         return None if self.directory is None else self.directory.path
 
 
-# -- a cache as arguments and environment say ------------------------------------------------------
+# -- a cache by arguments and environment ----------------------------------------------------------
 
 
 def open_configured(
@@ -81,8 +70,8 @@ def open_configured(
 ) -> OpenedBackend:
     """Return the backend that the arguments and the environment name, and log what is wrong.
 
-    A directory that the program named must be safe, or ConfigError says why not. A wrong directory
-    from the environment is no error: kcache logs a warning, and the cache works without a
+    A directory that the program named must be safe, or ConfigError has the reason. For a wrong
+    directory from the environment, kcache logs a warning, and the cache works without a
     directory. It does the same if a directory can't be used for another reason. Of the default
     directories, it takes the first usable one.
 
@@ -109,11 +98,11 @@ def find_cache(
     look: bool = False,
     complain: Callable[[str], object] = log.warning_once,
 ) -> tuple[Config, CacheDirectory | NoBackend]:
-    """Return the settings and the directory of a cache, or a backend that says why there is none.
+    """Return the settings and the directory of a cache, or a `NoBackend` with the reason.
 
     Args:
         arguments, given, complain: as for `open_configured`; so are the errors.
-        look: change nothing, whatever the settings say.
+        look: change nothing, whatever the settings are.
     """
     complaints: list[str] = []
     config = Config.load(arguments, complain=complaints.append)
@@ -125,19 +114,19 @@ def find_cache(
     directory = _find_directory(config, given, read_only, complain)
     if isinstance(directory, NoBackend):
         return config, directory
-    return with_saved(config, directory, complain), directory
+    return config.with_saved(directory.settings, directory.marker, complain), directory
 
 
 def _find_directory(
     config: Config, given: Backend | None, read_only: bool, complain: Callable[[str], object]
 ) -> CacheDirectory | NoBackend:
-    """Return the directory of a cache, or a backend that stores nothing and says why.
+    """Return the directory of a cache, or a `NoBackend` with the reason.
 
     Raises:
         ConfigError: the program named a directory that is not safe or not ours.
     """
     named, source = config.directory
-    if named is None and source != "default":  # the variable holds no path: a warning has said so
+    if named is None and source != "default":  # the variable is not a path: a warning was logged
         return NoBackend(f"{source} is not allowed", kind="refused")
     path, missing = "", NoBackend("no directory")
     if named is None and given is not None:
@@ -182,10 +171,10 @@ def _is_read_only(config: Config) -> bool:
 def _open_backend(
     config: Config, directory: CacheDirectory, complain: Callable[[str], object]
 ) -> Backend:
-    """Return the backend; if it refuses the directory (LMDB on NFS), one that stores nothing.
+    """Return the backend; if it rejects the directory (LMDB on NFS), one that stores nothing.
 
     Raises:
-        ConfigError: it refuses a cap that the program gave; one of the environment is a warning.
+        ConfigError: it rejects a cap that the program gave; one of the environment is a warning.
         UnknownBackendError: the program named one that is not installed.
     """
     name, (max_size, source) = config.backend.value, config.max_size
@@ -205,49 +194,6 @@ def _open_backend(
 # -- which backend ---------------------------------------------------------------------------------
 
 
-def with_saved(
-    config: Config, directory: CacheDirectory, complain: Callable[[str], object]
-) -> Config:
-    """Return the settings, with those that are saved in a directory instead of defaults.
-
-    A saved setting that can't be used is ignored, and `complain` is called with a sentence.
-    """
-    found: dict[str, Setting[Any]] = {}
-    for name, text in directory.settings.items():
-        try:
-            value = parse_saved(name, text)
-        except (ConfigError, UnknownBackendError) as error:
-            complain(f"{directory.marker}: {error}. It is ignored")
-            continue
-        if getattr(config, name).source == "default":
-            found[name] = Setting(value, MARKER)
-    return config._replace(**found) if found else config
-
-
-def parse_saved(name: str, text: object) -> object:
-    """Return the value of a setting that is saved, or is to be.
-
-    Raises:
-        ConfigError: it can't be saved, or its value is not allowed.
-        UnknownBackendError: there is no such backend.
-    """
-    require_saved(name)
-    return _PARSERS[name](text, name=name)
-
-
-def require_saved(name: str) -> None:
-    """Refuse a name that no setting has that can be saved.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if name not in _PARSERS:
-        from kcache.util.hints import did_you_mean
-
-        more, allowed = did_you_mean(name, SAVED), ", ".join(sorted(SAVED))
-        raise ConfigError(f"setting {name!r} can't be saved{more}; expected one of {allowed}")
-
-
 def backends_in(directory: CacheDirectory) -> list[str]:
     """Return the names of the backends that have a folder in a directory.
 
@@ -261,7 +207,7 @@ def backends_in(directory: CacheDirectory) -> list[str]:
 def warn_if_elsewhere(opened: OpenedBackend) -> None:
     """Log one warning if the backend has no entries, and another one has a folder.
 
-    A process looks once at each directory.
+    Each process checks each directory once.
     """
     directory = opened.directory
     if directory is None or opened.given or directory.path in _looked:
@@ -339,9 +285,6 @@ def engine_of(opened: OpenedBackend, memory_size: int, *, producer: str = "") ->
         memory_size: of the memory tier, in bytes.
         producer: of its entries; without one, nothing is noted in the journal.
     """
-    from kcache.engine.engine import CacheEngine
-    from kcache.engine.stats import StatsFile
-
     config, files = opened.config, opened.directory
     read_only, cap = _is_read_only(config), config.max_size.value
 

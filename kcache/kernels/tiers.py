@@ -108,8 +108,8 @@ def open_remotes(
     setup = _setup(config)
     if setup is None or config.disable.value:
         return None
+    from kcache.daemons.spawn import path_of
     from kcache.remote.daemon_client import DaemonClient
-    from kcache.service.start import path_of
 
     variables = without_dropin(environment.variables())
     variables.pop("KCACHE_REMOTE", None)  # the service gets the addresses through a pipe
@@ -141,7 +141,7 @@ def remotes_socket(config: Config) -> str | None:
     Raises:
         OSError: there is no folder for it.
     """
-    from kcache.service.start import path_of
+    from kcache.daemons.spawn import path_of
 
     setup = _setup(config)
     return None if setup is None else path_of(setup.service(), environment.variables())
@@ -152,7 +152,7 @@ def remote_status(config: Config) -> list[dict[str, Any]]:
 
     The service ends a few seconds after its last program. Then there are only the addresses.
     """
-    from kcache.service.start import status
+    from kcache.daemons.sockets import status
 
     running: dict[str, Any] = {}
     with suppress(OSError):

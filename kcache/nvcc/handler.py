@@ -7,18 +7,18 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kcache.daemons.sockets import DONE, NO
 from kcache.nvcc import artifact
 from kcache.nvcc.artifact import Artifact
 from kcache.nvcc.recording import Recording, RefusedError
 from kcache.nvcc.request import Request
 from kcache.nvcc.store import Store
-from kcache.service.start import DONE, NO
 from kcache.util import log
 from kcache.util.wire import WireError
 
 if TYPE_CHECKING:
+    from kcache.daemons.daemon_server import Client
     from kcache.kernel_cache import KernelCache
-    from kcache.service.server import Client
 
 #: The first field of a client's questions: for an artifact; and with what nvcc has made.
 ASK, MADE = b"nvcc", b"nvcc-made"

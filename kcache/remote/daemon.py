@@ -14,18 +14,18 @@ from collections.abc import Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING
 
+from kcache.daemons.daemon_server import LINGER, limit
+from kcache.daemons.sockets import DONE
 from kcache.remote import daemon_protocol as protocol
 from kcache.remote.daemon_protocol import Counts, GetReply, Setup, Upload, key_in
 from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import Sealer, make_sealer
 from kcache.remote.storage import RemoteError
 from kcache.remote.upload_queue import UploadQueue
-from kcache.service.server import LINGER, limit
-from kcache.service.start import DONE
 from kcache.util.wire import WireError, number_in
 
 if TYPE_CHECKING:
-    from kcache.service.server import Client
+    from kcache.daemons.daemon_server import Client
 
 #: A lease is renewed this many times before it would end.
 RENEWALS = 6
@@ -38,7 +38,7 @@ _STACK = 512 << 10
 
 
 def make(packed_setup: bytes, _group: int, stderr_fd: int) -> RemoteDaemon:
-    """Return the handlers of a service with a `Setup`; `kcache.service.server` calls this."""
+    """Return the handlers of a daemon with a `Setup`; `daemon_server` calls this."""
     os.close(stderr_fd)
     os.chdir("/")
     setup = Setup.unpack(packed_setup)

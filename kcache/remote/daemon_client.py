@@ -12,12 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from kcache.daemons.channel import Channel
+from kcache.daemons.sockets import DONE, remove_socket, socket_identity
+from kcache.daemons.spawn import connect_or_spawn
 from kcache.entry import Candidate
 from kcache.remote import daemon_protocol as protocol
 from kcache.remote.daemon_protocol import GetReply
 from kcache.remote.storage import RemoteError
-from kcache.service.channel import Channel
-from kcache.service.start import DONE, joined, remove_socket, socket_identity
 from kcache.util import log
 from kcache.util.forks import after_fork
 from kcache.util.wire import WireError
@@ -234,7 +235,7 @@ class DaemonClient:
             return None
         try:
             path = self.path()
-            connection = joined(path, self._service, self._environment)
+            connection = connect_or_spawn(path, self._service, self._environment)
             self._socket = path, socket_identity(path)
             return Channel(connection, self.timeout)
         except OSError as error:

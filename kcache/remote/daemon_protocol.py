@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kcache.backend import is_key
+from kcache.daemons.spawn import Daemon
 from kcache.errors import ConfigError
 from kcache.remote.address import Address
-from kcache.service.start import Service
 from kcache.util.wire import WireError, number_in
 
 #: A source without headers has two keys: one with its name, and one without.
@@ -54,9 +54,9 @@ class Setup(NamedTuple):
         except (ValueError, TypeError) as error:
             raise ConfigError("not the setup of a service") from error
 
-    def service(self) -> Service:
+    def service(self) -> Daemon:
         """Return the service with this setup."""
-        return Service("remotes", "kcache.remote.daemon", self.pack())
+        return Daemon("remotes", "kcache.remote.daemon", self.pack())
 
     def __repr__(self) -> str:
         """Return the setup without credentials."""

@@ -7,8 +7,10 @@ needs nothing. Nothing else in kcache imports this package.
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 from kcache.testing.doubles import FakeClock, FaultyBackend, MemoryBackend, flipped, truncated
+from kcache.util.hints import how_to_install
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,8 +36,6 @@ def __getattr__(name: str) -> object:
     if name not in _NEEDS_TOOLS:
         raise AttributeError(f"module 'kcache.testing' has no attribute {name!r}")
     _require()
-    from importlib import import_module
-
     value = getattr(import_module(f"kcache.testing.{_NEEDS_TOOLS[name]}"), name)
     globals()[name] = value
     return value
@@ -47,8 +47,6 @@ def _require() -> None:
         import hypothesis  # noqa: F401  # pyright: ignore[reportUnusedImport]
         import pytest  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
-        from kcache.util.hints import how_to_install
-
         raise ImportError(
             f"{error.name} is missing: {how_to_install('testing')}", name=error.name
         ) from error

@@ -59,8 +59,8 @@ def wait(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def run_forked(work: Callable[[], object], meanwhile: Callable[[], object] | None = None) -> None:
-    """Run `work` in a forked child, and `meanwhile` here; both have to succeed."""
+def run_forked(work: Callable[[], object], here: Callable[[], object] | None = None) -> None:
+    """Run `work` in a forked child, and `here` in this process; both have to succeed."""
     reading, writing = os.pipe()
     with open(reading, "rb") as report:
         try:
@@ -68,8 +68,8 @@ def run_forked(work: Callable[[], object], meanwhile: Callable[[], object] | Non
         finally:
             os.close(writing)
         try:
-            if meanwhile is not None:
-                meanwhile()
+            if here is not None:
+                here()
         finally:
             text = report.read().decode()
             status = wait(pid)
@@ -91,13 +91,13 @@ def kill_writers(
         work(seed, lambda: os.write(writing, b"."))
 
     children: list[int] = []
-    with open(reading, "rb", buffering=0) as told:
+    with open(reading, "rb", buffering=0) as reports:
         try:
             with open(writing, "wb"):
                 runs = (partial(run, random.getrandbits(32)) for _ in range(count))
                 children.extend(start(each, 2) for each in runs)
             for _ in range(random.randrange(1, 60)):
-                assert told.read(1), "every writer has failed"
+                assert reports.read(1), "every writer has failed"
             for _ in range(random.randrange(20_000)):
                 pass  # ... so that the signal comes anywhere within an operation
         finally:
@@ -126,7 +126,7 @@ def sealed(name: str, number: int, size: int) -> bytes:
 
 
 def intact(name: str, value: bytes) -> bool:
-    """Tell whether `value` is one that `sealed` made for `name`: whole, unmixed, its own."""
+    """Return whether `value` is one that `sealed` made for `name`: whole, unmixed, its own."""
     if len(value) < _HEAD.size:
         return False
     number, size = _HEAD.unpack_from(value)

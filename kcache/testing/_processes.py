@@ -158,15 +158,15 @@ class BatchTests(ContractBase):
 
 
 class ProcessTests(ContractBase):
-    """Any number of processes; one that is killed at any instant harms nobody."""
+    """Any number of processes; one that is killed at any instant does no harm."""
 
     # -- fork ------------------------------------------------------------------------------------
 
     def test_a_forked_child_goes_on_with_the_handle(self, place: Path) -> None:
-        """The child uses the handle that it inherited, and closes it; the parent goes on.
+        """The child uses the handle that it inherited, and closes it; the parent continues.
 
         Each process sees the other's puts and deletes through a handle that was already open. The
-        parent goes on with an iteration that it had begun.
+        parent continues an iteration that it had begun.
         """
         self.needs("shared")
         with self.opened(place) as backend:
@@ -189,12 +189,12 @@ class ProcessTests(ContractBase):
                     own.put(key(2), b"child")
                     own.delete(key(3))
 
-            def meanwhile() -> None:
+            def parent() -> None:
                 for number in range(10):
                     assert backend.use(key(1)) == b"parent"
                     backend.put(key(f"parent {number}"), b"parent")
 
-            run_forked(work, meanwhile)
+            run_forked(work, parent)
             found += [info.key for info in infos]
             assert len(set(found)) == len(found)
             assert key(4) in found
@@ -238,7 +238,7 @@ class ProcessTests(ContractBase):
     def test_killed_writers_leave_a_sound_place(self, place: Path) -> None:
         """After any kill: no torn value, no lock left, `usage` not below the truth.
 
-        The handle that was open all the while goes on, and the place can be opened at once. A kill
+        The handle that was open all the time works, and the place can be opened at once. A kill
         in the middle of a batch leaves all of it, some of it or nothing.
         """
         self.needs("shared")
@@ -247,7 +247,7 @@ class ProcessTests(ContractBase):
             random = Random(seed)
             with self.opened(place) as backend:
                 while True:
-                    # Waits for others are bounded: on a busy machine, one may end in vain.
+                    # Waits for others are bounded: on a busy machine, one may time out.
                     with suppress(BackendError), backend.batch() if batched else nullcontext():
                         for _ in range(8):
                             anything(backend, random, NAMES, LARGEST)
@@ -281,7 +281,7 @@ class ProcessTests(ContractBase):
         assert list(self.leftovers(place)) == []
 
     def test_a_process_killed_while_it_reads(self, place: Path) -> None:
-        """A reader that is killed with iterations and a batch open keeps nobody from anything."""
+        """A reader that is killed with iterations and a batch open blocks no other process."""
         self.needs("shared")
 
         def work(_: int, report: Callable[[], object]) -> None:

@@ -120,7 +120,7 @@ class TroubleTests(ContractBase):
             backend.close()
 
     def test_an_iteration_outlives_its_place(self, place: Path) -> None:
-        """If the handle is closed or the place removed, it goes on, ends or says `BackendError`."""
+        """If the handle is closed or the place removed, the iteration continues, ends or raises."""
         for listing in ("coldest", "scan"):
             for harm in ("close", "remove") if self.persistent else ("close",):
                 with self.opened(place) as backend:
@@ -249,7 +249,7 @@ class StrangerTests(ContractBase):
                 self.not_below_the_truth(backend, place)
 
     def test_a_directory_of_others_is_left_alone(self, place: Path) -> None:
-        """A place that has somebody's files is refused by `BackendError`, and nothing changes."""
+        """A place with other files is rejected by `BackendError`, and nothing changes."""
         self.needs("persistent", "refuses_strangers")
         (place / "photos").mkdir(parents=True)
         for name in ("notes", "counters", "lock", "photos/one"):

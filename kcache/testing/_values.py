@@ -137,7 +137,7 @@ class ValueTests(ContractBase):
             self.agree(backend, place, {key(1): sealed(key(1), 1, cap // 2)})
 
     def test_a_place_that_is_something_else(self, tmp_path: Path) -> None:
-        """If the place is no directory, only `BackendError` is raised."""
+        """If the place is not a directory, only `BackendError` is raised."""
         self.needs("persistent")
         place = tmp_path / "a file"
         place.write_bytes(b"not a directory")
@@ -186,7 +186,7 @@ class RecencyTests(ContractBase):
             self.order(backend.coldest(), [*names[2:], names[1], names[0]])
 
     def test_a_touch_brings_nothing_back(self, place: Path) -> None:
-        """A touch that is written late does not revive an entry that was deleted meanwhile."""
+        """A touch that is written late does not revive an entry that was deleted before."""
         self.needs("shared")
         with self.opened(place) as backend:
             names = self.fill(backend, 4)

@@ -41,7 +41,7 @@ class FakeClock:
 class MemoryBackend(Backend):
     """Values in a dict, least recently used first; gone with the object.
 
-    Threads: safe to share. Processes: each has its own; a forked child goes on with a copy.
+    Threads: safe to share. Processes: each has its own; a forked child continues with a copy.
 
     Args:
         clock: nanoseconds since the epoch, for recency.
@@ -49,7 +49,7 @@ class MemoryBackend(Backend):
     Attributes:
         values: what is held, least recently used first. For looking at; change it through `put`
             and `delete`.
-        closed: how often `close` was called. A closed backend goes on working.
+        closed: how often `close` was called. A closed backend still works.
     """
 
     def __init__(self, *, clock: Callable[[], int] = time.time_ns) -> None:
@@ -124,7 +124,7 @@ class MemoryBackend(Backend):
 
 
 class FaultyBackend(WrappingBackend):
-    """Passes each call to another backend, records it, and fails when you tell it to.
+    """Passes each call to another backend, records it, and fails on demand.
 
     Threads, processes: as the inner backend. The recorded calls belong to this object.
 

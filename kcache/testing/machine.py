@@ -56,15 +56,15 @@ class CacheMachine(RuleBasedStateMachine):
     """An engine over a backend at its own place, and a clock, against a model.
 
     An exact machine holds what an LRU map of that cap holds: to make room for an incoming entry,
-    its model goes down to `LOW_WATER` of the cap. In a machine that is not exact, others damage and
-    remove values; each get returns the last value that was put, or nothing. That one also fits
-    backends with an approximate order.
+    its model goes down to `LOW_WATER` of the cap. In a machine that is not exact, values are
+    damaged and removed; each get returns the last value that was put, or nothing. That one also
+    fits backends with an approximate order.
 
     Args:
         suite: opens the backend, and looks at its medium; without `write_raw`, nothing is damaged.
 
     Attributes:
-        exact: nobody else touches the place, and `coldest` follows the last use exactly.
+        exact: nothing else touches the place, and `coldest` follows the last use exactly.
     """
 
     exact = True
@@ -164,7 +164,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(name=_NAMES)
     def delete(self, name: str) -> None:
-        """Delete one, and be told whether it was there."""
+        """Delete one; the result is whether it was there."""
         there = name in self.look()
         assert self.engine.delete(name) is there or not self.exact
         self.forget(name)
@@ -215,7 +215,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.damages)
     @rule(number=_NUMBERS, damage=_DAMAGES)
     def harm(self, number: int, damage: Callable[[bytes], bytes]) -> None:
-        """Somebody changes a byte of a value, or cuts off its end."""
+        """A byte of a value changes, or its end is cut off."""
         name = self.one_of(number)
         if name and name not in self.damaged:
             image = self.suite.read_raw(self.place, name)
@@ -226,7 +226,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.damages)
     @rule(one=_NUMBERS, two=_NUMBERS)
     def swap(self, one: int, two: int) -> None:
-        """Somebody exchanges the values of two keys."""
+        """The values of two keys are exchanged."""
         first, second = self.one_of(one), self.one_of(two)
         if first and second:
             images = [self.suite.read_raw(self.place, name) for name in (first, second)]
@@ -238,7 +238,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.removable)
     @rule()
     def remove_everything(self) -> None:
-        """Somebody removes the place with all that it holds."""
+        """The place is removed with everything in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         self.removed = True

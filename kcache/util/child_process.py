@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 #: writes no compiled modules: on a full disk Python leaves cut ones, which it can't import then.
 ISOLATED = ("-I", "-S", "-B")
 #: Higher than any descriptor; close_range(2) closes them all at once.
-_MOST_DESCRIPTORS = 1 << 20
+_MAX_DESCRIPTORS = 1 << 20
 
 
 def children_are_elsewhere() -> bool:
-    """Tell whether a child of this process would be in another PID namespace; see unshare(2).
+    """Return whether a child of this process would be in another PID namespace; see unshare(2).
 
     The first process there ends the namespace with itself. So it must be one of the program's, not
-    one of ours, which ends sooner: the program could start no process after that.
+    a process of kcache, which exits sooner: the program could start no process after that.
     """
     try:
         own = os.readlink("/proc/self/ns/pid")
@@ -28,7 +28,7 @@ def children_are_elsewhere() -> bool:
         return False
     try:
         return os.readlink("/proc/self/ns/pid_for_children") != own
-    except FileNotFoundError:  # there is no process in it yet
+    except FileNotFoundError:  # the namespace has no process yet
         return True
     except OSError:
         return False
@@ -55,6 +55,6 @@ def detach(kept: list[int]) -> None:
     for descriptor in range(3):
         os.dup2(nowhere, descriptor)
     start = 3
-    for descriptor in (*sorted(kept), _MOST_DESCRIPTORS):
+    for descriptor in (*sorted(kept), _MAX_DESCRIPTORS):
         os.closerange(start, descriptor)
         start = descriptor + 1

@@ -37,7 +37,7 @@ def driver_version() -> Version | None:
     value = ctypes.c_int()
     try:
         if ctypes.CDLL(LIBRARY).cuDriverGetVersion(ctypes.byref(value)) != 0:
-            return None  # the toolkit's stub of the driver, say
+            return None  # for example the toolkit's stub of the driver
     except (OSError, AttributeError):
         return None
     return value.value // 1000, value.value % 1000 // 10
@@ -48,7 +48,7 @@ def open_library() -> ctypes.CDLL:
 
     Raises:
         DeviceError: there is none, it finds no GPU, or this process is a forked child of one that
-            used it; the message says which.
+            used it; the message has the reason.
     """
     try:
         library = ctypes.CDLL(LIBRARY)

@@ -72,7 +72,7 @@ def at_end(*calls: Callable[[], None]) -> None:
 
 
 def is_ending() -> bool:
-    """Tell whether the interpreter ends and will soon kill this thread."""
+    """Return whether the interpreter ends and will soon kill this thread."""
     return _ending not in (0, threading.get_ident())
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterable
 
 from kcache._version import __version__
 
 NAME = "kcache-cuda"
 #: Whether the package index has our distribution. Until then anybody could register that name
-#: there, so no hint and no page may tell users to install it by name. This constant alone decides.
+#: there, so no hint and no page may suggest to install it by name. This constant alone decides.
 PUBLISHED = False
 
 
@@ -17,7 +19,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
     Capitals and the signs between words do not count: `MAXSIZE` is like `max_size`.
     """
-    from difflib import get_close_matches  # imported only if something is wrong
+    from difflib import get_close_matches  # only for a message
 
     plain = {_letters(each): each for each in known}
     found = get_close_matches(_letters(name), plain, n=1, cutoff=0.65)
@@ -37,7 +39,7 @@ def unexpected_argument(
 
     `options` is the class whose fields are easily taken for arguments of the call.
     """
-    from inspect import signature
+    from inspect import signature  # 5 ms, and only for a message
 
     name, called = next(iter(given)), call.__qualname__.removesuffix(".__init__")
     if name in signature(options).parameters and called != "KernelCache":
@@ -71,9 +73,7 @@ def how_to_install(extras: str) -> str:
 
 def _origin() -> str:
     """Return the folder or the wheel that kcache was installed from; empty if it is gone."""
-    import json  # imported only if something is missing
-    import os
-    from importlib import metadata
+    from importlib import metadata  # 15 ms, and only for a message
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
 

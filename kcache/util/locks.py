@@ -25,7 +25,7 @@ _FIRST_PAUSE = 50e-6
 _LONGEST_PAUSE = 5e-3
 #: After a timeout, a process does not wait for that lock again for this many seconds.
 _GIVEN_UP = 60.0
-#: Errors which say that this file system has no locks (NFS without lockd, some FUSE file systems).
+#: Errors of file systems without locks (NFS without lockd, some FUSE file systems).
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 if sys.platform == "win32":  # untested: no Windows machine in CI

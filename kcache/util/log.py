@@ -1,4 +1,4 @@
-"""The log: the logger `kcache` of the standard library, imported when there is something to say.
+"""The log: the logger `kcache` of the standard library, imported for the first message.
 
 Importing `logging` takes 8 ms. A cache hit in a fresh process need not pay this: as long as no code
 has imported it, no code can have asked for messages below a warning.
@@ -16,13 +16,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kcache.util.forks import is_ending
+from kcache.util.units import plain
 
 if TYPE_CHECKING:
     from logging import Logger
 
 #: Levels of `logging`.
 _DEBUG, _INFO = 10, 20
-#: The logger, once somebody has made it.
+#: The logger, once it exists.
 _known: Logger | None = None
 _said: set[str] = set()
 #: The process group that reads the log, if it is not this process's own.
@@ -36,7 +37,7 @@ def _logger() -> Logger:
 
 
 def _wants(level: int) -> bool:
-    """Tell whether messages of a level of `logging` are wanted.
+    """Return whether messages of a level of `logging` are wanted.
 
     `getLogger` and `isEnabledFor` take a lock of `logging`. An interrupt there leaves it locked,
     and a put in any other thread would wait for ever.
@@ -51,7 +52,7 @@ def _wants(level: int) -> bool:
         found = logging.root.manager.loggerDict.get("kcache")
         if isinstance(found, logging.Logger):
             _known = found
-        logger = _known or logging.root  # nobody has set anything for kcache
+        logger = _known or logging.root  # nothing is configured for kcache
     wanted = logger.getEffectiveLevel() <= level and logger.manager.disable < level
     return wanted and not is_ending()
 
@@ -69,18 +70,18 @@ def _texts(args: tuple[object, ...]) -> tuple[object, ...]:
     )
 
 
-#: Tells whether messages at debug level are wanted, which may be costly to make.
+#: Returns whether messages at debug level are wanted, which may be costly to make.
 debugging = partial(_wants, _DEBUG)
 
 
-def _say(level: int, message: str, *args: object) -> None:
+def _log(level: int, message: str, *args: object) -> None:
     """Log `message % args` at a level."""
     if _wants(level):
         _logger().log(level, message, *_texts(args))
 
 
-debug = partial(_say, _DEBUG)
-info = partial(_say, _INFO)
+debug = partial(_log, _DEBUG)
+info = partial(_log, _INFO)
 
 
 def warning(message: str, *args: object) -> None:
@@ -108,7 +109,7 @@ def group() -> int:
 
 
 def speak_to(readers: int) -> None:
-    """Say that another process group reads the log of this process."""
+    """Record that another process group reads the log of this process."""
     global _readers  # noqa: PLW0603  the logger is the process's, too
     _readers = readers
 
@@ -116,8 +117,6 @@ def speak_to(readers: int) -> None:
 def log_to_stderr(level: str) -> None:
     """Log from `level` on (`"debug"`, `"info"`, ...) to standard error, once per process."""
     import logging
-
-    from kcache.util.units import plain
 
     class Handler(logging.Handler):
         """Writes lines as the command `kcache` does, also where standard error was replaced."""

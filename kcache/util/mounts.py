@@ -35,9 +35,9 @@ class FileSystem(NamedTuple):
 
     Attributes:
         kind: as in the table of mounts, such as `"ext4"` or `"nfs4"`; empty if unknown.
-        mount_point: where it is mounted; empty likewise.
+        mount_point: where it is mounted; empty if unknown.
         source: what is mounted, such as `"/dev/sda1"`.
-        read_only: whether nobody can write to it, at any mount point.
+        read_only: whether it is read-only at every mount point.
     """
 
     kind: str

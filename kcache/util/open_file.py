@@ -95,7 +95,7 @@ def opened(path: str, flags: int, mode: int = 0o600) -> OwnFile:
 def is_own(status: os.stat_result) -> bool:
     """Return whether a file may be written to: a plain file of the present user, with one name.
 
-    A second name (a hard link) may belong to a file that is not ours.
+    A second name (a hard link) may belong to a file of another program.
     """
     return is_plain(status) and status.st_uid == present_user()
 

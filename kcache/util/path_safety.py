@@ -1,4 +1,4 @@
-"""Path safety: whose files are trusted, and directories that nobody else can exchange.
+"""Path safety: whose files are trusted, and directories that no other user can replace.
 
 A user who can write to a directory above the cache can replace the cache by a directory or a link
 of their own, between any check and any use. So the directories above are checked, too.
@@ -12,11 +12,15 @@ import stat
 import sys
 from contextlib import suppress
 
+if sys.platform != "win32":
+    import grp
+    import pwd
+
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
     from collections.abc import Container
 
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ROOT = 0
 
@@ -104,7 +108,7 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
     """Return what makes the way to an absolute path unsafe, in words; empty if nothing does.
 
     Each directory above `path` must belong to the present user, to `owner` (a user who is trusted,
-    too) or to root, and nobody else may be able to write to it, unless its sticky bit keeps them
+    too) or to root, and no other user may be able to write to it, unless its sticky bit keeps them
     from renaming files of others (as in `/tmp`). Links on the way, `path` itself included, must
     belong to one of the three. A missing part can be created safely. The result is always empty on
     Windows.
@@ -140,7 +144,7 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
             return ""
         if stat.S_ISLNK(status.st_mode):
             links += 1
-            if links > _MOST_LINKS:
+            if links > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             if not _is_trusted(status.st_uid, trusts, roots):
                 return f"{here} is a link that user {status.st_uid} made"
@@ -197,19 +201,16 @@ def _has_acl(path: str) -> bool:
 
 
 def _is_private_group(group: int, user: int) -> bool:
-    """Tell whether a group has no member but the user, by the machine's list of groups.
+    """Return whether a group has no member except the user, by the machine's list of groups.
 
     On Debian, Ubuntu and Fedora, each user has a group of the same name, and may make everything
     writable for it (umask 002). The group of root counts as root. In a user namespace, an id may be
-    that of another group, such as `users`, than the list says.
+    that of another group (such as `users`) than in the list.
     """
     if sys.platform == "win32" or not _all_users_are_mapped():
         return False
     if group == _ROOT:
         return True
-    import grp
-    import pwd
-
     try:
         known, owner = grp.getgrgid(group), pwd.getpwuid(user)
     except KeyError:
@@ -233,7 +234,7 @@ def make_directory(path: str) -> None:
 def make_private(directory: str) -> bool:
     """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask.
 
-    It tells whether it made the directory, which is then empty.
+    Return whether it made the directory, which is then empty.
     """
     missing: list[str] = []
     parent = directory

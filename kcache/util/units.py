@@ -22,7 +22,7 @@ _SIZE_UNITS = {"": 1, "b": 1} | {
 #: A number and a unit. Python refuses to convert thousands of digits.
 _MEASURE = r"\s*(\d{1,100}(?:\.\d{1,100})?)\s*([A-Za-z]*)\s*"
 #: A longer wait would overflow the operating system's type.
-_MOST_SECONDS = 1e6 + 1
+_MAX_SECONDS = 1e6 + 1
 _TRUE = frozenset(("1", "true", "yes", "on"))
 _FALSE = frozenset(("0", "false", "no", "off", ""))
 _AGE_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -40,7 +40,7 @@ def counted(count: int, noun: str = "entry") -> str:
 
 
 class Size(int):
-    """A size in bytes that remembers what somebody wrote, such as `"64TiB"`; `repr` shows that.
+    """A size in bytes that remembers the text of the user, such as `"64TiB"`; `repr` shows it.
 
     So a message that refuses a size (`f"{size!r}"`) shows the user's own text. Otherwise it is an
     int.
@@ -68,7 +68,7 @@ def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:
     KB, MB, GB, TB (and K, M, G, T) are powers of 1000; KiB, MiB, GiB, TiB of 1024.
 
     Raises:
-        ConfigError: the value is no such size, or less than `least` bytes.
+        ConfigError: the value is not such a size, or less than `least` bytes.
     """
     size = None if isinstance(value, float) else _measured(value, _SIZE_UNITS)
     if size is None or size < least:
@@ -117,7 +117,7 @@ def parse_age(value: float | str, *, name: str = "age") -> float:
     Units: s, min (or m), h, d, w.
 
     Raises:
-        ConfigError: the value is no such age, or negative.
+        ConfigError: the value is not such an age, or negative.
     """
     seconds = _measured(value, _AGE_UNITS)
     if seconds is None or not seconds >= 0:
@@ -132,13 +132,13 @@ def parse_seconds(value: str | float, *, name: str, zero: bool = True) -> float:
     """Return a time limit in seconds; with `zero` false, one above 0.
 
     Raises:
-        ConfigError: the value is no such limit.
+        ConfigError: the value is not such a limit.
     """
     try:
         seconds = float(value) if not isinstance(value, bool) else -1.0
     except (TypeError, ValueError):
         seconds = -1.0
-    if not 0 <= seconds < _MOST_SECONDS:
+    if not 0 <= seconds < _MAX_SECONDS:
         raise ConfigError(f"{name}: expected 0 to 1,000,000 seconds, got {value!r}")
     if seconds == 0 and not zero:
         raise ConfigError(f"{name}: expected seconds above 0, got {value!r}")
@@ -146,7 +146,7 @@ def parse_seconds(value: str | float, *, name: str, zero: bool = True) -> float:
 
 
 def check_int(name: str, value: object, least: int, most: int | None = None) -> None:
-    """Refuse what is no integer from `least` to `most`.
+    """Reject what is not an integer from `least` to `most`.
 
     Raises:
         ConfigError: it is too small or too large; ArgumentTypeError: it is something else.

@@ -1,8 +1,8 @@
-"""Wire: messages between a program and processes of ours, lists of byte strings, bounded.
+"""Wire: messages between a program and processes of kcache, lists of byte strings, bounded.
 
 A frame is the magic `KCW1`, a u32 count, one u64 length per field, then the fields, little-endian.
 Nothing in it can run code, and nothing is allocated before its length was checked. If a reader gets
-anything else, it raises `WireError`. Then the other side is ended.
+anything else, it raises `WireError`, and the connection is closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHUNK = 1 << 20
 
 
 class WireError(Exception):
-    """The data is no message, or the other side has closed."""
+    """The data is not a message, or the other side has closed."""
 
 
 def heading(fields: Sequence[bytes]) -> bytes:
@@ -46,7 +46,7 @@ def receive(fd: int, read: Callable[[int, int], bytes] = os.read) -> list[bytes]
     """
     magic, count = _HEAD.unpack(_exactly(fd, _HEAD.size, read))
     if magic != _MAGIC or count > _MAX_FIELDS:
-        raise WireError("this is no message")
+        raise WireError("expected a message of kcache")
     sizes = struct.unpack(f"<{count}Q", _exactly(fd, 8 * count, read))
     if sum(sizes) > _MAX_BYTES:
         raise WireError("the message is too long")

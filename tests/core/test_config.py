@@ -12,9 +12,8 @@ from core.helpers import fork, python, wait
 from kcache import ConfigError, Entry, KernelCache, UnknownBackendError, open_engine
 from kcache.admin.info import Kinds, kinds_in_words
 from kcache.cli.open_cache import save
-from kcache.config import VARIABLES, Config
+from kcache.config import SAVED, VARIABLES, Config
 from kcache.directory import CacheDirectory, open_directory
-from kcache.engine.opening import SAVED
 from kcache.remote.address import parse_addresses
 from kcache.util.units import parse_age, parse_size
 

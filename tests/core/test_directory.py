@@ -13,8 +13,8 @@ import pytest
 from core.helpers import fork, in_child, output_of, run, started, umask, wait
 
 from kcache import ConfigError, Entry, KernelCache, default_cache_directory, open_engine
+from kcache.daemons.sockets import bound, folder_in
 from kcache.directory import open_directory
-from kcache.service.start import bound, folder_in
 from kcache.util import path_safety
 
 #: Where a directory comes in.

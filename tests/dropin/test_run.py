@@ -18,7 +18,7 @@ import pytest
 from dropin.conftest import CLIENTS, KCACHE, Dropin, is_there
 
 import kcache.dropin
-from kcache.service.start import status
+from kcache.daemons.sockets import status
 
 
 @pytest.fixture(params=[False, True], ids=["", "--stats"])

@@ -14,11 +14,12 @@ from core.helpers import has_ended
 from dropin.conftest import CLIENTS, KCACHE, Dropin, Fake
 from remote.fakes import until
 
+from kcache.daemons.sockets import DONE, status
+from kcache.daemons.spawn import path_of
 from kcache.dropin import build
 from kcache.dropin import libraries as lib
 from kcache.dropin import run_environment as env
 from kcache.dropin.protocol import Answer, pack_answer
-from kcache.service.start import DONE, path_of, status
 from kcache.util.wire import heading
 
 BODIES = [f"a[{n}] = {n};" for n in range(3)]
@@ -281,7 +282,7 @@ def test_a_frozen_server_is_replaced_and_ends_once_it_goes_on(dropin: Dropin) ->
     path = _user_socket(dropin)
     server = int(status(path)["process"])
     code = (
-        "import sys; from kcache.service import start; start.ASK_TIMEOUT = 1.0\n"
+        "import sys; from kcache.daemons import sockets; sockets.ASK_TIMEOUT = 1.0\n"
         "from kcache.__main__ import main; sys.argv[0] = 'kcache'; main()"
     )
     os.kill(server, signal.SIGSTOP)

@@ -142,13 +142,13 @@ def test_a_marker_that_is_none_is_named_with_the_reason(tmp_path: Path) -> None:
         "a file with 2 names": lambda at: os.link(cache / NAME, at),
         "a link": lambda at: at.symlink_to(cache / NAME),
         "a directory": lambda at: at.mkdir(),
-        "no marker of kcache": lambda at: at.write_text("{}"),
+        "not a marker of kcache": lambda at: at.write_text("{}"),
     }
     for reason, make in cases.items():
         other.mkdir()
         make(other / NAME)
         write(other / "photo.jpg")
-        with pytest.raises(ConfigError, match=f"is no cache: its '{NAME}' is {reason}"):
+        with pytest.raises(ConfigError, match=f"is not a cache: its '{NAME}' is {reason}"):
             open_directory(str(other))
         shutil.rmtree(other)
 
@@ -209,9 +209,9 @@ def test_no_call_changes_a_folder_that_is_no_cache(place: Path) -> None:
     before = snapshot(place)
     for backend in NAMES:
         for read_only in (False, True):
-            with pytest.raises(ConfigError, match=r"no cache.*expected a directory that is new"):
+            with pytest.raises(ConfigError, match=r"not a cache.*expected a directory that is new"):
                 KernelCache(place, backend=backend, read_only=read_only)
-            with pytest.raises(ConfigError, match="no cache"):
+            with pytest.raises(ConfigError, match="not a cache"):
                 open_engine(place, backend=backend, read_only=read_only)
     assert snapshot(place) == before
     for factory in (FileBackend, zstd_file):
@@ -235,7 +235,7 @@ def test_a_cache_that_lost_its_marker_is_refused_and_left_alone(tmp_path: Path) 
         assert engine.put(key(1), entry())
     (tmp_path / "cache" / NAME).unlink()
     before = snapshot(tmp_path / "cache")
-    with pytest.raises(ConfigError, match=f"is no cache: it has '.*' in it, and no '{NAME}'"):
+    with pytest.raises(ConfigError, match=f"is not a cache: it has '.*' in it, and no '{NAME}'"):
         open_engine(tmp_path / "cache")
     assert snapshot(tmp_path / "cache") == before
 

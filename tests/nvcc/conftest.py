@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kcache.daemons import sockets, spawn
 from kcache.dropin import build
 from kcache.dropin import run_environment as env
-from kcache.service import start
 
 if sys.platform != "linux":
     pytest.skip("the drop-in needs Linux", allow_module_level=True)
@@ -85,11 +85,11 @@ class Service:
 
     def restart(self, **variables: str) -> None:
         told = {**self.environment, **variables}
-        self.socket = start.begin_own(env.service(told), told, speaks=False)
+        self.socket = spawn.spawn_own(env.service(told), told, logs=False)
 
     @property
     def counts(self) -> dict[str, int]:
-        about = start.status(self.socket)
+        about = sockets.status(self.socket)
         assert about is not None
         return about["counts"]
 
@@ -118,7 +118,7 @@ class Service:
 def service(tmp_path: Path, libraries: Path, home: Path) -> Iterator[Service]:
     made = Service(tmp_path, libraries, home / "bin/nvcc")
     yield made
-    start.ask(made.socket, start.STOP)
+    sockets.ask(made.socket, sockets.STOP)
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kcache.daemons.daemon_server import Server
+from kcache.daemons.sockets import bound
 from kcache.entry import Entry, encode
 from kcache.remote.address import Address, parse_addresses
 from kcache.remote.daemon import RemoteDaemon
@@ -17,8 +19,6 @@ from kcache.remote.daemon_protocol import Counts, Setup
 from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import make_sealer
 from kcache.remote.storage import RemoteTooLong, Storage, Stored, open_storage
-from kcache.service.server import Server
-from kcache.service.start import bound
 from kcache.util import log
 
 #: No answer on a loaded machine is too slow.

@@ -11,8 +11,8 @@ from core.helpers import has_ended
 from nvrtc.reference import KERNEL
 
 import kcache
+from kcache.daemons.sockets import STOP, ask, status
 from kcache.remote.daemon_client import DaemonClient
-from kcache.service.start import STOP, ask, status
 
 
 def source(value: int = 1) -> str:

@@ -98,7 +98,7 @@ def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "accepted, the directory of a cache",
             "accepted, a bundle",
             "not used: layer",
-            "it is no cache",
+            "it is not a cache",
             "No such file or directory",
         ),
         strict=True,

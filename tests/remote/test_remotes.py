@@ -12,6 +12,7 @@ from core.helpers import started
 from remote.fakes import LEASES, MemoryClient, addresses, remote, service, until
 from remote.machines import service_of
 
+from kcache.daemons.sockets import STOP, ask
 from kcache.entry import Entry, encode
 from kcache.errors import ConfigError
 from kcache.remote.daemon_client import DaemonClient, Lease
@@ -20,7 +21,6 @@ from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.limits import FAILURES, FIRST_PAUSE, Breaker
 from kcache.remote.signing import make_keys, make_sealer, write_keys
 from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong
-from kcache.service.start import STOP, ask
 from kcache.testing import FakeClock
 
 KEY, OTHER = "ab" * 32, "cd" * 32

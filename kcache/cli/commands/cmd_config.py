@@ -11,8 +11,7 @@ from kcache._version import __version__
 from kcache.cli.open_cache import load_settings, may_write, named_directory, save
 from kcache.cli.parameters import directory_option, json_option, repeatable
 from kcache.cli.terminal import columns, notify, show, write_stdout
-from kcache.config import VARIABLES, Setting
-from kcache.engine.opening import SAVED
+from kcache.config import SAVED, VARIABLES, Setting
 from kcache.nvrtc import library
 from kcache.util.hints import how_to_install
 from kcache.util.units import format_size, plain

@@ -9,19 +9,19 @@ from kcache.cli.app import Group
 from kcache.cli.open_cache import load_settings
 from kcache.cli.parameters import json_option
 from kcache.cli.terminal import show
+from kcache.daemons import sockets, spawn
 from kcache.doctor.program_checks import missing
 from kcache.dropin import run_environment as env
 from kcache.dropin.compile_service import summary
 from kcache.errors import DropinError
 from kcache.kernels.tiers import remote_status, remotes_socket
-from kcache.service import start as services
 
 
 def _path() -> str:
     """Return the socket of the service for programs with the present settings."""
     variables = env.current()
     try:
-        return services.path_of(env.service(variables), variables)
+        return spawn.path_of(env.service(variables), variables)
     except OSError as error:
         raise DropinError(f"there can be no server: {error}") from error
 
@@ -44,15 +44,15 @@ def start() -> None:
     if problem:
         raise DropinError(problem)
     load_settings(None)  # this warns, which the server can't do
-    if services.status(path) is not None:
+    if sockets.status(path) is not None:
         raise DropinError("a server is running")
     variables = env.of_service(env.current())
     try:
         speaks = bool(variables.get(env.LOG))
-        services.begin(path, env.service(variables), variables, lasting=True, speaks=speaks)
+        spawn.spawn(path, env.service(variables), variables, persistent=True, logs=speaks)
     except OSError as error:
         raise DropinError(f"no server was started: {error}") from error
-    if services.status(path) is None:
+    if sockets.status(path) is None:
         raise DropinError("the server was started, but it exited or does not answer")
     show(f"started: {path}")
 
@@ -65,7 +65,7 @@ def stop() -> None:
     when a program asks a remote.
     """
     remotes = remotes_socket(load_settings(None)[0])
-    ended = [services.ask(path, services.STOP) for path in (_path(), remotes) if path is not None]
+    ended = [sockets.ask(path, sockets.STOP) for path in (_path(), remotes) if path is not None]
     if all(answer is None for answer in ended):
         raise DropinError("no server is running")
     show("stopped")
@@ -75,7 +75,7 @@ def stop() -> None:
 @json_option("object")
 def status(*, as_json: bool) -> None:
     """Show whether a server runs, what it has done, and how the remotes have answered."""
-    about = services.status(_path())
+    about = sockets.status(_path())
     remotes = remote_status(load_settings(None)[0])
     if about is None and all(remote["breaker"] == "unknown" for remote in remotes):
         raise DropinError("no server is running")

@@ -17,15 +17,16 @@ import pytest
 from core.helpers import has_ended, in_child, umask
 from remote.fakes import addresses, until
 
+from kcache.daemons import daemon_server as server_module
+from kcache.daemons import sockets, spawn
+from kcache.daemons.channel import Channel
+from kcache.daemons.daemon_server import Client, Server
+from kcache.daemons.sockets import DONE, STATUS, STOP, WAIT, ask, bound, connected
+from kcache.daemons.spawn import Daemon
 from kcache.remote.daemon_protocol import Setup
-from kcache.service import server as server_module
-from kcache.service import start
-from kcache.service.channel import Channel
-from kcache.service.server import Client, Server
-from kcache.service.start import DONE, STATUS, STOP, WAIT, Service, ask, bound, connected
 from kcache.util.wire import WireError, heading
 
-SERVICE = Service("echo", "service.echo", b"")
+DAEMON = Daemon("echo", "daemons.echo", b"")
 
 
 class Echo:
@@ -59,12 +60,12 @@ class Echo:
 
 @contextmanager
 def serving(
-    path: Path, handlers: Echo | None = None, watched: int | None = None, *, lasting: bool = False
+    path: Path, handlers: Echo | None = None, owner: int | None = None, *, persistent: bool = False
 ) -> Iterator[Server]:
     """A service in a thread; it has ended after the block."""
     listener = socket.socket(fileno=bound(str(path)))
-    served = Server(listener, str(path), handlers or Echo(), watched)
-    thread = threading.Thread(target=served.serve, kwargs={"lasting": lasting})
+    served = Server(listener, str(path), handlers or Echo(), owner)
+    thread = threading.Thread(target=served.serve, kwargs={"persistent": persistent})
     thread.start()
     try:
         yield served
@@ -101,14 +102,14 @@ def test_it_answers_says_what_it_is_and_stops(place: Path) -> None:
     with serving(path, handlers):
         asks = channel(path)
         assert asks.ask([b"one", bytes(1 << 20)], 60) == [DONE, b"one", bytes(1 << 20)]
-        told = start.status(str(path))
+        told = sockets.status(str(path))
         assert (told["process"], told["connections"], told["what"]) == (os.getpid(), 2, "echo")
         assert ask(str(path), STOP) == []
         with pytest.raises(WireError):
             asks.next()  # it ends every connection
         until(lambda: handlers.ended == 3)
         until(lambda: not path.exists())
-    assert start.status(str(path)) is None
+    assert sockets.status(str(path)) is None
 
 
 def test_it_counts_what_a_program_said_last_before_it_ended(place: Path) -> None:
@@ -119,7 +120,7 @@ def test_it_counts_what_a_program_said_last_before_it_ended(place: Path) -> None
         says.send([b"last words"])
         says.close()
         threading.Timer(0.1, handlers.go_on.set).start()
-        told = start.status(str(path))
+        told = sockets.status(str(path))
         assert told["answered"] == 1
 
 
@@ -132,7 +133,7 @@ def test_programs_that_were_killed_while_it_works_for_them_keep_nobody_waiting(p
             says = channel(path)
             says.send([b"compile"])
             says.close()
-        told = start.status(str(path))
+        told = sockets.status(str(path))
         handlers.go_on.set()
         assert told["answered"] == 0
 
@@ -155,7 +156,7 @@ def test_one_that_ends_removes_sockets_of_killed_ones_and_visits_no_other(place:
     visited = Echo()
     os.close(bound(str(place / "killed")))
     with serving(place / "socket", visited):
-        start.sweep(str(place))
+        sockets.sweep(str(place))
         assert channel(place / "socket").ask([b"one"], 60) == [DONE, b"one"]
         assert os.listdir(place) == ["socket"]
         until(lambda: visited.ended)
@@ -164,10 +165,10 @@ def test_one_that_ends_removes_sockets_of_killed_ones_and_visits_no_other(place:
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_lasting_one_that_nobody_can_reach_ends(place: Path, replaced: bool) -> None:
+def test_a_persistent_one_that_nobody_can_reach_ends(place: Path, replaced: bool) -> None:
     path = place / "folder/socket"
     path.parent.mkdir()
-    with serving(path, lasting=True) as served:
+    with serving(path, persistent=True) as served:
         if replaced:
             other = bound(str(path))
         else:
@@ -183,12 +184,12 @@ def test_it_makes_its_socket_again_and_ends_with_its_only_program(place: Path) -
     """A program removes the socket of a service that it takes for silent."""
     path = place / "socket"
     read, write = os.pipe()
-    with serving(path, watched=read):
-        before = start.socket_identity(str(path))
+    with serving(path, owner=read):
+        before = sockets.socket_identity(str(path))
         other = bound(str(place / "other"))  # so that the inode is not used again
         path.unlink()
-        until(lambda: start.socket_identity(str(path)) not in (before, None))
-        assert start.status(str(path)) is not None
+        until(lambda: sockets.socket_identity(str(path)) not in (before, None))
+        assert sockets.status(str(path)) is not None
         os.close(write)
         until(lambda: not path.exists())
     os.close(read)
@@ -282,12 +283,12 @@ def test_one_that_does_not_answer_is_given_up(
     place: Path, monkeypatch: pytest.MonkeyPatch, said: list[bytes], silent: bool
 ) -> None:
     """Whatever it says meanwhile. If it is silent, the next program starts another one."""
-    monkeypatch.setattr(start, "ASK_TIMEOUT", 0.2)
+    monkeypatch.setattr(sockets, "ASK_TIMEOUT", 0.2)
     path = place / "socket"
     with lying(path, *said):
-        assert start.status(str(path)) is None
+        assert sockets.status(str(path)) is None
         assert path.exists() is not silent
-    assert start.status(str(place / "nothing")) is None
+    assert sockets.status(str(place / "nothing")) is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -320,21 +321,21 @@ def test_a_folder_that_others_can_exchange_holds_no_socket(place: Path) -> None:
     shared.mkdir()
     shared.chmod(0o777)
     folders = [str(shared), str(own)]
-    assert start.folder_in(folders) == f"{own}/kcache-services-{os.geteuid()}"
+    assert sockets.folder_in(folders) == f"{own}/kcache-daemons-{os.geteuid()}"
     assert os.listdir(shared) == []
     with pytest.raises(OSError, match="shared"):
-        start.folder_in(folders[:1])
+        sockets.folder_in(folders[:1])
     shared.chmod(0o1777)
-    assert start.folder_in(folders) == f"{shared}/kcache-services-{os.geteuid()}"
-    os.chmod(start.folder_in(folders), 0o755)
-    assert start.folder_in(folders) == f"{own}/kcache-services-{os.geteuid()}"
+    assert sockets.folder_in(folders) == f"{shared}/kcache-daemons-{os.geteuid()}"
+    os.chmod(sockets.folder_in(folders), 0o755)
+    assert sockets.folder_in(folders) == f"{own}/kcache-daemons-{os.geteuid()}"
     with pytest.raises(OSError, match="too long"):
-        start.folder_in(["/" + "x" * 100])
+        sockets.folder_in(["/" + "x" * 100])
 
 
 def test_a_umask_takes_no_right_from_the_user(place: Path) -> None:
     with umask(0o777):
-        folder = Path(start.folder_in([str(place)]))
+        folder = Path(sockets.folder_in([str(place)]))
         os.close(bound(str(folder / "socket")))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "socket").stat().st_mode) == 0o600
@@ -343,13 +344,15 @@ def test_a_umask_takes_no_right_from_the_user(place: Path) -> None:
 def test_programs_that_find_none_start_one_of_them(place: Path) -> None:
     """It is the same process kind for each: here, the remotes' without any question to one."""
     service = Setup(addresses("http://127.0.0.1:9"), {}, {}).service()
-    path = os.path.join(start.folder_in([str(place)]), start.name_of(service))
+    path = os.path.join(sockets.folder_in([str(place)]), spawn.name_of(service))
     with socket.socket(fileno=bound(path)):
         pass  # the socket of one that was killed
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: start.joined(path, service, os.environ), range(4)))
-    until(lambda: (start.status(path) or {})["connections"] == 5)
-    told = start.status(path)
+        found = list(
+            pool.map(lambda _: spawn.connect_or_spawn(path, service, os.environ), range(4))
+        )
+    until(lambda: (sockets.status(path) or {})["connections"] == 5)
+    told = sockets.status(path)
     assert os.getsid(told["process"]) != os.getsid(0)
     for connection in found:
         connection.close()
@@ -359,23 +362,23 @@ def test_programs_that_find_none_start_one_of_them(place: Path) -> None:
 
 
 def test_a_stopped_starter(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "TURN_TIMEOUT", 0.05)
+    monkeypatch.setattr(spawn, "LOCK_TIMEOUT", 0.05)
     place.chmod(0o700)
     other = os.open(place, os.O_RDONLY)
     fcntl.flock(other, fcntl.LOCK_EX)
     with pytest.raises(OSError, match="another process holds"):
-        start.joined(str(place / "socket"), SERVICE, {})
+        spawn.connect_or_spawn(str(place / "socket"), DAEMON, {})
     os.close(other)
 
 
 @pytest.mark.parametrize("wrong", ["interpreter", "told"])
 def test_a_failed_start(place: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     place.chmod(0o700)
-    service = Service("echo", "service.echo", bytes(1 << 20) if wrong == "told" else b"")
+    service = Daemon("echo", "daemons.echo", bytes(1 << 20) if wrong == "told" else b"")
     if wrong == "interpreter":
         monkeypatch.setattr("sys.executable", "/nonexistent/python")
-    with pytest.raises(OSError, match="settings of the service|nonexistent"):
-        start.begin(str(place / "socket"), service, {})
+    with pytest.raises(OSError, match="expected settings of at most|nonexistent"):
+        spawn.spawn(str(place / "socket"), service, {})
     assert os.listdir(place) == []
 
 

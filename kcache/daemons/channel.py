@@ -1,4 +1,4 @@
-"""Channel: one end of the socket between a program and a service: one message, then its answer.
+"""Channel: one end of the socket between a program and a daemon: one message, then its answer.
 
 The messages are those of `kcache.util.wire`.
 """
@@ -20,15 +20,15 @@ from kcache.util.wire import WireError, heading, receive
 SEND_BUFFER = 1 << 20
 #: SO_RCVTIMEO and SO_SNDTIMEO count microseconds, and 0 means no limit.
 _SHORTEST = 1e-3
-#: A service that has ended must not end a program that does not ignore SIGPIPE.
+#: A daemon that has exited must not end a program that does not ignore SIGPIPE.
 _NO_SIGNAL = getattr(_socket, "MSG_NOSIGNAL", 0)
 
 
 class Channel:
     """One end of a connection. Each side sends one message and waits for the other's.
 
-    Threads: for one at a time. Fork: it is closed in the child, so that it ends with this process,
-    and a lease with it.
+    Threads: for one at a time. Fork: it is closed in the child, so that the connection, and a lease
+    with it, ends with this process.
 
     Args:
         connection: belongs to this object from here on.
@@ -62,7 +62,7 @@ class Channel:
             self.send(fields)
             return receive(-1, self._read)
         except BlockingIOError as error:
-            raise TimeoutError("the service did not answer in time") from error
+            raise TimeoutError("the daemon did not answer in time") from error
 
     def next(self) -> list[bytes]:
         """Wait for the next message, without a limit, and return it.

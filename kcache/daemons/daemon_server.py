@@ -1,7 +1,7 @@
-"""Server: the process of a service, which answers programs over a private socket.
+"""Server: the process of a daemon, which answers programs over a private socket.
 
-It has a session of its own, so that Ctrl-C and Ctrl-Z do not reach it, and nothing of the program
-that has started it: no descriptor, no signal handler, no child.
+It has a session of its own, so that Ctrl-C and Ctrl-Z do not reach it. It inherits no descriptor,
+signal handler or child of the program that started it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import resource
 import select
 import socket
 import struct
@@ -19,51 +20,51 @@ from contextlib import suppress
 from typing import Protocol
 
 from kcache._version import __version__
-from kcache.service.channel import Channel
-from kcache.service.start import DONE, STATUS, STOP, WAIT, bound, socket_identity, sweep
+from kcache.daemons.channel import Channel
+from kcache.daemons.sockets import DONE, STATUS, STOP, WAIT, bound, socket_identity, sweep
 from kcache.util import log
 from kcache.util.child_process import detach
 from kcache.util.path_safety import present_user
 from kcache.util.wire import WireError, heading, receive
 
-#: Seconds from the disconnect of the last program to the end of the service, and `LOOK_EVERY` more
+#: Seconds from the disconnect of the last program to the exit of the daemon, and `LOOK_EVERY` more
 #: at most. So the next command of a shell script need not start another one.
 IDLE = 3.0
-#: Seconds that what is pending may take after that, or after the service was told to end.
+#: Seconds that pending work may take after that, or after the question `STOP`.
 LINGER = 60.0
-#: Seconds between two checks whether the service is still needed, and can still be found.
+#: Seconds between two checks whether the daemon is still needed, and can still be found.
 LOOK_EVERY = 1.0
-#: Seconds that a program waits before it gets a sign of life. It waits 5 s for one.
+#: Seconds that a program waits for an answer before it gets a heartbeat. It expects one every 5 s.
 HEARTBEAT = 0.5
-#: Most connections at the same time, each with a thread. Further ones are closed at once.
+#: The largest number of connections, each with a thread. Further ones are closed at once.
 MAX_CONNECTIONS = 4096
 #: Seconds for the rest of a message that has begun, and for a program to receive an answer. A
-#: program that was stopped (Ctrl-Z) may take long, and costs a thread meanwhile.
+#: stopped program (Ctrl-Z) may take that long, and occupies a thread.
 MESSAGE_TIMEOUT = 60.0
 #: Descriptors for connections, if the machine allows as many.
 _DESCRIPTORS = 1 << 16
 #: Seconds to pause if no connection can be accepted because there are no free descriptors.
 _PAUSE = 0.05
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: `struct ucred` of unix(7)
-_SIGN_OF_LIFE = heading([WAIT]) + WAIT
+_HEARTBEAT = heading([WAIT]) + WAIT
 
 
 class Handlers(Protocol):
-    """What a service answers, beside `STATUS` and `STOP`. Threads: safe to share.
+    """What a daemon answers besides `STATUS` and `STOP`. Threads: safe to share.
 
     Attributes:
-        patient: whether programs wait for long, and get signs of life meanwhile.
+        patient: whether answers may take long, so that waiting programs get heartbeats.
     """
 
     patient: bool
 
     @property
     def pending(self) -> int:
-        """How much is still to be done for programs that may have ended."""
+        """How much work is pending for programs that may have exited."""
         ...
 
     def answer(self, question: list[bytes], client: Client) -> Sequence[bytes]:
-        """Return the answer to a program's question. It asks one at a time.
+        """Return the answer to a program's question. Each program asks one at a time.
 
         Raises:
             WireError: there is no such question. The connection is closed.
@@ -78,11 +79,11 @@ class Handlers(Protocol):
         ...
 
     def close(self) -> None:
-        """Do what is pending, in `LINGER` seconds, and close what is open."""
+        """Finish pending work within `LINGER` seconds, and close what is open."""
 
 
 class Client(Channel):
-    """One program that has connected. Threads: one answers it; another may send signs of life.
+    """A connected program. Threads: one answers it; another may send heartbeats.
 
     Attributes:
         process: its id.
@@ -93,30 +94,30 @@ class Client(Channel):
         self.process = process
         self._sending = threading.Lock()
         self.waits_since: float | None = None
-        #: Set once everything that the program has said is answered or counted.
+        #: Set once everything that the program has sent is answered or counted.
         self.left = threading.Event()
 
     def answer(self, fields: Sequence[bytes]) -> None:
-        """Send an answer, which ends the wait of the program."""
+        """Send an answer, which ends the program's wait."""
         with self._sending:
             self.waits_since = None
             self.send(fields)
 
-    def reassure(self, now: float) -> None:
-        """Send a sign of life to a program that waits, and don't wait for one that is stopped."""
+    def beat(self, now: float) -> None:
+        """Send a heartbeat to a waiting program, without blocking on a stopped one."""
         since = self.waits_since
         if since is None or now - since < HEARTBEAT or not self._sending.acquire(blocking=False):
             return
         try:
             if self.waits_since is not None:  # so few bytes are sent as a whole or not at all
-                self._socket.send(_SIGN_OF_LIFE, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                self._socket.send(_HEARTBEAT, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError:
             pass  # the thread that answers will notice
         finally:
             self._sending.release()
 
     def has_ended(self) -> bool:
-        """Tell whether the program has disconnected; what it said before may still be unread."""
+        """Return whether the program has disconnected; what it sent before may be unread."""
         poll = select.poll()
         with suppress(OSError, ValueError):  # closed by the thread that answers
             poll.register(self._socket, 0)
@@ -133,73 +134,73 @@ class Server:
 
     Threads: `serve` runs in one thread, and each connection has one of its own. Whatever a program
     does (dies in the middle of a message, sends nonsense, stops reading), only its own connection
-    ends. Crash: programs do without the service.
+    ends. Crash: programs work without the daemon.
 
     Args:
         listener: a socket that listens.
         path: the path at which programs find it.
         handlers: what is answered.
-        watched: a descriptor that is readable once the only user of the service has ended.
+        owner: a descriptor that is readable once the only user of the daemon has exited.
     """
 
     def __init__(
-        self, listener: socket.socket, path: str, handlers: Handlers, watched: int | None = None
+        self, listener: socket.socket, path: str, handlers: Handlers, owner: int | None = None
     ) -> None:
         self._listener = listener
         self._path = path
         self._handlers = handlers
-        self._watched = watched
+        self._owner = owner
         self._lock = threading.Lock()
         self._clients: set[Client] = set()
-        self._told_to_end = False
+        self._is_stopping = False
         self._awake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._identity = socket_identity(path)
         self._started = time.time()
 
-    def serve(self, *, lasting: bool = False) -> None:
-        """Answer programs until none needs the service, or another one has its place.
+    def serve(self, *, persistent: bool = False) -> None:
+        """Answer programs until none needs the daemon, or another daemon has its path.
 
         Args:
-            lasting: whether it serves until it is told to end, as long as it can be found.
+            persistent: whether it serves until it is stopped, as long as it can be found.
         """
         needed = time.monotonic()
-        while not self._told_to_end:
+        while not self._is_stopping:
             ready = self._wait(LOOK_EVERY)
-            if self._watched in ready:
+            if self._owner in ready:
                 break
             if self._listener.fileno() in ready:
                 self._accept()
             now = time.monotonic()
             for client in self._present():
-                client.reassure(now)
-            if self._clients or self._watched is not None:
+                client.beat(now)
+            if self._clients or self._owner is not None:
                 needed = now
-            if self._is_over(now - needed, lasting):
+            if self._is_over(now - needed, persistent):
                 self._unlink()
-                if not self._wait(0):  # nobody has connected meanwhile
+                if not self._wait(0):  # no program has connected since
                     break
         self._stop()
 
     def _wait(self, seconds: float) -> list[int]:
-        """Wait until there is something to do; return the descriptors that are ready."""
+        """Wait until a descriptor is ready; return those that are."""
         poll = select.poll()
-        for descriptor in (self._listener.fileno(), self._awake, self._watched):
+        for descriptor in (self._listener.fileno(), self._awake, self._owner):
             if descriptor is not None:
                 poll.register(descriptor, select.POLLIN)
         return [descriptor for descriptor, _ in poll.poll(seconds * 1e3)]
 
-    def _is_over(self, idle: float, lasting: bool) -> bool:
-        """Tell whether nobody has needed the service for long enough."""
+    def _is_over(self, idle: float, persistent: bool) -> bool:
+        """Return whether no program has needed the daemon for long enough."""
         if socket_identity(self._path) is None:
             self._listen_again()
         is_found = socket_identity(self._path) == self._identity
-        if is_found and lasting:
+        if is_found and persistent:
             return False
         enough = IDLE if is_found else 0.0
         return idle > LINGER or (idle > enough and not self._handlers.pending)
 
     def _listen_again(self) -> None:
-        """Make a new socket: a program took this process for stopped, and removed ours."""
+        """Make a new socket: a program that timed out has removed the old one."""
         with suppress(OSError):
             again = socket.socket(fileno=bound(self._path))
             self._listener.close()
@@ -208,15 +209,15 @@ class Server:
 
     def wake(self) -> None:
         """End `serve` soon, from any thread."""
-        self._told_to_end = True
-        with suppress(OSError):  # it has ended
+        self._is_stopping = True
+        with suppress(OSError):  # it has exited
             os.eventfd_write(self._awake, 1)
 
     def _stop(self) -> None:
-        """Remove the socket, so that programs can start another service, and close everything.
+        """Remove the socket, so that programs can start another daemon, and close everything.
 
-        What is pending is done first, because the programs that asked for it may have ended, and
-        others may wait for it.
+        Pending work is finished first: the programs that asked for it may have exited, and others
+        may wait for it.
         """
         self._unlink()
         self._listener.close()
@@ -238,8 +239,8 @@ class Server:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # the program is gone already, or no descriptor is left
-            log.debug("a program can't be accepted: %s", error)
+        except OSError as error:  # the program has exited, or no descriptor is left
+            log.debug("a connection can't be accepted: %s", error)
             time.sleep(_PAUSE)
             return
         process, user, _ = _CREDENTIALS.unpack(
@@ -254,7 +255,7 @@ class Server:
         try:
             threading.Thread(target=self._attend, args=(client,), daemon=True).start()
         except RuntimeError as error:  # the machine has no more threads
-            log.warning("a program has to do without kcache's service: %s", error)
+            log.warning("no thread for another program; it works without the daemon: %s", error)
             self._leave(client)
 
     def _attend(self, client: Client) -> None:
@@ -271,7 +272,7 @@ class Server:
                     client.waits_since = time.monotonic() if self._handlers.patient else None
                     client.answer(self._handlers.answer(question, client))
         except (WireError, OSError):
-            pass  # it is gone, or sends nonsense
+            pass  # it has disconnected, or its message is malformed
         except Exception as error:
             log.warning("the request of process %d failed: %r", client.process, error)
         finally:
@@ -279,9 +280,9 @@ class Server:
             self._leave(client)
 
     def status(self) -> dict[str, object]:
-        """Return what the service has done; for programs that have ended, all of it.
+        """Return what the daemon has done; for programs that have exited, all of it.
 
-        It waits `LOOK_EVERY` for what they said last; a compile that they have left takes longer.
+        It waits `LOOK_EVERY` for their last messages; an abandoned compile may take longer.
         """
         until = time.monotonic() + LOOK_EVERY
         for client in filter(Client.has_ended, self._present()):
@@ -307,36 +308,32 @@ class Server:
 
 # -- the process -----------------------------------------------------------------------------------
 
-#: Gets what the service is told, the process group of the program that starts it, and a descriptor
-#: of that program's standard error, which it closes. The group is 0 if the service may not write
-#: there.
+#: Its arguments: the daemon's configuration, the process group of the program that starts it, and a
+#: descriptor of that program's standard error, which it closes. The group is 0 if the daemon may
+#: not write there.
 Make = Callable[[bytes, int, int], Handlers]
 
 
 def main() -> None:
-    """Be a service: `kcache.service.start` runs this, with what it is told on standard input."""
-    import resource
-
-    listener, watched, lasting, group, path, serves, told = receive(0)
-    until = int(watched) or None
-    said = os.dup(2)
-    kept = [number for number in (int(listener), said, until) if number is not None]
+    """Run a daemon, whose configuration comes on standard input from `kcache.daemons.spawn`."""
+    listener, owner, persistent, group, path, module, config = receive(0)
+    owner_fd = int(owner) or None
+    stderr_fd = os.dup(2)
+    kept = [number for number in (int(listener), stderr_fd, owner_fd) if number is not None]
     for number in kept:
         os.set_inheritable(number, False)
     detach(kept)
     limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
-    make: Make = importlib.import_module(serves.decode()).make
-    handlers = make(told, int(group), said)
+    make: Make = importlib.import_module(module.decode()).make
+    handlers = make(config, int(group), stderr_fd)
     place = os.fsdecode(path)
-    server = Server(socket.socket(fileno=int(listener)), place, handlers, until)
-    server.serve(lasting=lasting == b"1")
+    server = Server(socket.socket(fileno=int(listener)), place, handlers, owner_fd)
+    server.serve(persistent=persistent == b"1")
     sweep(os.path.dirname(place))
 
 
 def limit(which: int, wanted: int) -> None:
     """Set the limit of a resource (setrlimit(2)) for this process, as far as it may."""
-    import resource
-
     hard = resource.getrlimit(which)[1]
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     with suppress(OSError, ValueError):

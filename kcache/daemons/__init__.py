@@ -1,0 +1,1 @@
+"""Daemons: processes that answer programs over a private socket, and how they are found."""

@@ -1,1 +1,0 @@
-"""Services: processes that answer programs over a private socket, and how they are found."""
