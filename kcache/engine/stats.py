@@ -53,7 +53,7 @@ class Stats(NamedTuple):
         remote_hits: those of `hits` that a remote answered.
         remote_misses: requests for which all remotes answered that they have nothing.
         remote_errors: requests that a remote did not answer, and no other one could.
-        remote_puts: kernels handed to the service, to be put to the remotes.
+        remote_puts: kernels handed to the daemon, to be put to the remotes.
     """
 
     hits: int = 0

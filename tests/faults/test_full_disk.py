@@ -89,7 +89,7 @@ def test_a_disk_that_fills_while_a_cache_is_opened(name: str, disk: Path, long: 
                 open_engine(place, backend=name, max_size=CAP) as engine,
             ):
                 for number in range(3):
-                    stored = engine.put(key(number), sealed(number, 1, 20_000))
+                    stored = bool(engine.put(key(number), sealed(number, 1, 20_000)))
                     assert has(engine, number) is stored
 
         def use(place: Path = place) -> None:

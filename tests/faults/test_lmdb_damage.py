@@ -60,7 +60,7 @@ def use(engine: CacheEngine) -> None:
     for number in range(ENTRIES):
         has(engine, number)
     stored = sum(
-        engine.put(key(number), sealed(number, 2, number * 977 % 20_000 + 10))
+        bool(engine.put(key(number), sealed(number, 2, number * 977 % 20_000 + 10)))
         for number in range(ENTRIES - 15, ENTRIES + 15)
     )
     assert stored >= 30 - LOST, f"{30 - stored} puts were lost: {engine.stats()}"
