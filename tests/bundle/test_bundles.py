@@ -4,8 +4,6 @@ import io
 import os
 import sqlite3
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -292,42 +290,3 @@ def exchanged(signed: bytes, folder: Path) -> bytes:
 
 def opened(path: Path) -> closing[Bundle]:
     return closing(Bundle(path, sealer=Sealer()))
-
-
-@pytest.mark.parametrize("count", [0, 65])
-def test_every_key_is_found_without_unpacking(tmp_path: Path, count: int) -> None:
-    path = tmp_path / "kernels.kcb"
-    entries = kernels(count, 40)
-    path.write_bytes(bundle_of(entries, tmp_path / "cache"))
-    with opened(path) as bundle:
-        assert bundle.entries == count
-        for name in entries:
-            stored = tmp_path / "cache" / "file" / name[:2] / name
-            assert bundle.get(name) == stored.read_bytes()
-        for name in (key("absent"), "0" * 64, "f" * 64, *(key(f"no{n}") for n in range(50))):
-            assert bundle.get(name) is None
-        bundle.close()
-
-
-def test_threads_and_a_forked_child_share_it(tmp_path: Path) -> None:
-    path = tmp_path / "kernels.kcb"
-    entries = kernels(60, 3000)
-    path.write_bytes(bundle_of(entries, tmp_path / "cache"))
-    over = threading.Event()
-    with opened(path) as bundle, ThreadPoolExecutor(4) as pool:
-
-        def read() -> None:
-            for name in entries:
-                value = bundle.get(name)
-                assert name in value[24:56].hex()
-
-        def read_on() -> None:
-            while not over.is_set():
-                read()
-
-        reading = [pool.submit(read_on) for _ in range(4)]
-        for _ in range(4):  # in the middle of their reads
-            assert wait(fork(read)) == 0
-        over.set()
-        for each in reading:
-            each.result()

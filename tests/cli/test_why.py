@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cli.helpers import damage, key, recency
-from core.helpers import output_of
+from core.helpers import output_of, snapshot
 
 import kcache
 from kcache.directory import open_directory
@@ -337,12 +337,9 @@ def test_in_memory_headers_and_extra_keys(tmp_path: Path) -> None:
 # -- what it does not do ---------------------------------------------------------------------------
 
 
-def contents(directory: Path) -> dict[str, tuple[bytes, int, int]]:
-    return {
-        str(path): (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino)
-        for path in directory.rglob("*")
-        if path.is_file() and path.name != "lock.mdb"  # readers enter themselves there
-    }
+def contents(directory: Path) -> dict[str, tuple[object, ...]]:
+    """What is there, but for the file in which readers enter themselves."""
+    return {path: what for path, what in snapshot(directory).items() if "lock.mdb" not in path}
 
 
 def test_nothing_is_changed_counted_or_recorded(

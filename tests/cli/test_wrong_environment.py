@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 from cli.helpers import fill, kernel, key
 from cli.test_app import leaves
+from core.helpers import snapshot
 
 from kcache import KernelCache
 from kcache.admin.bundles import export_bundle
@@ -95,14 +96,6 @@ def wrong(request: pytest.FixtureRequest, tmp_path: Path) -> Wrong:
     unsafe.chmod(0o777)
     values = {"KCACHE_MAX_SIZE": "5GiGs", "KCACHE_BACKEND": "redis", "KCACHE_DIR": str(unsafe)}
     return Wrong(request.param, values[request.param])
-
-
-def snapshot(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.mark.parametrize("command", LOOKS)

@@ -120,6 +120,21 @@ def look(directory: Path | str) -> Tree:
     return Tree(entries, temporary)
 
 
+def snapshot(place: Path) -> dict[str, tuple[object, ...]]:
+    """Returns name -> kind, rights, times and content of all that is below a directory."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted([place, *place.rglob("*")]):
+        status = path.lstat()
+        content: object = None
+        if path.is_symlink():
+            content = os.readlink(path)
+        elif path.is_file():
+            content = path.read_bytes()
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        found[str(path.relative_to(place))] = (status.st_mode, status.st_nlink, *times, content)
+    return found
+
+
 def path_of(directory: Path | str, name: str) -> Path:
     """Returns the file in which a file backend keeps `name`."""
     return Path(directory) / name[:2] / name

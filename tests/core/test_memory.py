@@ -1,11 +1,8 @@
 """MemoryTier: never more bytes than its bound, the least recently used goes first."""
 
-import sys
 from collections import OrderedDict
-from functools import partial
-from random import Random
 
-from core.helpers import QUICK, run_all
+from core.helpers import QUICK
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
@@ -60,31 +57,3 @@ class MemoryTierModel(RuleBasedStateMachine):
 
 def test_it_behaves_as_its_model() -> None:
     run_state_machine_as_test(MemoryTierModel, settings=settings(QUICK, stateful_step_count=25))
-
-
-def test_threads_never_see_it_above_its_bound_and_leave_the_charge_right() -> None:
-    tier: MemoryTier[int, int] = MemoryTier(10 * ITEM_OVERHEAD)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-
-    def hammer(seed: int) -> None:
-        random = Random(seed)
-        for _ in range(3000):
-            name = random.randrange(30)
-            operation = random.randrange(10)
-            if operation < 5:
-                tier.put(name, name, random.randrange(3 * ITEM_OVERHEAD))
-            elif operation < 9:
-                assert tier.get(name) in (None, name)
-            else:
-                tier.delete(name)
-            assert tier.size_bytes >= 0
-
-    try:
-        assert run_all(*(partial(hammer, seed) for seed in range(4))) == [None] * 4
-    finally:
-        sys.setswitchinterval(interval)
-    assert 0 < tier.size_bytes <= tier.max_size
-    for name in range(30):
-        tier.delete(name)
-    assert (len(tier), tier.size_bytes) == (0, 0)

@@ -46,16 +46,6 @@ def test_figures_that_are_derived() -> None:
 # -- the file ----------------------------------------------------------------------------------
 
 
-def test_what_is_added_is_in_the_total_and_in_the_next_one(path: Path) -> None:
-    file = StatsFile(path)
-    file.add(amounts(hits=2, saved_seconds=0.25))
-    file.add(amounts(hits=1, misses=1))
-    assert file.total() == Stats(hits=3, misses=1, saved_seconds=0.25)
-    again = StatsFile(path)
-    again.add(amounts(hits=10))
-    assert again.total() == Stats(hits=13, misses=1, saved_seconds=0.25)
-
-
 def test_zero_counts_from_there_on_for_every_process(path: Path) -> None:
     one, two = StatsFile(path), StatsFile(path)
     one.add(amounts(hits=5, compile_seconds=1.5))

@@ -30,16 +30,16 @@ def _same(dropin: Dropin, real: Path, *scene: object) -> Told:
 
 
 SCENES = (
-    *("closes_all", "takes_the_number", "takes_the_number_with_a_socket", "has_no_descriptor"),
-    *("forks", *_FORK, "starts_another", "has_no_socket", "is_large 8", "has_many_headers 3000"),
-    *("has_two_headers_of_one_name", "uses_what_it_destroyed", "has_a_namespace_of_its_own"),
+    *("closes_all", "takes_the_number", "has_no_descriptor"),
+    *("forks", *_FORK, "starts_another", "is_large 8", "has_many_headers 3000"),
+    *("has_two_headers_of_one_name", "has_a_namespace_of_its_own"),
 )
 
 
 def test_programs(real: Path, dropin: Dropin, long: bool) -> None:
     scenes = [*SCENES, "is_large 64"] if long else SCENES
     told = _same(dropin, real, " / ".join(scenes))
-    assert told.hits + told.misses >= 24, told.line
+    assert told.hits + told.misses >= 18, told.line
     assert "uncacheable 0" in told.line
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import lmdb
 import pytest
 from cli.test_wrong_environment import CHANGES, LOOKS
-from core.helpers import command, entry, key
+from core.helpers import command, entry, key, snapshot
 from faults.places import NAMES, make_socket
 
 import kcache
@@ -116,22 +116,6 @@ def special(place: Path) -> None:
 
 FOLDERS = (*(home, bazel, database, same_place, namesakes, almost, forged), *(links, special))
 EACH = pytest.mark.parametrize("make", FOLDERS)
-Snapshot = dict[str, tuple[object, ...]]
-
-
-def snapshot(place: Path) -> Snapshot:
-    """Returns name -> kind, rights, times and content of all that is below a directory."""
-    found: Snapshot = {}
-    for path in sorted([place, *place.rglob("*")]):
-        status = path.lstat()
-        content: object = None
-        if path.is_symlink():
-            content = os.readlink(path)
-        elif path.is_file():
-            content = path.read_bytes()
-        times = (status.st_mtime_ns, status.st_ctime_ns)
-        found[str(path.relative_to(place))] = (status.st_mode, status.st_nlink, *times, content)
-    return found
 
 
 def test_a_marker_that_is_none_is_named_with_the_reason(tmp_path: Path) -> None:

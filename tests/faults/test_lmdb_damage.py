@@ -179,13 +179,9 @@ def fuzz(base: Path, tmp_path: Path, seeds: range, damages: tuple[object, ...]) 
 
 
 @pytest.mark.timeout(3600)
-def test_random_damage(base: Path, tmp_path: Path, long: bool) -> None:
-    fuzz(base, tmp_path, range(1000 if long else 12), DAMAGES)
-
-
-@pytest.mark.timeout(3600)
-def test_random_damage_to_an_open_file(base: Path, tmp_path: Path, long: bool) -> None:
-    fuzz(base, tmp_path, range(500 if long else 6), WHILE_OPEN)
+@pytest.mark.parametrize("damages", [DAMAGES, WHILE_OPEN], ids=["closed", "open"])
+def test_random_damage(damages: tuple[object, ...], base: Path, tmp_path: Path, long: bool) -> None:
+    fuzz(base, tmp_path, range(500 if long else 9), damages)
 
 
 # -- one after the other -----------------------------------------------------------------------------

@@ -4,11 +4,9 @@ tests/launch has the rules, over a model of the driver. Here is what the model o
 """
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import pytest
-from core.helpers import output_of
 
 import kcache
 import kcache.launch
@@ -171,34 +169,6 @@ def test_a_context_of_its_own(gpu: Any, kernel: kcache.CompiledKernel) -> None:
     with pytest.raises(StaleKernelError, match="is not the current one"):
         handle.launch(1, 32, memory, 2, shared_memory=8)
     check_axpy(gpu, kernel.load())
-
-
-BEHIND = """
-import sys
-sys.path.insert(0, sys.argv[2])
-from conftest import Gpu
-import kcache
-from kcache.util.cuda_driver import open_library
-gpu = Gpu()
-source = 'extern "C" __global__ void none() {}'
-with kcache.KernelCache(sys.argv[1]) as cache:
-    kernel = cache.get_or_compile(source, (), kcache.CompileOptions(arch=f"sm_{gpu.capability}"))
-handle = kernel.load()
-handle.launch(1, 1)
-assert open_library().cuCtxSynchronize() == 0
-assert open_library().cuDevicePrimaryCtxReset_v2(0) == 0
-try:
-    handle.launch(1, 1)
-except kcache.StaleKernelError as error:
-    print(error, flush=True)
-import os
-os._exit(0)  # what cuda.core holds is of the context that is gone
-"""
-
-
-def test_a_primary_context_that_is_reset_is_noticed(gpu: Any, arch: str, place: Path) -> None:
-    said = output_of(BEHIND, place, Path(__file__).parent)
-    assert "of device 0 that was reset or destroyed" in said
 
 
 # -- other architectures and devices -------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from core.helpers import run_all, together
+from core.helpers import run_all, snapshot, together
 from nvrtc.reference import ARCH, KERNEL, PTX, agreed, compile_fresh, write
 
 import kcache
@@ -56,13 +56,13 @@ class TestHits:
             assert [agreed(reader, source, options).cached for _ in range(2)] == [False, False]
             assert cache.lookup(source, (), options) is None
             agreed(cache, source, options)
-            before = _contents(tmp_path / "cache")
+            before = snapshot(tmp_path / "cache")
             assert agreed(reader, source, options).cached
             reader.clear_memory()
             assert agreed(reader, source, options).cached
             assert reader.trim(0) == 0
             assert reader.clear() == 0
-        assert _contents(tmp_path / "cache") == before
+        assert snapshot(tmp_path / "cache") == before
 
     def test_read_only_where_there_is_nothing(self, tmp_path, options, source):
         with kcache.KernelCache(tmp_path / "none", read_only=True) as reader:
@@ -71,13 +71,13 @@ class TestHits:
 
     def test_disable(self, tmp_path, cache, options, source):
         agreed(cache, source, options)
-        before = _contents(tmp_path / "cache")
+        before = snapshot(tmp_path / "cache")
         with kcache.KernelCache(tmp_path / "cache", disable=True) as off:
             assert not agreed(off, source, options).cached
             assert off.lookup(source, (), options) is None
             assert not agreed(off, source + "// other", options).cached
             assert off.stats().hits == 0
-        assert _contents(tmp_path / "cache") == before
+        assert snapshot(tmp_path / "cache") == before
 
     def test_recache(self, tmp_path, cache, options, source):
         agreed(cache, source, options)
@@ -104,14 +104,6 @@ class TestHits:
 
 def _entries(directory: Path) -> list[Path]:
     return [p for p in directory.rglob("*") if p.is_file() and len(p.name) == 64]
-
-
-def _contents(directory: Path) -> dict[str, tuple[bytes, int]]:
-    return {
-        str(path): (path.read_bytes(), path.stat().st_mtime_ns)
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
 
 
 # -- damage ----------------------------------------------------------------------------------------

@@ -13,15 +13,14 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
-from nvrtc.real_kernels import KERNELS, Asked, flags_of, same_names
-from nvrtc.reference import ARCH, KERNEL, compile_clean, write
-from nvrtc.talk import ask, fresh_of, worker
+from nvrtc.reference import ARCH, KERNEL, write
+from nvrtc.talk import ask, worker
 
 from kcache.nvrtc import compiler
 from kcache.nvrtc.options import parse_options
 from kcache.nvrtc.search import HeaderSearch
 from kcache.nvrtc.workers import import_table, recorder, virtual_files
-from kcache.nvrtc.workers.messages import Status, Trace
+from kcache.nvrtc.workers.messages import Trace
 
 pytestmark = [
     pytest.mark.usefixtures("nvrtc"),
@@ -102,40 +101,6 @@ def straced(
 def recorded(trace: Trace) -> Seen:
     absent = {path for path, answer in trace.files.items() if answer.kind in "-a"}
     return Seen({path for path, answer in trace.files.items() if answer.opened}, absent)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=getattr(pytest.mark, "slow" if n == "std" else "long"))
-        for n in KERNELS
-    ],
-)
-def test_the_record_is_what_strace_sees(tmp_path: Path, name: str) -> None:
-    kernel = KERNELS[name]
-    flags = flags_of(kernel)
-    if flags is None:
-        pytest.skip(f"the headers of {name} are not installed")
-    asked: Asked = {"names": kernel.names, "headers": kernel.headers}
-    clean = compile_clean(kernel.source, flags, **asked)
-    if clean.failed:
-        pytest.skip(f"{name} does not compile here: {clean.log[:300]}")
-    with worker() as process:
-        reply = process.ask(ask(kernel.source, flags, **asked), None)
-    assert reply.status == Status.COMPILED
-    made = fresh_of(reply)
-    assert made.ptx is not None
-    assert clean.ptx is not None
-    assert same_names(made.ptx) == same_names(clean.ptx)
-    assert made.log == clean.log
-    assert reply.trace is not None
-    assert reply.trace.unfollowed == ""
-    mine = recorded(reply.trace)
-    theirs = straced(tmp_path, kernel.source, flags, **asked)
-    assert len(mine.opened) > 1
-    there = {path for path, answer in reply.trace.files.items() if answer.kind == "f"}
-    assert mine.opened <= theirs.opened <= there  # some are opened, and nothing of them is read
-    assert mine.absent == theirs.absent
 
 
 def test_small_sources_too(tmp_path: Path, tree: Path) -> None:

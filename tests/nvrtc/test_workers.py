@@ -284,21 +284,6 @@ def test_without_workers_nothing_is_cached_and_the_reason_is_told(tmp_path: Path
 # -- a worker by itself ----------------------------------------------------------------------------
 
 
-def test_a_worker_has_no_descriptor_but_its_own() -> None:
-    reading, writing = os.pipe()
-    os.set_inheritable(writing, True)
-    with worker() as process_:
-        targets = {
-            os.readlink(f"/proc/{process_.pid}/fd/{fd}")
-            for fd in os.listdir(f"/proc/{process_.pid}/fd")
-        }
-        assert os.readlink(f"/proc/self/fd/{writing}") not in targets
-        pipes = {each for each in targets if each.startswith("pipe")}
-        assert len(pipes) == 2
-    os.close(reading)
-    os.close(writing)
-
-
 def test_a_worker_is_not_misled_by_its_directory(tmp_path: Path) -> None:
     """No module of the working directory is imported, and no variable changes what is."""
     for name in ("json.py", "xxhash.py", "ctypes.py", "sitecustomize.py", "kcache.py"):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from core.helpers import in_child, run
+from core.helpers import in_child, run, snapshot
 from faults.places import make_socket
 from nvrtc.reference import ARCH, KERNEL, working_directory, write
 from remote.fakes import until
@@ -29,19 +29,10 @@ def fill(folder: Path, *values: int, backend: str = "file") -> list[kcache.Compi
         return [cache.get_or_compile(source(n), options=ARCH) for n in values or (1,)]
 
 
-def tree_of(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Everything below a folder, as a write would change it."""
-    found: dict[str, tuple[int, ...]] = {}
-    for path in sorted(folder.rglob("*")):
-        status = path.lstat()
-        found[str(path)] = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-    return found
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_hit_in_a_layer_writes_nothing(tmp_path: Path, backend: str) -> None:
     (made,) = fill(tmp_path / "layer", backend=backend)
-    before = tree_of(tmp_path / "layer")
+    before = snapshot(tmp_path / "layer")
     layer = f"file://{tmp_path}/layer?ro"
     with kcache.KernelCache(tmp_path / "own", remote=layer) as cache:
         for _ in range(3):
@@ -52,7 +43,7 @@ def test_a_hit_in_a_layer_writes_nothing(tmp_path: Path, backend: str) -> None:
         assert cache.lookup(source(), options=ARCH) is not None
         assert cache.entry_count == 0
     locks = {path for path in before if "lock" in path}  # LMDB's table of readers
-    after = tree_of(tmp_path / "layer")
+    after = snapshot(tmp_path / "layer")
     assert {p: s for p, s in after.items() if p not in locks} == {
         p: s for p, s in before.items() if p not in locks
     }
@@ -360,6 +351,6 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path, bundle: Path) -> None:
     letter = tmp_path / "letter.txt"
     letter.write_text("Dear reader")
     bundle.chmod(0o666)
-    for path, why in ((letter, "no bundle"), (bundle, "others can write")):
+    for path, why in ((letter, "expected a bundle"), (bundle, "others can write")):
         with pytest.raises(ConfigError, match=why):
             kcache.KernelCache(tmp_path / "own", remote=f"file://{path}").lookup(source())

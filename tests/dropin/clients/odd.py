@@ -84,19 +84,6 @@ def takes_the_number():
         say(os.fstat(file.fileno()).st_size)
 
 
-def takes_the_number_with_a_socket():
-    say(outcome(kernel(1)))
-    ours, theirs = socket.socketpair()
-    for number in set(sockets()) - {ours.fileno(), theirs.fileno()}:
-        os.dup2(ours.fileno(), number)
-    say(outcome(kernel(2)))
-    theirs.setblocking(False)
-    try:
-        say(theirs.recv(1))
-    except BlockingIOError:
-        say("nothing was sent")
-
-
 def has_no_descriptor():
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     say(outcome(kernel(1)))  # it loads its libraries in the meantime
@@ -137,29 +124,6 @@ def starts_another():
 
 def compiles():
     say(outcome(kernel(int(REST[0]))))
-
-
-def has_no_socket():
-    """A filter of seccomp(2) that refuses socket(2), which is call 41 or 198."""
-    number = {"x86_64": 41, "aarch64": 198}[os.uname().machine]
-
-    class Filter(c.Structure):
-        _fields_ = (("code", c.c_ushort), ("jt", c.c_ubyte), ("jf", c.c_ubyte), ("k", c.c_uint))
-
-    class Program(c.Structure):
-        _fields_ = (("size", c.c_ushort), ("filter", c.POINTER(Filter)))
-
-    rules = (Filter * 4)(
-        Filter(0x20, 0, 0, 0),  # load the number of the call
-        Filter(0x15, 0, 1, number),  # equal?
-        Filter(0x06, 0, 0, 0x00050000 | 1),  # return EPERM
-        Filter(0x06, 0, 0, 0x7FFF0000),  # allow
-    )
-    libc = c.CDLL(None)
-    assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
-    assert libc.prctl(22, 2, c.byref(Program(4, rules)), 0, 0) == 0  # PR_SET_SECCOMP
-    say(outcome(kernel(1)))
-    say(outcome(kernel(1)))
 
 
 def forks_without_handlers():
@@ -277,16 +241,6 @@ def compiles_again():
         nvrtc.nvrtcGetCUBINSize(program, c.byref(size))
         found = nvrtc.nvrtcGetLoweredName(program, b"t<int>", c.byref(lowered))
         say(result, size.value, found, lowered.value)
-
-
-def uses_what_it_destroyed():
-    code, program = raw.create(nvrtc, kernel(1))
-    stale = c.c_void_p(program.value)
-    say(code, nvrtc.nvrtcDestroyProgram(c.byref(program)), program.value)
-    say(nvrtc.nvrtcDestroyProgram(c.byref(program)), nvrtc.nvrtcCompileProgram(program, 0, None))
-    say(stale.value is not None)
-    for size in ("PTX", "CUBIN", "ProgramLog"):
-        say(getattr(nvrtc, f"nvrtcGet{size}Size")(program, c.byref(c.c_size_t())))
 
 
 def has_a_namespace_of_its_own():
