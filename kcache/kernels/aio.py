@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Mapping
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from kcache.engine.single_flight import copied
 from kcache.errors import CompileError, ConfigError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Event loop, key and location of a request.
+_Call: TypeAlias = tuple[asyncio.AbstractEventLoop, str, str]
 #: How many threads look for hits. They never wait for a compile.
 _LOOKING = 2
 
@@ -45,8 +48,8 @@ class AsyncFront:
 
     def after_fork(self) -> None:
         """Begin with no threads and no requests, also in a child process."""
-        #: By event loop and request; each loop has one thread.
-        self._pending: dict[Hashable, asyncio.Future[CompiledKernel]] = {}
+        #: By event loop and request, with the time of its beginning; each loop has one thread.
+        self._pending: dict[_Call, tuple[float, asyncio.Future[CompiledKernel]]] = {}
         self._looking = ThreadPoolExecutor(_LOOKING, "kcache-look")
         self._compiling = ThreadPoolExecutor(usable_cores(), "kcache")
 
@@ -57,22 +60,25 @@ class AsyncFront:
             ConfigError: an argument is not allowed; CompileError: the compiler refused the source;
             CompilerNotFoundError: there is no compiler.
         """
-        asked = _frozen(asked)
+        asked, asked_at = _frozen(asked), time.monotonic()
         request = await self._run(self._looking, partial(self._requests.of, asked))
         call = asyncio.get_running_loop(), request.key, request.location
         while True:
             kernel = await self._run(self._looking, partial(self._resolver.hit, request))
             if kernel is not None:
                 return kernel
-            pending = self._pending.get(call)
+            began, pending = self._pending.get(call, (0.0, None))
             if pending is None or not self._resolver.tiers.reads:
+                began = time.monotonic()
                 pending = self._run(self._compiling, partial(self._resolver.get, request))
-                self._pending[call] = pending
+                self._forget_closed_loops()
+                self._pending[call] = began, pending
                 pending.add_done_callback(partial(self._forget, call))
                 return await asyncio.shield(pending)
             await asyncio.wait([pending])
             # An older compile may have read a header before it was edited: look again.
-            if request.self_contained and not pending.cancelled():
+            is_shared = request.self_contained or began >= asked_at
+            if is_shared and not pending.cancelled():
                 return self._shared(pending)
 
     def _shared(self, pending: asyncio.Future[CompiledKernel]) -> CompiledKernel:
@@ -86,11 +92,17 @@ class AsyncFront:
         self._resolver.tiers.local.engine.counters.add("coalesced")
         return counts.adopted(pending.result())
 
-    def _forget(self, call: Hashable, pending: asyncio.Future[CompiledKernel]) -> None:
-        if self._pending.get(call) is pending:
+    def _forget(self, call: _Call, pending: asyncio.Future[CompiledKernel]) -> None:
+        if self._pending.get(call, (0.0, None))[1] is pending:
             del self._pending[call]
         if not pending.cancelled():
             pending.exception()  # each task that waits raises it
+
+    def _forget_closed_loops(self) -> None:
+        """Forget the requests of loops that were closed before the end, which nothing reports."""
+        for call in tuple(self._pending):
+            if call[0].is_closed():
+                self._pending.pop(call, None)
 
     def close(self) -> None:
         """Let the threads end after the pending requests."""

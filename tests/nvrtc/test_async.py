@@ -1,7 +1,9 @@
 """Tasks and threads share compiles: the loop goes on, who cancels harms nobody, nobody gets what is stale."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +203,44 @@ def test_a_header_edit_is_noticed(cache: kcache.KernelCache, tmp_path: Path, hel
     new = compile_fresh(source, options.flags())
     assert [kernel.cubin for kernel in later.end()] == [new.cubin] * 3
     assert first.end()[0].cubin == new.cubin  # it was compiled once more
+
+
+def test_tasks_share_the_error_of_a_compile_that_began_later(
+    cache: kcache.KernelCache, tmp_path: Path, held: Held
+) -> None:
+    write(tmp_path / "n.h", "not C++\n")
+    source, options = '#include "n.h"\n' + KERNEL, ARCH.replace(include_paths=[tmp_path])
+
+    held.go.set()
+    cache.get_or_compile(SEVEN, (), ARCH)
+    held.go.clear()
+
+    async def main() -> None:
+        await held.reached()
+        asked = [asyncio.create_task(cache.aget_or_compile(source, (), options)) for _ in range(8)]
+        await held.reached()
+        for _ in range(3):  # look-ups are answered in turn, so all others wait for the compile
+            await cache.aget_or_compile(SEVEN, (), ARCH)
+        held.go.set()
+        errors = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(error) for error in errors} == {kcache.CompileError}
+        assert len({id(error) for error in errors}) == 8
+
+    asyncio.run(main())
+    assert held.count == 2
+
+
+def test_a_loop_that_was_closed_early_is_forgotten(cache: kcache.KernelCache, held: Held) -> None:
+    async def leave() -> "weakref.ref[Any]":
+        asyncio.create_task(cache.aget_or_compile(SEVEN, (), ARCH))  # noqa: RUF006  is cancelled
+        await held.reached()
+        return weakref.ref(asyncio.get_running_loop())
+
+    closed = asyncio.run(leave())
+    held.go.set()
+    asyncio.run(cache.aget_or_compile(SEVEN + "\n", (), ARCH))
+    gc.collect()
+    assert closed() is None
 
 
 def test_errors_of_other_places(cache: kcache.KernelCache, tmp_path: Path, held: Held) -> None:
