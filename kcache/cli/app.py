@@ -138,7 +138,8 @@ def _explain(error: KcacheError | OSError) -> None:
         if not isinstance(error, CompileOptionError):
             message = f"{error.source_name} does not compile" + (error.hint and f": {error.hint}")
     elif isinstance(error, OSError) and not isinstance(error, KcacheError):
-        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        name = error.filename  # a descriptor's number is not a name
+        where = f"{os.fsdecode(name)}: " if isinstance(name, (str, bytes, os.PathLike)) else ""
         message = f"{where}{error.strerror or error}"
     notify(f"error: {message}")
 

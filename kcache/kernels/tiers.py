@@ -42,7 +42,9 @@ def open_read_only_tier(local: LocalTier, config: Config) -> SharedTier | None:
     return SharedTier(local, ReadOnlyTiers(layers, partial(local.engine.report, "layer")), "layer")
 
 
-def open_layers(config: Config) -> list[ReadOnlyTier]:
+def open_layers(
+    config: Config, warn: Callable[[str], object] = log.warning_once
+) -> list[ReadOnlyTier]:
     """Return the layers that the settings name, in order.
 
     A layer that can't be used is left out, with a warning.
@@ -61,7 +63,7 @@ def open_layers(config: Config) -> list[ReadOnlyTier]:
         except (KcacheError, OSError) as error:
             if isinstance(error, ConfigError) and source == "argument":
                 raise
-            log.warning_once(f"{error}. The cache works without this layer")
+            warn(f"{error}. The cache works without this layer")
     return layers
 
 
@@ -119,7 +121,7 @@ def open_remotes(
 def report_remotes(
     config: Config, group: int, report: Callable[[str], object]
 ) -> DaemonClient | None:
-    """Ask the remotes that the settings name, and report which ones do not answer.
+    """Try what the settings name, and report layers that can't be used and silent remotes.
 
     As long as the client that is returned is open, nothing is reported to the group again.
 
@@ -128,6 +130,8 @@ def report_remotes(
         group: the process group, to which each remote is reported once.
         report: called with each sentence.
     """
+    for layer in open_layers(config, report):
+        layer.close()
     client = open_remotes(config, report)
     if client is not None:
         client.group = group

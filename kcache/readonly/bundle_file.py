@@ -87,6 +87,8 @@ def is_bundle(path: str) -> bool:
 
 def _beginning(path: str) -> tuple[bytes, int]:
     """Return the first bytes of a file, nothing of anything else; and its length."""
+    if not os.path.isfile(path):
+        return b"", os.stat(path).st_size
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with open(fd, "rb", buffering=0) as file:
         status = os.fstat(fd)

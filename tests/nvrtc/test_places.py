@@ -393,3 +393,18 @@ def test_three_places_and_three_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("piece", range(PIECES))
 def test_three_places_and_three_names_at_length(tmp_path: Path, piece: int) -> None:
     check_families(f"long {piece}", LONG // PIECES, tmp_path)
+
+
+def test_a_tree_that_was_moved_while_its_texts_spell_include(tmp_path, cache, monkeypatch):
+    """CCCL's headers include `<.../include/...>`; the directory of the project is no part of that."""
+    write(tmp_path / "lib/detail/include/config.h", "#define BASE 1\n")
+    source = '#include <detail/include/config.h>\n#include "scale.h"\n' + KERNEL
+    options = PTX.replace(include_paths=["include", tmp_path / "lib"])
+    for name in ("one", "two"):
+        folder = tmp_path / name / "deep"
+        write(folder / "include/scale.h", "#define V (BASE + 2)\n")
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("PWD", str(folder))
+        assert agreed(cache, source, options).cached is (name == "two")
+        monkeypatch.chdir(tmp_path)
+        shutil.rmtree(tmp_path / name)

@@ -21,6 +21,7 @@ from functools import cache
 
 from kcache.environment import worker_variables
 from kcache.nvrtc.options import BUNDLED, parse_options
+from kcache.nvrtc.variables import WORKING_DIRECTORY
 from kcache.nvrtc.workers import import_table
 from kcache.nvrtc.workers.messages import (
     BEGUN,
@@ -227,7 +228,9 @@ def _found(ask: Ask, recorder: Recorder, environment: Mapping[bytes, bytes]) -> 
     """Return the positions in `ask.sought` of the lists whose words the compiler has all read."""
     own = map(_encoded, (ask.source, *ask.headers.values(), *_without_folders(ask), *ask.names))
     files = (each.content for each in recorder.files.values() if each.content)
-    variables = (environment.get(name, b"") for name in recorder.environment.asked)
+    # No text can use the working directory, which LLVM asks for by the name of `PWD`.
+    asked = recorder.environment.asked.keys() - {_encoded(WORKING_DIRECTORY)}
+    variables = (environment.get(name, b"") for name in asked)
     read = (*own, *files, *variables)
 
     @cache
