@@ -274,7 +274,12 @@ class SingleFlight:
                 held, is_free = self._try_lock(locked)
                 if is_free or now >= looked + _LOOK_INTERVAL:
                     looked = now
-                    found = find()
+                    try:
+                        found = find()
+                    except BaseException:  # such as Ctrl-C
+                        if held is not None:
+                            release(held)
+                        raise
                     if found is not None and (now > began or locked != key):
                         self._count("coalesced")
                     if is_free or found is not None:

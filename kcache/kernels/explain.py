@@ -6,7 +6,7 @@ It only reads: it changes no statistics, records no use of an entry, and runs no
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -130,7 +130,7 @@ def explain(
             what = f"{name if source == 'argument' else source} is set: {effect}"
             found.append(Cause(kind, what))
     try:
-        return _Explainer(engine, request, digests, checked).explanation(found)
+        return _Explainer(engine, request, config, digests, checked).explanation(found)
     except (BackendError, OSError) as error:
         found.append(_unusable(str(error)))
     kernel, manifest = (request.key, "") if request.self_contained else ("", request.key)
@@ -159,10 +159,16 @@ class _Explainer:
     """Finds the causes of a miss in what a lookup has found."""
 
     def __init__(
-        self, engine: CacheEngine, request: Request, digests: FileDigests | None, checked: str
+        self,
+        engine: CacheEngine,
+        request: Request,
+        config: Config,
+        digests: FileDigests | None,
+        checked: str,
     ) -> None:
         self._engine = engine
         self._request = request
+        self._config = config
         self._about = RequestSummary.of(request)
         self._events = tuple(engine.journal.events())
         self._tier = LocalTier(engine, peek=True)
@@ -181,13 +187,27 @@ class _Explainer:
     def _lookup(self, checked: str) -> Lookup:
         """Return what the cache has; headers that need no second check are left out."""
         if not checked:
-            return find_in(self._tier, self._request)
+            found = find_in(self._tier, self._request)
+            return found if found.kernel is not None else self._in_read_only_tiers(found)
         damaged: Damaged = []
         entry = self._engine.peek(checked, damaged)[0]
         kernel = None
         if entry is not None:
             kernel = kernel_in(self._request, entry, checked, (), damaged)
         return Lookup(kernel, damaged=damaged)
+
+    def _in_read_only_tiers(self, found: Lookup) -> Lookup:
+        """Return what read-only directories and bundles have, or what was found before."""
+        if not self._config.remote.value:
+            return found
+        from kcache.kernels.tiers import open_read_only_tier  # few programs use them
+
+        tier = open_read_only_tier(self._tier, self._config)
+        if tier is None:
+            return found
+        with closing(tier):
+            shared = find_in(tier, self._request)
+        return found if shared.kernel is None else shared
 
     def explanation(self, found: list[Cause]) -> Explanation:
         """Return the explanation, with the causes that were found before."""

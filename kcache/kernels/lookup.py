@@ -173,6 +173,8 @@ class LocalTier:
 
     def keep(self, key: str, entry: Entry, size: int, *, keep: bool) -> Put:
         """Store an entry, or keep it in memory only, where it is charged `size` bytes."""
+        if self._peeks:
+            return Put.FAILED
         if keep:
             done = self.engine.put(key, entry)
             if done:

@@ -35,6 +35,7 @@ def test_a_hit_in_a_layer_writes_nothing(tmp_path: Path, backend: str) -> None:
     before = snapshot(tmp_path / "layer")
     layer = f"file://{tmp_path}/layer?ro"
     with kcache.KernelCache(tmp_path / "own", remote=layer) as cache:
+        assert cache.why(source(), options=ARCH).hit
         for _ in range(3):
             kernel = cache.get_or_compile(source(), options=ARCH)
             assert kernel == made._replace(cached=True)
