@@ -123,8 +123,8 @@ class Backend(ABC):
     def batch(self) -> AbstractContextManager[None]:
         """Return a context in which this thread's changes may take effect together, at its end.
 
-        The engine evicts and puts within one. A backend with transactions makes them one; then
-        `usage` in the block is exact, and if the block or its end raises, nothing was changed.
+        The engine evicts and stores inside one batch. A backend with transactions makes them one;
+        then `usage` in the block is exact, and if the block or its end raises, nothing was changed.
         Other backends, and this default, make each change at once.
         """
         return nullcontext()

@@ -136,7 +136,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "directory",
         "a path",
-        "The directory of the cache. By default, it is in the user's cache directory.",
+        "The directory of the cache. By default, it is in the user's cache directory; without a "
+        "home directory, `$TMPDIR/kcache-UID`.",
         _parse_directory,
     ),
     Variable(
@@ -315,7 +316,7 @@ class Config(NamedTuple):
         if complain is not None:
             for name, meant in unknown_variables(environment).items():
                 if meant:
-                    complain(f"kcache reads no variable {name} (did you mean {meant!r}?)")
+                    complain(f"kcache has no setting {name} (did you mean {meant!r}?)")
         settings: dict[str, Setting[Any]] = {}
         for variable in VARIABLES:
             text = environment.get(variable.name)

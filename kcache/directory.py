@@ -283,7 +283,7 @@ def require_safe_layer(path: str) -> None:
         path: the directory of a cache, or a bundle.
 
     Raises:
-        ConfigError: others can write to it or exchange it, or it is neither.
+        ConfigError: others can write to it or replace it, or it is neither.
         BackendError: it is not there, or can't be examined.
     """
     try:
@@ -303,7 +303,7 @@ def require_safe_layer(path: str) -> None:
     if problem:
         raise ConfigError(
             f"layer {path!r} is not allowed: {problem}; expected the directory of a cache, or a "
-            "bundle, that only its owner can write to or exchange"
+            "bundle, that only its owner can write to or replace"
         )
     trusted.add(status.st_uid)
 

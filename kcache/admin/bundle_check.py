@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from kcache.admin.bundles import numbers
+from kcache.directory import require_safe_layer
 from kcache.errors import ConfigError
 from kcache.nvrtc import library
 from kcache.util.cuda_driver import current_arch, driver_version
@@ -18,10 +20,11 @@ if TYPE_CHECKING:
 _TARGET = re.compile(r"\w+_(\d+)[a-z]?")
 
 
-def problems(contents: BundleContents, archs: tuple[str, ...]) -> Iterator[str]:
+def problems(path: str, contents: BundleContents, archs: tuple[str, ...]) -> Iterator[str]:
     """Yield each reason why programs here would compile in spite of a bundle.
 
     Args:
+        path: of the bundle.
         contents: of the bundle.
         archs: the targets that are needed; empty for that of this machine's GPU. Without targets
             and without a driver, that is a reason, too. A driver that exists is checked.
@@ -29,6 +32,10 @@ def problems(contents: BundleContents, archs: tuple[str, ...]) -> Iterator[str]:
     if not contents.kernels:
         yield "it has no kernels"
         return
+    try:
+        require_safe_layer(os.path.abspath(path))
+    except ConfigError as error:
+        yield str(error)
     compilers = contents.compilers
     found = library.find()
     by = compilers.get("" if found is None else found.identity)
@@ -40,7 +47,7 @@ def problems(contents: BundleContents, archs: tuple[str, ...]) -> Iterator[str]:
     try:
         archs = archs or (current_arch(),)
     except ConfigError:
-        yield "arch: expected --arch, because there is no GPU whose target could be taken"
+        yield "arch: no GPU to take the target from; pass --arch"
     for arch in archs:
         if _number(arch) not in map(_number, has):
             yield f"arch: expected kernels for {arch}, got {', '.join(has) or 'none'}"

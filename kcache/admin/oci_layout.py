@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import stat
 import tarfile
 import tempfile
 from collections.abc import Generator
@@ -50,6 +51,7 @@ def export_layout(cache: HasEngine, directory: str, **options: Any) -> Exported:
     if os.path.lexists(target) and not (os.path.isdir(target) and not os.listdir(target)):
         raise BundleError(f"{directory}: expected a new or an empty directory")
     with tempfile.TemporaryDirectory(prefix=".kcache-", dir=os.path.dirname(target)) as folder:
+        _let_owner_in(folder)
         bundle = os.path.join(folder, BUNDLE)
         done = export_bundle(cache, bundle, **options)
         layout = os.path.join(folder, "layout")
@@ -84,6 +86,11 @@ def labels(contents: BundleContents) -> dict[str, str]:
     }
 
 
+def _let_owner_in(folder: str | Path) -> None:
+    """Let the owner use a new directory; some umasks forbid that."""
+    os.chmod(folder, stat.S_IMODE(os.stat(folder).st_mode) | stat.S_IRWXU)
+
+
 def _platform() -> dict[str, str]:
     machine = platform.machine()
     return {"os": platform.system().lower(), "architecture": _MACHINES.get(machine, machine)}
@@ -91,7 +98,9 @@ def _platform() -> dict[str, str]:
 
 def _write(layout: Path, bundle: str, labels: dict[str, str]) -> None:
     blobs = layout / "blobs" / "sha256"
-    blobs.mkdir(parents=True)
+    for each in (layout, blobs.parent, blobs):
+        each.mkdir()
+        _let_owner_in(each)
     packed = layout / "layer"
     with tarfile.open(packed, "w") as archive, open(bundle, "rb") as file:
         member = tarfile.TarInfo(BUNDLE)

@@ -57,7 +57,7 @@ def push(cache: HasEngine, filters: Filters) -> list[Pushed]:
     addresses, key_file = cache.config.remote.value, cache.config.signing_key_file.value
     writable = [each for each in addresses if each.kind != "layer" and each.writable]
     if not writable:
-        raise ConfigError("remote: expected an address that can be written to, got none")
+        raise ConfigError("KCACHE_REMOTE has no address that can be written to")
     if not make_sealer(key_file).can_seal:
         raise ConfigError(f"{key_file} has no key that can sign")
     if isinstance(cache.engine.backend, NoBackend):

@@ -167,7 +167,7 @@ def _settle_stdout() -> None:
     __version__, "-V", "--version", prog_name="kcache", message="%(prog)s %(version)s"
 )
 def app() -> None:
-    """Compile CUDA kernels once: a cache for what NVRTC makes of them.
+    """Compile CUDA kernels once: a cache for the outputs of NVRTC and nvcc.
 
     Exit codes: 0 done; 1 it failed (the source does not compile, the output can't be written, ...);
     2 wrong usage or configuration; 130 interrupted.

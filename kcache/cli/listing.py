@@ -51,7 +51,8 @@ def key_prefix(text: str) -> str:
     """
     digits = text.strip().lower()
     if not _LEAST <= len(digits) <= KEY_LENGTH or digits.strip("0123456789abcdef"):
-        expected = f"{_LEAST} to {KEY_LENGTH} hexadecimal digits, the first of a key in `kcache ls`"
+        amount = f"{_LEAST} to {KEY_LENGTH} hexadecimal digits"
+        expected = f"{amount}, the first digits of a key from `kcache ls`"
         raise click.BadParameter(f"expected {expected}, got {text!r}")
     return digits
 

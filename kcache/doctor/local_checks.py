@@ -87,7 +87,7 @@ def _settings(config: Config) -> Iterator[Finding]:
     for name, meant in unknown_variables(variables()).items():
         if meant is None:  # programs warn of the others
             do = "Unset it. kcache config lists them."
-            yield Finding(PROBLEM, "settings", f"kcache reads no variable {name}", do)
+            yield Finding(PROBLEM, "settings", f"kcache has no setting {name}", do)
     for name, effect in _EFFECTS.items():
         value, source = getattr(config, name)
         if value:

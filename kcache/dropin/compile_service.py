@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kcache.daemons.sockets import DONE, NO
 from kcache.dropin import protocol
 from kcache.dropin import run_environment as env
+from kcache.dropin.libraries import CLIENT
 from kcache.dropin.protocol import Program
 from kcache.util import log
 from kcache.util.wire import WireError, split_texts
@@ -271,7 +272,8 @@ def _bounded(name: str, counted: Counter[str]) -> str:
 def _name_of(process: int) -> str:
     try:
         with open(f"/proc/{process}/comm", "rb") as file:
-            return os.fsdecode(file.read()).strip()
+            name = os.fsdecode(file.read()).strip()
+            return "nvcc" if name == CLIENT else name
     except OSError:
         return "unknown"
 

@@ -29,7 +29,7 @@ _AT_PLATFORM = 15
 
 
 _CANT = "kcache can't answer NVRTC here"
-_NO_COMPILER = f"{_CANT}: it needs a C compiler once, or a wheel for this platform"
+_NO_COMPILER = f"{_CANT}: it needs a C compiler for its first use, or a wheel for this platform"
 
 
 class MissingError(Exception):

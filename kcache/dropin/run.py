@@ -75,24 +75,22 @@ def run(
         environment["KCACHE_RECORD"] = os.path.abspath(record)
     elif environment.get("KCACHE_RECORD"):
         _check_recording(environment["KCACHE_RECORD"])
-    problem = ""
     shared = os.path.basename(command[0]) == CLIENT
     try:
         added, socket, before = _prepare(environment, why=why, shared=shared)
         command = _with_client(command, environment)
     except (libraries.MissingError, OSError) as error:
-        problem = str(error)
         if _allows_no_compile():
-            _print(f"error: {problem}; and KCACHE_ON_MISS=error allows no compile")
+            _print(f"error: {error}; and KCACHE_ON_MISS=error allows no compile")
             return _FAILED
-        _print(f"warning: {command[0]} runs without the cache: {problem}")
+        _print(f"warning: {command[0]} runs without the cache: {error}")
         added, socket, before = {}, None, None
     ends_server = socket is not None and before is None and os.getpid() == _FIRST
     if not stats and not ends_server:
         return _become(command, added, _inherited_signals())
     status = _watch(command, added)
-    if stats:
-        _print(_summary(socket, before) if socket else problem)
+    if stats and socket is not None:
+        _print(_summary(socket, before))
     if ends_server and socket is not None:
         _end_server(socket)
     if os.WIFSIGNALED(status):

@@ -76,11 +76,11 @@ class CacheEngine:
         read_only: never write, delete or record a use.
         stats_file: where counts are added up over processes; None keeps them in this process.
         lock_file: processes lock it, so that `get_or_create` makes each entry only once. With None,
-            this is true only for the threads of one process.
+            only the threads of one process share the work.
         wait: seconds that `get_or_create` waits while another thread or process makes the entry.
         journal: a cache's directory, whose journal records why entries left the cache; None records
             nothing.
-        name: of the backend, in the journal.
+        name: the backend's name in the journal.
         clock: monotonic seconds, for tests.
 
     Raises:
@@ -214,7 +214,7 @@ class CacheEngine:
         return self.flight.run(key, partial(self.find, key, is_retry=True), make, adopt)
 
     def delete(self, key: str, *, noted: bool = True) -> bool:
-        """Remove `key` everywhere here, `noted` in the journal; return whether the backend held it.
+        """Remove `key` from memory and backend, `noted` in the journal; return whether it existed.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.

@@ -236,7 +236,7 @@ def elsewhere(directory: CacheDirectory, named: Setting[str], backend: Backend) 
     why, other = "the default" if source == "default" else f"{source} names it", others[0]
     return (
         f"{directory.path}: the backend {name} ({why}) is empty, and there is a folder of "
-        f"{' and '.join(others)}. To use that: KCACHE_BACKEND={other}, or kcache config --set "
+        f"{' and '.join(others)}. To use it, set KCACHE_BACKEND={other}, or kcache config --set "
         f"backend={other}; to move its entries: kcache migrate --from {other} --to {name}"
     )
 

@@ -95,7 +95,7 @@ class CompiledKernel(NamedTuple):
         yield f"key={self.key[:12]!r}"
 
     def functions(self) -> list[str]:
-        """Return the name expressions, and the kernels that none of them stands for."""
+        """Return the names of all kernels: the name expressions, then the kernels without one."""
         from kcache.gpu_code import kernels_of
 
         named = {*self.lowered_names.values()}

@@ -291,7 +291,7 @@ class _Explainer:
             return contrast(near.about, about) or [_hardly_different(near.about, about)]
         if everything is not None:
             return [_event(everything, f"nothing is cached for {about.source_name}, and ")]
-        return [Cause("never", "this cache remembers no such kernel")]
+        return [Cause("never", "no similar kernel was ever in this cache")]
 
     def _why_no_kernel(self, found: _Set) -> list[Cause]:
         """Return why the kernel for the present headers is missing."""

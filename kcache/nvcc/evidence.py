@@ -126,10 +126,10 @@ class Check:
                 yield f"the files show the directory {path}"
         for name, digest in evidence.variables.items():
             if variable(request, name) != digest:
-                yield f"the variable {name}"
+                yield f"the variable {name} changed"
         verified: list[Stamp] = []
         for path in digests.differing(self.files, evidence.digests, 0, self._stamps, verified):
-            yield f"the file {path}"
+            yield f"the file {path} changed"
         self._stamps = verified
         yield from self._other_folders(digests)
         yield from self._other_answers()
@@ -141,19 +141,19 @@ class Check:
             try:
                 stamp = stamp_of(os.stat(folder))
             except OSError:
-                yield f"the directory {folder}"
+                yield f"the directory {folder} changed"
                 continue
             if self._watched.get(folder) == stamp:
                 continue
             lasts = True
             for name in missing:
                 if os.path.lexists(f"{folder}/{name}"):
-                    yield f"the file {folder}/{name}, which was not there"
+                    yield f"the file {folder}/{name} appeared"
                 # Below an existing name, things change without a trace in this directory.
                 lasts = lasts and ("/" not in name or not os.path.lexists(_first(folder, name)))
             for name in plain:
                 if os.path.islink(f"{folder}/{name}"):
-                    yield f"the link {folder}/{name}"
+                    yield f"{folder}/{name} became a link"
             if lasts and not is_fresh(stamp, now):
                 self._watched[folder] = stamp
 
@@ -163,27 +163,27 @@ class Check:
             try:
                 status = os.stat(path) if kind != "l" else os.lstat(path)
             except OSError:
-                yield f"the file {path}"
+                yield f"the file {path} changed"
                 continue
             inode = status.st_dev, status.st_ino
             if kind_of(status.st_mode) != kind or inodes.setdefault(number, inode) != inode:
-                yield f"the file {path}"
+                yield f"the file {path} changed"
         if len(set(inodes.values())) != len(inodes):
-            yield "two files, which are one now"
+            yield "two files are one now"
         for path, mode, granted in self._access:
             if os.access(path, mode) != granted:
-                yield f"the rights of {path}"
+                yield f"the rights of {path} changed"
         for path, target in self._links:
             try:
                 if self._roots.rooted(os.readlink(path)) != target:
-                    yield f"the link {path}"
+                    yield f"the link {path} changed"
             except OSError:
-                yield f"the link {path}"
+                yield f"the link {path} changed"
         if [*map(self.resolved, self._roots.paths)] != [*self._evidence.roots]:
-            yield "the links on the way to the directories"
+            yield "the links on the way to the directories changed"
         for numbers, pattern in self._evidence.twins:
             if times_of(self.files[number] for number in numbers) != pattern:
-                yield "the times of two equal files"
+                yield "the times of two equal files changed"
 
     def resolved(self, root: str) -> str:
         """Return where a root leads, in the form of `Evidence.roots`."""

@@ -109,7 +109,7 @@ class Store:
 
     def _find(self, request: Request, key: str, entries: _Entries) -> _Found | str:
         """Return the first artifact in a tier whose evidence holds; or why there is none."""
-        reason = "no such command was compiled"
+        reason = "this command has not been compiled before"
         for manifest, _ in entries(key):
             for raw in _sets_in(manifest):
                 try:
@@ -132,7 +132,7 @@ class Store:
         raw = evidence.encode()
         difference = self._check(raw, request).difference(request, self.digests)
         if difference is not None:
-            return f"this changed during the compile: {difference}"
+            return f"during the compile, {difference}"
         entry = artifact.to_entry(about(request))
         if self._remotes is not None and self._remotes.writable:
             producer = self._engine.producer.encode()

@@ -3,9 +3,11 @@
 import hashlib
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,8 @@ from typing import Any
 
 import pytest
 from cli.conftest import Run, Said
-from cli.helpers import damage, fill, held, kernel, key, manifest
+from cli.helpers import as_nobody, can_become_nobody, damage, fill, held, kernel, key, manifest
+from core.helpers import NOBODY, nobodys_directory, umask
 
 from kcache import Entry
 
@@ -165,6 +168,35 @@ def test_each_reason_why_a_bundle_does_not_serve(run: Run, layout: Path, tmp_pat
         subprocess.run(command, check=True)
         (old,) = reasons(layout, "--arch", "sm_90", LD_LIBRARY_PATH=str(driver))
         assert re.fullmatch(r"driver: expected one for CUDA 1[23]\.0 or newer, got .* 11\.8", old)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="rights are not modes on Windows")
+def test_a_bundle_that_others_can_write_to_does_not_serve(
+    here: Here, layout: Path, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "kernels.kcb"
+    assert here("bundle", "export", "-o", bundle).code == 0
+    bundle.chmod(0o664)
+    told = here("bundle", "check", bundle, "--arch", "sm_90")
+    assert told.code == 1
+    assert "is not allowed: others can write to it (mode 0664)" in told.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no umasks on Windows")
+def test_a_layout_is_written_whatever_the_umask(here: Here, tmp_path: Path) -> None:
+    with nobodys_directory() as folder:
+        os.chown(folder, os.geteuid(), -1)
+        cache = folder / "cache"
+        fill(cache, {key(1): kernel()})
+        command = ("bundle", "export", "--directory", cache, "--oci")
+        here(*command, tmp_path / "layout")  # so that the modules are imported
+        if can_become_nobody():
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, NOBODY, NOBODY)
+        with umask(0o177):
+            code, _, err = as_nobody(*command, folder / "layout")
+        assert (code, err) == (0, "")
+        assert (folder / "layout/index.json").is_file()
 
 
 def test_what_is_no_bundle_is_named(here: Here, tmp_path: Path) -> None:

@@ -161,8 +161,8 @@ def test_variables_that_kcache_does_not_read_are_findings(here: Callable) -> Non
     said = here("doctor", "--json", **wrong)
     assert said.code == 1
     found = {problem["what"]: problem["do"] for problem in problems(said.out)}
-    assert "kcache reads no variable KCACHE_MAXSIZE (did you mean 'KCACHE_MAX_SIZE'?)" in found
-    assert "Unset it" in str(found["kcache reads no variable KCACHE_COLOUR"])
+    assert "kcache has no setting KCACHE_MAXSIZE (did you mean 'KCACHE_MAX_SIZE'?)" in found
+    assert "Unset it" in str(found["kcache has no setting KCACHE_COLOUR"])
     assert not any("DROPIN" in str(what) for what in found)
 
 

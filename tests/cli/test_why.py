@@ -245,7 +245,7 @@ def test_cleared_trimmed_and_moved(
     monkeypatch.setenv("KCACHE_BACKEND", "file")
     assert why().the("moved")
     (cache_directory / "journal").unlink()
-    assert "remembers no such kernel" in why().the("never")["what"]
+    assert "no similar kernel was ever in this cache" in why().the("never")["what"]
 
 
 def test_removed_by_hand(why: Why, cache_directory: Path, headers: Path) -> None:

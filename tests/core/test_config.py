@@ -332,7 +332,7 @@ def test_a_misspelt_variable_is_one_warning_with_the_name_that_was_meant(tmp_pat
     code = "import sys, kcache\nfor _ in range(2): kcache.KernelCache(sys.argv[1]).close()"
     wrong = {"KCACHE_MAXSIZE": "5GiB", "KCACHE_COLOUR": "red", "KCACHE_REMOTE_TOKEN": "secret"}
     done = python(code, tmp_path, environ=wrong)
-    said = "kcache reads no variable KCACHE_MAXSIZE (did you mean 'KCACHE_MAX_SIZE'?)"
+    said = "kcache has no setting KCACHE_MAXSIZE (did you mean 'KCACHE_MAX_SIZE'?)"
     assert done.stderr == f"kcache: warning: {said}\n"
 
 

@@ -237,7 +237,7 @@ def test_each_compile_is_explained(nvrtc: tuple[int, int], dropin: Dropin, inclu
         return found[0], told.output
 
     output = dropin.bare(*command).output
-    text = "miss: scale.cu: scale<float> is compiled: this cache remembers no such kernel"
+    text = "miss: scale.cu: scale<float> is compiled: no similar kernel was ever in this cache"
     assert line("--why") == (text, output)
     assert line(KCACHE_LOG="debug") == ("hit: scale.cu: scale<float>", output)
     header.write_text("#define SCALE 3\n")

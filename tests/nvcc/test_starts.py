@@ -66,6 +66,7 @@ def test_every_way_to_start_nvcc_is_answered(service: Service, project: Path) ->
     assert f"hits {starts - 2}; misses 2;" in done.stderr  # by its path, and by its name
     again = run(service, sys.executable, "-c", PROGRAM, service.nvcc, *CUBIN, cwd=project)
     assert f"hits {starts}; misses 0;" in again.stderr
+    assert again.stderr.endswith(f"programs: {starts} x nvcc\n")
     for counts in ("hits 0; misses 1;", "hits 1; misses 0;"):  # its PATH is another
         assert counts in run(service, "nvcc", *CUBIN, cwd=project).stderr
 

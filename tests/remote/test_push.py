@@ -62,5 +62,5 @@ def test_what_fails_is_counted_with_the_reason(tmp_path: Path) -> None:
     code, _, err = push(tmp_path / "a", f"{nobody}?ro")
     assert (code, err) == (
         2,
-        "kcache: error: remote: expected an address that can be written to, got none\n",
+        "kcache: error: KCACHE_REMOTE has no address that can be written to\n",
     )

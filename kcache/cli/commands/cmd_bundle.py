@@ -89,9 +89,9 @@ def export(
 ) -> None:
     """Write kernels into a bundle.
 
-    A kernel is exported if it matches each kind of option. Its manifest is exported with it. The
-    same kernels make the same bytes, with the same version of SQLite. The command changes nothing
-    in the cache, and does not count as a use of an entry.
+    A kernel is exported if it matches every kind of option that is given. Its manifest is exported
+    with it. The same kernels make the same bytes, with the same version of SQLite. The command
+    changes nothing in the cache, and does not count as a use of an entry.
 
     With --oci, skopeo, oras or crane push DIR to a registry as an image, whose labels describe the
     kernels, and Kubernetes mounts it.
@@ -207,13 +207,13 @@ def verify(*, file: Source, as_json: bool) -> None:
 def check(*, file: str, archs: tuple[str, ...], list_file: str | None, as_json: bool) -> None:
     """Check whether programs on this machine would use a bundle. If not, exit with 1 and reasons.
 
-    FILE is a bundle, a directory with kernels.kcb, or an OCI image layout. The bundle has to have
+    FILE is a bundle, a directory with kernels.kcb, or an OCI image layout. The bundle must contain
     kernels for the target, from the build of NVRTC that is installed here. If there is a driver, it
-    has to load them.
+    must be able to load them. Others must not be able to write to a file or directory.
     """
     with bundle_at(file) as path, progress("reading"):
         contents = verify_bundle(path)
-        found = list(problems(contents, archs))
+        found = list(problems(path, contents, archs))
         if list_file is not None:
             found += _missing(path, list_file, archs)
     if as_json:

@@ -97,8 +97,8 @@ compile_options = options(
     ),
     output_option(
         "; for several results, a directory.  [default: the name of FILE with the suffix of what "
-        "is written, in the working directory; standard output if FILE is -; kcache why writes "
-        "nothing]",
+        "is written, in the working directory; standard output if FILE is -]  `kcache why` "
+        "accepts and ignores it.",
     ),
     click.option(
         *("--arch", "-arch", "--gpu-architecture"),

@@ -87,8 +87,8 @@ def remove(
     """Delete the entries KEY, or the kernels that match the options.
 
     Each KEY is the first digits of a key that `kcache ls` shows. If a KEY matches no entry or
-    several entries, nothing is deleted. A kernel has to match each kind of option. `kcache ls` with
-    the same options shows which kernels match.
+    several entries, nothing is deleted. A kernel has to match every kind of option. `kcache ls`
+    with the same options shows which kernels match.
     """
     del yes
     filters = parse_filters(**given)

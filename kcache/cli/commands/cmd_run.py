@@ -1,4 +1,4 @@
-"""`kcache run`: runs a program, and answers its NVRTC compiles from the cache."""
+"""`kcache run`: runs a program, and answers its NVRTC and nvcc compiles from the cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _recording(_: click.Context, __: click.Parameter, path: str | None) -> str |
 
 
 @click.command(
-    short_help="Run a program and answer its NVRTC compiles from the cache.",
+    short_help="Run a program; answer NVRTC and nvcc from the cache.",
     context_settings={"allow_interspersed_args": False},
 )
 @flag("--stats", help="At the end, print one line: hits, misses and which programs compiled.")
@@ -43,7 +43,7 @@ def _recording(_: click.Context, __: click.Parameter, path: str | None) -> str |
 def run(
     *, stats: bool, why: bool, record: str | None, directory: str | None, command: tuple[str, ...]
 ) -> None:
-    """Run COMMAND, and answer its NVRTC compiles from the cache.
+    """Run COMMAND, and answer its NVRTC and nvcc compiles from the cache.
 
     When the program or one of its child processes looks for NVRTC, it finds kcache's library. This
     library behaves like NVRTC, and calls the real NVRTC for everything that the cache can't answer.

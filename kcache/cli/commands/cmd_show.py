@@ -36,6 +36,7 @@ _TOLD = {
     *("kind", "source_name", "names", "arch", "created", "compile_seconds", "lowered_names"),
     "functions",
     *("compiler", "flags", "log"),
+    *("files", "one_stream"),
 }
 
 
@@ -129,6 +130,7 @@ def _lines(item: Item, entry: Entry | None) -> Iterator[str]:
     if entry is None:
         return
     yield from _block("sections", ((n, format_size(len(d))) for n, d in entry.payload.items()))
+    yield from _block("files", _files(metadata.get("files")))
     lowered = metadata.get("lowered_names")
     known = lowered if isinstance(lowered, dict) else {}
     names = {**dict.fromkeys(item.names, ""), **known}
@@ -138,6 +140,14 @@ def _lines(item: Item, entry: Entry | None) -> Iterator[str]:
     if item.kind == MANIFEST:
         for number, dependency_set in enumerate(_dependency_sets(entry)):
             yield from _dependency_set(number, dependency_set)
+
+
+def _files(listed: JSON) -> Iterator[tuple[str, ...]]:
+    """Yield the permissions and the path of each file that nvcc wrote."""
+    for each in listed if isinstance(listed, list) else ():
+        match each:
+            case [str(path), int(mode), *_]:
+                yield f"{mode:04o}", path
 
 
 def _block(title: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
