@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.backend import Backend, NoBackend, is_backend, open_backend
 from kcache.config import (
@@ -19,11 +19,13 @@ from kcache.config import (
     temporary_cache_directory,
 )
 from kcache.directory import CacheDirectory, is_usable, open_directory
-from kcache.engine.engine import CacheEngine
 from kcache.engine.stats import StatsFile
 from kcache.errors import BackendError, ConfigError, KcacheError
 from kcache.util import log
 from kcache.util.path_safety import why_no_user
+
+if TYPE_CHECKING:
+    from kcache.engine.engine import CacheEngine
 
 #: The cap of a backend that is only read: its maker may have allowed larger files.
 READ_SIZE = 1 << 34
@@ -285,6 +287,8 @@ def engine_of(opened: OpenedBackend, memory_size: int, *, producer: str = "") ->
         memory_size: of the memory tier, in bytes.
         producer: of its entries; without one, nothing is noted in the journal.
     """
+    from kcache.engine.engine import CacheEngine  # `kcache doctor` runs without xxhash
+
     config, files = opened.config, opened.directory
     read_only, cap = _is_read_only(config), config.max_size.value
 
