@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kcache.backend import require_backend
 from kcache.errors import ConfigError, UnknownBackendError
-from kcache.util.hints import did_you_mean, nearest
 from kcache.util.units import Size, parse_flag, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -371,6 +370,8 @@ def require_saved(name: str) -> None:
         ConfigError: it is not.
     """
     if name not in _PARSERS:
+        from kcache.util.hints import did_you_mean  # only if something is wrong
+
         more, allowed = did_you_mean(name, SAVED), ", ".join(sorted(SAVED))
         raise ConfigError(f"setting {name!r} can't be saved{more}; expected one of {allowed}")
 
@@ -402,6 +403,8 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
     if not unknown:
         return {}
     plain = [name.removeprefix(_PREFIX) for name in known]
+    from kcache.util.hints import nearest  # only if something is wrong
+
     meant = {name: nearest(name.removeprefix(_PREFIX), plain) for name in sorted(unknown)}
     return {name: found and f"{_PREFIX}{found}" for name, found in meant.items()}
 

@@ -74,8 +74,7 @@ def how_to_install(extras: str) -> str:
 def _origin() -> str:
     """Return the folder or the wheel that kcache was installed from; empty if it is gone."""
     from importlib import metadata  # 15 ms, and only for a message
-    from urllib.parse import urlsplit
-    from urllib.request import url2pathname
+    from urllib.parse import unquote, urlsplit
 
     try:
         text = metadata.distribution(NAME).read_text("direct_url.json")  # PEP 610
@@ -83,5 +82,5 @@ def _origin() -> str:
         url = urlsplit(str(found.get("url", "")))
     except (metadata.PackageNotFoundError, ValueError, OSError):
         return ""
-    path = url2pathname(url.path) if url.scheme == "file" else ""
+    path = unquote(url.path) if url.scheme == "file" else ""
     return path if os.path.exists(path) else ""

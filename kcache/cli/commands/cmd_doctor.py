@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kcache.cli.open_cache import load_settings
 from kcache.cli.parameters import directory_option, flag, json_option
 from kcache.cli.terminal import show
 from kcache.config import Config
@@ -63,6 +62,7 @@ def doctor(*, as_json: bool, directory: str | None, program: str | None, remotes
 
 def _only_remotes(directory: str | None) -> Iterator[Finding]:
     """Yield a finding for each remote, and a problem for each setting that is not allowed."""
+    from kcache.cli.open_cache import load_settings  # `kcache doctor` runs without xxhash
     from kcache.doctor.remote_checks import diagnose_remotes
 
     warnings: list[str] = []
