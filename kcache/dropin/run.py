@@ -277,8 +277,17 @@ def _watch(command: Sequence[str], added: Mapping[str, str]) -> int:
             status = _end_of(child)
             if status is not None:
                 return status
-        elif not has_reached_group(number):
+        elif not (has_reached_group(number) or _is_outdated(number)):
             os.kill(child, number)
+
+
+def _is_outdated(number: int) -> bool:
+    """Return whether the group has been stopped again since it was continued.
+
+    That has discarded the pending SIGCONT of the second process; see `_witness`.
+    """
+    stops = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+    return number == signal.SIGCONT and not stops.isdisjoint(signal.sigpending())
 
 
 def _release_files() -> None:
