@@ -170,3 +170,58 @@ with kcache.KernelCache(f"{sys.argv[1]}/cache-{sys.argv[2]}") as cache:
     kernel = cache.get_or_compile("#include <y.h>\\n" + KERNEL, (), options)
 print(kernel.cached, f"{sys.argv[1]}/image/y.h" in opened)
 """
+
+
+def test_threads_with_different_headers(tmp_path):
+    """No header in the wrong trace; some compiles fail inside a header meanwhile."""
+    code = """
+import threading
+for n in range(4):
+    write(tree / f"inc/a{n}.h", f'#include "b{n}.h"\\n')
+    write(tree / f"inc/b{n}.h", f"#define V {n}\\n")
+write(tree / "inc/bad.h", "#error no\\n")
+wrong = []
+def work(n):
+    for again in range(2):
+        try:
+            cache.get_or_compile(f"#include <bad.h>\\n// {n} {again}" + KERNEL, (), options)
+        except kcache.CompileError:
+            pass
+        mine = f"#include <a{n}.h>\\n// {again}\\n" + KERNEL
+        kernel = cache.get_or_compile(mine, (), options)
+        names = [os.path.basename(path) for path in kernel.dependencies]
+        if names != [f"a{n}.h", f"b{n}.h"]:
+            wrong.append((n, names))
+threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert not wrong, wrong
+for n in range(4):
+    mine = f"#include <a{n}.h>\\n// 1\\n" + KERNEL
+    assert agreed(cache, mine, options).cached
+    write(tree / f"inc/b{n}.h", f"#define V {n + 100}\\n")
+    assert not agreed(cache, mine, options).cached
+"""
+    survives(tmp_path, code)
+
+
+def test_headers_of_an_image_that_nobody_can_write_to_are_read(tmp_path):
+    """Another image may have a file of the same times, inode and device there tomorrow."""
+    (tmp_path / "image").mkdir()
+    code = f"""
+import subprocess
+image = sys.argv[1] + "/image"
+mount("tmpfs", image)
+with open(image + "/y.h", "w") as file:
+    file.write("#define V 1\\n")
+for flags in (32, 32 | 1):  # MS_REMOUNT, MS_RDONLY
+    libc.mount(b"none", image.encode(), b"none", flags, None)
+    for _ in range(2):
+        each = [sys.executable, "-c", {_READ!r}, sys.argv[1], str(flags)]
+        subprocess.run(each, check=True)
+"""
+    done = _unshared(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = [line.split() for line in done.stdout.splitlines()]
+    assert [cached for cached, _ in told] == ["False", "True"] * 2
+    assert [opened for _, opened in told] == [*["False"] * 3, "True"]

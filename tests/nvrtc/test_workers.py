@@ -387,3 +387,28 @@ def test_processes_of_multiprocessing(tmp_path: Path, method: str) -> None:
     code = "import runpy, sys; sys.argv[:] = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
     said = python(code, script, method, tmp_path / "cache").splitlines()
     assert said == [str([False] * 3), "True"]
+
+
+def test_another_user_gets_another_worker(tmp_path: Path) -> None:
+    """One that was started before could read what the program may not read any more."""
+    code = """
+    import os, sys
+    from kcache.nvrtc.workers import pool, process
+    from nvrtc.talk import *
+    from kcache.nvrtc import compiler
+    if os.getuid() != 0:
+        sys.exit()
+    pools = pool.WorkerPool(1)
+    path = compiler.find().path
+    pools.compile(path, ask("//"))
+    (first,) = pools.pids()
+    before = process.credentials()
+    os.setgroups([65534])
+    assert process.credentials() != before
+    pools.compile(path, ask("//"))
+    assert pools.pids() != [first]
+    os.setegid(65534)
+    os.seteuid(65534)
+    pools.close()
+    """
+    python(code)
