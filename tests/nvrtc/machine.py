@@ -68,6 +68,7 @@ class Run:
 
     def go(self, steps: int) -> Counter[str]:
         self.prepare()
+        self.note_files()
         self.check()
         for _ in range(steps - 1):
             if self.stored >= MOST_STORED:
