@@ -1,4 +1,4 @@
-"""Bundles: writes entries of a cache into a bundle; lists, verifies and imports one."""
+"""Bundles: writes entries of a cache into a bundle; lists, verifies, checks and imports one."""
 
 from __future__ import annotations
 
@@ -6,22 +6,30 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypedDict
+from typing import BinaryIO, NamedTuple, TypedDict
 
-from kcache.admin.filters import Filters, is_wanted, parse_filters
-from kcache.admin.transfer import cost_of, missing_part, put_or_fail, sound_entries
-from kcache.backend import Backend, EntryInfo, NoBackend
+from kcache.admin.transfer import (
+    HasEngine,
+    backend_of,
+    chosen,
+    cost_of,
+    envelope_of,
+    missing_part,
+    parse_filters,
+    put_or_fail,
+    signer_of,
+)
+from kcache.backend import EntryInfo
 from kcache.config import Config
+from kcache.directory import require_safe_layer
 from kcache.engine.eviction import LOW_WATER
-from kcache.entry import Entry, encode
-from kcache.errors import BackendError, BundleError, ConfigError
-from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.entries import DAMAGED, MANIFEST, Item, Opened, look_at, look_into
-from kcache.nvrtc.manifest import DependencySet, Manifest
+from kcache.entry import Entry
+from kcache.errors import BundleError, ConfigError
+from kcache.nvrtc import library
+from kcache.nvrtc.entries import DAMAGED, MANIFEST, Item, Opened, look_at
 from kcache.nvrtc.metadata import text_of
 from kcache.readonly.bundle_file import (
     HEAD_SIZE,
@@ -33,22 +41,15 @@ from kcache.readonly.bundle_file import (
 )
 from kcache.remote.signing import SEAL_ROOM, make_sealer
 from kcache.util import log
+from kcache.util.cuda_driver import current_arch, driver_version
 from kcache.util.open_file import replacing
 
-if TYPE_CHECKING:
-    from kcache.engine.engine import CacheEngine
-
+#: A target's name: its kind, its number, and the letter of a variant, such as `sm_90a`.
+_TARGET = re.compile(r"\w+_(\d+)[a-z]?")
 #: A file's path, or an open binary file.
 Source = str | os.PathLike[str] | BinaryIO
 #: Fields with the time and the duration of a compile. They differ from build to build.
 _TIMES = ("created", "compile_seconds")
-
-
-class HasEngine(Protocol):
-    """A cache: `KernelCache` is one."""
-
-    engine: CacheEngine
-    config: Config
 
 
 class Exported(NamedTuple):
@@ -168,19 +169,15 @@ def export_bundle(
         OSError: the file can't be made.
     """
     filters = parse_filters(names, archs, used_within, older_than)
-    sealer = make_sealer(cache.config.signing_key_file.value)
-    if not sealer.can_seal:
-        raise ConfigError(f"{cache.config.signing_key_file.value} has no key that can sign")
-    if isinstance(cache.engine.backend, NoBackend):
-        raise BackendError(f"nothing can be exported: {cache.engine.backend.reason}")
+    sealer, backend = signer_of(cache), backend_of(cache, "exported")
     left_out: list[Item] = []
     manifests = 0
 
     def rows() -> Iterator[tuple[str, bytes]]:
         nonlocal manifests
-        for item, entry in chosen(cache.engine.backend, filters, left_out):
+        for item, entry in chosen(backend, filters, left_out):
             kept = _timeless(entry) if reproducible and item.kind != MANIFEST else entry
-            envelope = encode(item.key, kept, producer=PRODUCER.encode())
+            envelope = envelope_of(item.key, kept)
             if len(envelope) > MAX_VALUE - SEAL_ROOM:
                 left_out.append(item._replace(problem=f"larger than {MAX_VALUE} bytes"))
             else:
@@ -191,43 +188,6 @@ def export_bundle(
         count = write_bundle(path, rows())
         size = os.stat(path).st_size
     return Exported(count - manifests, manifests, size, tuple(left_out))
-
-
-def chosen(
-    backend: Backend, filters: Filters, left_out: list[Item]
-) -> Iterator[tuple[Item, Entry]]:
-    """Yield the entries for a bundle, by ascending key; no use of them is recorded.
-
-    A manifest is included with the dependency sets that lead to an included kernel. Those that
-    can't be included for another reason than the filters are appended to `left_out`.
-
-    Raises:
-        BackendError: the entries can't be listed.
-    """
-    now, infos = time.time(), sorted(backend.scan())
-    wanted = {info.key for info in infos}
-    if filters != Filters():  # every entry has to be read to decide
-        looked = (look_into(backend, info) for info in infos)
-        items = (opened.item for opened in looked if opened is not None)
-        wanted = {item.key for item in items if is_wanted(item, filters, now)}
-    for item, entry in sound_entries(backend, infos, left_out):
-        if item.kind == MANIFEST:
-            manifest = portable(item.key, entry, wanted)
-            if manifest is not None:
-                yield item, manifest
-        elif item.key in wanted:
-            yield item, entry
-
-
-def portable(key: str, entry: Entry, kernels: Collection[str]) -> Entry | None:
-    """Return the manifest under `key` for a bundle, or None if it leads to no kernel.
-
-    It has the dependency sets that lead to one of `kernels`, in an order that doesn't show when
-    they were stored, and none of this machine's file stamps.
-    """
-    dependency_sets = Manifest.from_entry(entry).dependency_sets
-    kept = sorted(each.raw for each in dependency_sets if each.result_key(key) in kernels)
-    return Manifest([DependencySet(raw) for raw in kept]).to_entry() if kept else None
 
 
 def _timeless(entry: Entry) -> Entry:
@@ -341,6 +301,48 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+\.\d+", version) else ()
 
 
+def problems(path: str, contents: BundleContents, archs: tuple[str, ...]) -> Iterator[str]:
+    """Yield each reason why programs here would compile in spite of a bundle.
+
+    Args:
+        path: of the bundle.
+        contents: of the bundle.
+        archs: the targets that are needed; empty for that of this machine's GPU. Without targets
+            and without a driver, that is a reason, too. A driver that exists is checked.
+    """
+    if not contents.kernels:
+        yield "it has no kernels"
+        return
+    try:
+        require_safe_layer(os.path.abspath(path))
+    except ConfigError as error:
+        yield str(error)
+    compilers = contents.compilers
+    found = library.find()
+    by = compilers.get("" if found is None else found.identity)
+    if by is None:
+        expected = " or ".join(f"{name} ({each['version']})" for name, each in compilers.items())
+        got = "no NVRTC" if found is None else f"{found.identity} ({found.path})"
+        yield f"compiler: expected {expected}, got {got}"
+    has = contents.archs if by is None else by["archs"]
+    try:
+        archs = archs or (current_arch(),)
+    except ConfigError:
+        yield "arch: no GPU to take the target from; pass --arch"
+    for arch in archs:
+        if _number(arch) not in map(_number, has):
+            yield f"arch: expected kernels for {arch}, got {', '.join(has) or 'none'}"
+    driver, needed = driver_version(), contents.driver if by is None else by["driver"]
+    if driver is not None and driver < numbers(needed):
+        got = ".".join(map(str, driver))
+        yield f"driver: expected one for CUDA {needed} or newer, got one for CUDA {got}"
+
+
+def _number(arch: str) -> str:
+    found = _TARGET.fullmatch(arch)
+    return arch if found is None else found[1]
+
+
 def import_bundle(cache: HasEngine, source: Source) -> Imported:
     """Put the entries of a bundle into a cache.
 
@@ -369,8 +371,7 @@ def import_bundle(cache: HasEngine, source: Source) -> Imported:
     engine = cache.engine
     if engine.read_only:
         raise ConfigError("the cache is open for reading only: nothing can be imported")
-    if isinstance(engine.backend, NoBackend):
-        raise BackendError(f"nothing can be imported: {engine.backend.reason}")
+    backend_of(cache, "imported")
     counts: Counter[str] = Counter()
     # Less than an eviction leaves, so that no eviction takes an entry of this import.
     room = int(engine.max_size * LOW_WATER)

@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from kcache.admin.bundles import BundleContents, Exported, HasEngine, export_bundle, verify_bundle
+from kcache.admin.bundles import BundleContents, Exported, export_bundle, verify_bundle
+from kcache.admin.transfer import HasEngine
 from kcache.errors import BundleError
 
 #: The file in the layer.

@@ -1,34 +1,136 @@
-"""Transfer: entries of one cache into another, by a bundle or from backend to backend.
+"""Transfer: entries of one cache into another: by a bundle, from backend to backend, to remotes.
 
-Exports and moves read entries by `sound_entries`. Imports and moves put what `missing_part`
-returns.
+Exports and pushes read entries by `chosen`, and moves by `sound_entries`. Imports and moves put
+what `missing_part` returns.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from kcache.backend import Backend, EntryInfo
+from kcache.backend import Backend, EntryInfo, NoBackend
 from kcache.directory import MARKER
 from kcache.engine.engine import Put
 from kcache.entry import Entry, encode
-from kcache.errors import BackendError
+from kcache.errors import BackendError, ConfigError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.entries import DAMAGED, MANIFEST, Item, coldest_first, look_into
-from kcache.nvrtc.manifest import MAX_SETS, Manifest
+from kcache.nvrtc.manifest import MAX_SETS, DependencySet, Manifest
+from kcache.remote.daemon_protocol import Counts
+from kcache.remote.guarded_storage import GuardedStorage
+from kcache.remote.signing import Sealer, make_sealer
+from kcache.util.units import parse_age
 
 if TYPE_CHECKING:
+    from kcache.config import Config
     from kcache.engine.engine import CacheEngine
+    from kcache.remote.address import Address
 
 #: The kind of an entry that takes more room than the target's cap.
 TOO_LARGE = "too_large"
 #: Files and directories that a backend leaves in a folder after every entry is gone.
 _FILES = ("counters", "lock", "db/data.mdb", "db/lock.mdb", "data.mdb", "lock.mdb", MARKER)
 _FOLDERS = ("db", *(f"{shard:02x}" for shard in range(256)), "")
+
+
+class HasEngine(Protocol):
+    """A cache: `KernelCache` is one."""
+
+    engine: CacheEngine
+    config: Config
+
+
+def envelope_of(key: str, entry: Entry) -> bytes:
+    """Return an entry in the form in which it is stored and sent."""
+    return encode(key, entry, producer=PRODUCER.encode())
+
+
+def backend_of(cache: HasEngine, done: str) -> Backend:
+    """Return the backend of a cache.
+
+    Raises:
+        BackendError: there is none, so nothing can be `done`.
+    """
+    if isinstance(cache.engine.backend, NoBackend):
+        raise BackendError(f"nothing can be {done}: {cache.engine.backend.reason}")
+    return cache.engine.backend
+
+
+def signer_of(cache: HasEngine) -> Sealer:
+    """Return what signs entries for other machines, with the key that the settings name.
+
+    Raises:
+        ConfigError: the file of keys can't be used, or not to sign.
+    """
+    key_file = cache.config.signing_key_file.value
+    sealer = make_sealer(key_file)
+    if not sealer.can_seal:
+        raise ConfigError(f"{key_file} has no key that can sign")
+    return sealer
+
+
+# -- which entries ---------------------------------------------------------------------------------
+
+
+class Filters(NamedTuple):
+    """Which entries are wanted; all of them by default.
+
+    Attributes:
+        names: a kernel is wanted if its source's name, or a name expression of it, contains one of
+            these texts, or matches it as a pattern if that has `*` or `?` in it.
+        archs: its target is one of these, such as `"sm_90"`.
+        used_within: its last use was at most this many seconds ago.
+        older_than: its last use was more than this many seconds ago.
+    """
+
+    names: tuple[str, ...] = ()
+    archs: tuple[str, ...] = ()
+    used_within: float | None = None
+    older_than: float | None = None
+
+
+def parse_filters(
+    names: Iterable[str] = (),
+    archs: Iterable[str] = (),
+    used_within: float | str | None = None,
+    older_than: float | str | None = None,
+) -> Filters:
+    """Return filters as people write them: `"90"` is `"sm_90"`, and an age is `"30d"`.
+
+    Raises:
+        ConfigError: an age is malformed.
+    """
+    return Filters(
+        tuple(names),
+        tuple(f"sm_{arch}" if arch[:1].isdigit() else arch for arch in archs),
+        None if used_within is None else parse_age(used_within, name="used_within"),
+        None if older_than is None else parse_age(older_than, name="older_than"),
+    )
+
+
+def is_wanted(item: Item, filters: Filters, now: float) -> bool:
+    """Return whether an item passes all filters; `now` is in seconds since the epoch."""
+    if filters.used_within is not None and item.used < now - filters.used_within:
+        return False
+    if filters.older_than is not None and item.used >= now - filters.older_than:
+        return False
+    if filters.archs and item.arch not in filters.archs:
+        return False
+    known = (item.source_name, *item.names)
+    return not filters.names or any(_fits(text, name) for text in filters.names for name in known)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    if not set(pattern) & set("*?"):
+        return pattern in name
+    return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))  # arrays, not sets of characters
 
 
 def sound_entries(
@@ -50,6 +152,46 @@ def sound_entries(
             yield item, entry
 
 
+def chosen(
+    backend: Backend, filters: Filters, left_out: list[Item]
+) -> Iterator[tuple[Item, Entry]]:
+    """Yield the entries for a bundle, by ascending key; no use of them is recorded.
+
+    A manifest is included with the dependency sets that lead to an included kernel. Those that
+    can't be included for another reason than the filters are appended to `left_out`.
+
+    Raises:
+        BackendError: the entries can't be listed.
+    """
+    now, infos = time.time(), sorted(backend.scan())
+    wanted = {info.key for info in infos}
+    if filters != Filters():  # every entry has to be read to decide
+        looked = (look_into(backend, info) for info in infos)
+        items = (opened.item for opened in looked if opened is not None)
+        wanted = {item.key for item in items if is_wanted(item, filters, now)}
+    for item, entry in sound_entries(backend, infos, left_out):
+        if item.kind == MANIFEST:
+            manifest = portable(item.key, entry, wanted)
+            if manifest is not None:
+                yield item, manifest
+        elif item.key in wanted:
+            yield item, entry
+
+
+def portable(key: str, entry: Entry, kernels: Collection[str]) -> Entry | None:
+    """Return the manifest under `key` for a bundle, or None if it leads to no kernel.
+
+    It has the dependency sets that lead to one of `kernels`, in an order that doesn't show when
+    they were stored, and none of this machine's file stamps.
+    """
+    dependency_sets = Manifest.from_entry(entry).dependency_sets
+    kept = sorted(each.raw for each in dependency_sets if each.result_key(key) in kernels)
+    return Manifest([DependencySet(raw) for raw in kept]).to_entry() if kept else None
+
+
+# -- into another cache ----------------------------------------------------------------------------
+
+
 def missing_part(engine: CacheEngine, item: Item, entry: Entry) -> tuple[str, Entry | None]:
     """Return what happens to a foreign entry (`added`, `present`, `merged`), and what to put.
 
@@ -65,7 +207,7 @@ def missing_part(engine: CacheEngine, item: Item, entry: Entry) -> tuple[str, En
 
 def cost_of(engine: CacheEngine, item: Item, entry: Entry) -> int:
     """Return how many bytes of the cap an entry may take; a backend may compress it."""
-    return len(encode(item.key, entry, producer=PRODUCER.encode())) + engine.backend.overhead
+    return len(envelope_of(item.key, entry)) + engine.backend.overhead
 
 
 def put_or_fail(engine: CacheEngine, key: str, entry: Entry) -> bool:
@@ -99,12 +241,14 @@ class Moved(NamedTuple):
         entries, size: how many, and their bytes in the origin.
         evicted: bytes that were evicted from the origin before.
         left_out: entries that were not moved. Damaged ones are deleted, unless it copies.
+        all: whether nothing is left in the origin.
     """
 
-    entries: int
-    size: int
-    evicted: int
-    left_out: tuple[Item, ...]
+    entries: int = 0
+    size: int = 0
+    evicted: int = 0
+    left_out: tuple[Item, ...] = ()
+    all: bool = False
 
 
 def move_entries(
@@ -152,7 +296,7 @@ def move_entries(
     for item in left_out:
         if item.kind == DAMAGED and not keep:
             origin.delete(item.key, noted=False)
-    return Moved(moved, size, evicted, tuple(left_out))
+    return Moved(moved, size, evicted, tuple(left_out), not origin.backend.usage().entries)
 
 
 def remove_emptied(folder: str) -> None:
@@ -168,3 +312,67 @@ def remove_emptied(folder: str) -> None:
     for name in _FOLDERS:
         with suppress(OSError):
             os.rmdir(os.path.join(folder, name))
+
+
+# -- into remotes ----------------------------------------------------------------------------------
+
+
+class Pushed(NamedTuple):
+    """The result of a push to one remote.
+
+    Attributes:
+        address: of the remote, without credentials.
+        kernels, manifests: how many are stored there now.
+        failed: how many are not.
+        reason: why, if anything failed.
+        left_out: how many are damaged, unreadable or of another version, and were not sent.
+    """
+
+    address: str
+    kernels: int
+    manifests: int
+    failed: int
+    reason: str
+    left_out: int
+
+
+def push(cache: HasEngine, filters: Filters) -> list[Pushed]:
+    """Store the kernels of a cache, and the manifests that lead to them, in each writable remote.
+
+    It does not count as a use of an entry. What a remote has under the same key is replaced by
+    equal kernels; its manifests keep their dependency sets. A failure is counted, and the rest is
+    still tried.
+
+    Args:
+        cache: a `KernelCache`.
+        filters: which kernels.
+
+    Raises:
+        ConfigError: no remote can be written to, or the key file can't be used to sign.
+        BackendError: the entries can't be listed.
+    """
+    addresses = cache.config.remote.value
+    writable = [each for each in addresses if each.kind != "layer" and each.writable]
+    if not writable:
+        raise ConfigError("KCACHE_REMOTE has no address that can be written to")
+    sealer, backend = signer_of(cache), backend_of(cache, "pushed")
+    return [_push_to(address, sealer, backend, filters) for address in writable]
+
+
+def _push_to(address: Address, sealer: Sealer, backend: Backend, filters: Filters) -> Pushed:
+    remote = GuardedStorage(address, lambda: sealer, Counts())
+    left_out: list[Item] = []
+    sent: Counter[bool | None] = Counter()
+    try:
+        # The kernels come first: a manifest must not promise a kernel that is not there.
+        for manifests in (False, True):
+            for item, entry in chosen(backend, filters, left_out):
+                if (item.kind == MANIFEST) is manifests:
+                    store = remote.merge if manifests else remote.put
+                    stored = store(item.key, envelope_of(item.key, entry))
+                    sent[manifests if stored else None] += 1
+    finally:
+        remote.close()
+    reason = remote.trouble if sent[None] else ""
+    address_shown, odd = address.redacted(), len(set(left_out))
+    return Pushed(address_shown, sent[False], sent[True], sent[None], reason, odd)

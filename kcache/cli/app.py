@@ -42,7 +42,15 @@ _GROUPS = {
 _ALIASES = {"info": "stats"}
 #: The modules of commands that share one; others have a module of their name. A module is imported
 #: only when its command is run.
-_SHARED = {"trim": "rm", "clear": "rm", "extract": "show", "path": "config"}
+_SHARED = {
+    **dict.fromkeys(("show", "extract"), "ls"),
+    **dict.fromkeys(("trim", "clear", "verify"), "rm"),
+    **dict.fromkeys(("path", "migrate"), "config"),
+    **dict.fromkeys(("push", "key"), "bundle"),
+    "stats": "report",
+    "integrations": "doctor",
+    "server": "run",
+}
 
 
 class Group(click.Group):

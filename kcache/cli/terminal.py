@@ -12,10 +12,10 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 import click
 
@@ -28,11 +28,15 @@ if TYPE_CHECKING:
 
 #: Its name in messages.
 STDOUT = "standard output"
+#: How many digits of a key a message shows.
+SHORT = 12
 #: What of a kernel can be written.
 OUTPUTS = ("cubin", "ptx", "ltoir")
 #: If a task takes longer than this many seconds, its progress is shown. A hit takes a few
 #: milliseconds.
 _PATIENCE = 0.2
+#: Names the option `--json` in the context of a command.
+_JSON = "kcache.json"
 #: The width of a table that is not for a terminal: no line is ever cut or folded.
 _UNLIMITED = 1_000_000
 
@@ -50,36 +54,56 @@ def show_log(log: str) -> None:
     click.echo(plain(log, "\n\t"), err=True)
 
 
-def show(result: str | Table | Mapping[str, object] | Sequence[object]) -> None:
-    """Write a result to standard output: text of one line or several, a table, or JSON.
+def note_json(context: click.Context, _: click.Parameter, value: bool) -> None:
+    """Note whether a command was given the option `--json`."""
+    context.meta[_JSON] = value
+
+
+def wants_json() -> bool:
+    """Return whether the running command was given the option `--json`."""
+    return bool(click.get_current_context().meta.get(_JSON))
+
+
+def show(
+    text: str | Callable[[], str | Table], record: object = None, *, err: bool = False
+) -> None:
+    """Write the result of a command: `record` as JSON with the option `--json`, else the text.
 
     A table is as wide as the terminal, and coloured unless NO_COLOR is set.
+
+    Args:
+        text: of one line or several, or a function that returns it or a table; empty for nothing.
+        record: what JSON can express; without it, nothing but text is written, and no JSON.
+        err: write to standard error.
     """
-    if isinstance(result, str):
-        text = plain(result, "\n")
-    elif isinstance(result, (Mapping, Sequence)):
-        text = json.dumps(result, indent=2)
+    if wants_json():
+        shown = "" if record is None else json.dumps(record, indent=2)
     else:
-        text = _rendered(result, colours=True)
-    with naming(STDOUT):
-        click.echo(text, color=True)  # Rich has left out colours that are not wanted
+        made = text if isinstance(text, str) else text()
+        shown = plain(made, "\n") if isinstance(made, str) else _rendered(made, colours=True)
+    if shown:
+        with naming(STDOUT):
+            click.echo(shown, err=err, color=True)  # Rich has left out colours that are not wanted
 
 
 def write_stdout(data: bytes) -> None:
     """Write bytes to standard output, to the end."""
     with naming(STDOUT):
-        if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        stream = _binary(sys.stdout)
+        stream.write(data)
+        stream.flush()
 
 
 def read_stdin() -> bytes:
     """Return everything that comes through standard input."""
     with naming("standard input"):
-        if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return sys.stdin.buffer.read()
+        return _binary(sys.stdin).read()
+
+
+def _binary(stream: TextIO | None) -> BinaryIO:
+    if stream is None:  # it was closed before Python started
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    return stream.buffer
 
 
 @contextmanager

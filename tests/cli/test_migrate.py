@@ -185,7 +185,7 @@ def test_an_unwritable_target_loses_nothing(cache_directory: Path, here: Callabl
 STEPS = """
 import contextlib, sys
 from kcache.cli.app import app
-from kcache.cli.commands import cmd_migrate as migrate
+from kcache.cli.commands import cmd_config as migrate
 def moved():
     sys.stderr.write("moved\\n"); sys.stderr.flush()
     sys.stdin.read(1)

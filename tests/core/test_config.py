@@ -11,7 +11,7 @@ from core.helpers import fork, python, wait
 
 from kcache import ConfigError, Entry, KernelCache, UnknownBackendError, open_engine
 from kcache.admin.info import Kinds, kinds_in_words
-from kcache.cli.open_cache import save
+from kcache.cli.commands.cmd_config import save
 from kcache.config import SAVED, VARIABLES, Config
 from kcache.directory import CacheDirectory, open_directory
 from kcache.remote.address import parse_addresses

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from kcache.cli.app import app
-from kcache.cli.commands.cmd_integrations import installed
+from kcache.cli.commands.cmd_doctor import installed
 
 
 def test_the_command_shows_what_is_installed(nvrtc: tuple[int, int]) -> None:

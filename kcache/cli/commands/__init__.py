@@ -1,1 +1,1 @@
-"""The commands, one in each file; few share the file of another."""
+"""The commands; those that share options or a way to print share a file."""

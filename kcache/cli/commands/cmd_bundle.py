@@ -1,37 +1,55 @@
-"""`kcache bundle`: copies kernels from one cache to another, in one file."""
+"""`kcache bundle` copies kernels from one cache to another, in one file.
+
+`kcache push` sends them to remotes, and `kcache key` makes the keys that sign them.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from kcache.admin.bundle_check import problems
 from kcache.admin.bundles import (
     Exported,
     Source,
     export_bundle,
     import_bundle,
     list_bundle,
+    problems,
     verify_bundle,
 )
 from kcache.admin.oci_layout import bundle_at, export_layout
+from kcache.admin.transfer import parse_filters
+from kcache.admin.transfer import push as push_to_remotes
 from kcache.cli.app import Group
+from kcache.cli.commands.cmd_ls import item_json, listing
 from kcache.cli.commands.cmd_warm import cached_ones
-from kcache.cli.listing import SHORT, item_json, listing
-from kcache.cli.open_cache import may_write, open_cache, open_existing
-from kcache.cli.parameters import directory_option, filter_options, flag, json_option, repeatable
-from kcache.cli.terminal import notify, progress, show
+from kcache.cli.options import (
+    directory_option,
+    filter_options,
+    flag,
+    json_option,
+    may_write,
+    open_cache,
+    open_existing,
+    repeatable,
+)
+from kcache.cli.terminal import SHORT, notify, progress, show, wants_json, write_stdout
 from kcache.config import Config
+from kcache.errors import ConfigError
 from kcache.nvrtc.entries import MANIFEST, unique_length
+from kcache.remote.signing import id_of, make_keys, public_part, read_keys, write_keys
 from kcache.util.units import counted, format_size, plain
 from kcache.warm.kernel_list import read_list
+
+if TYPE_CHECKING:
+    from kcache.admin.bundles import BundleContents
+    from kcache.admin.transfer import Pushed
 
 #: How many problems are named one by one.
 _NAMED = 5
@@ -78,15 +96,7 @@ def bundle() -> None:
 )
 @json_option("object")
 @directory_option
-def export(
-    *,
-    output: str | None,
-    oci: str | None,
-    reproducible: bool,
-    as_json: bool,
-    directory: str | None,
-    **filters: Any,  # noqa: ANN401
-) -> None:
+def export(*, output: str | None, oci: str | None, directory: str | None, **chosen: Any) -> None:  # noqa: ANN401
     """Write kernels into a bundle.
 
     A kernel is exported if it matches every kind of option that is given. Its manifest is exported
@@ -103,39 +113,31 @@ def export(
         raise click.UsageError(
             "A bundle is a binary file. Send it to a file or to another program."
         )
-    filters["reproducible"] = reproducible
     with open_existing(directory) as cache, progress("writing"):
         if output is None:
-            done = export_layout(cache, target, **filters)
+            done = export_layout(cache, target, **chosen)
         else:
-            done = export_bundle(cache, sys.stdout.buffer if output == "-" else output, **filters)
-    _print_export(done, target, as_json=as_json)
-
-
-def _print_export(done: Exported, output: str, *, as_json: bool) -> None:
+            done = export_bundle(cache, sys.stdout.buffer if output == "-" else output, **chosen)
     for item in done.left_out[:_NAMED]:
         notify(f"left out: {item.kind} entry {item.key[:SHORT]}: {plain(item.problem)}")
     if len(done.left_out) > _NAMED:
         notify(f"left out: {len(done.left_out) - _NAMED} more")
-    if as_json:
-        left_out = [{"key": item.key, "problem": item.problem} for item in done.left_out]
-        text = json.dumps({**done._asdict(), "left_out": left_out}, indent=2)
-    else:
-        text = f"{_amount(done.kernels, done.manifests)} in {output}, {format_size(done.size)}"
-    click.echo(plain(text, "\n"), err=output == "-")
+    left_out = [{"key": item.key, "problem": item.problem} for item in done.left_out]
+    text = f"{_amount(done)} in {target}, {format_size(done.size)}"
+    show(text, {**done._asdict(), "left_out": left_out}, err=output == "-")
     if not done.kernels:
         notify("warning: no kernel matches, so the bundle is empty")
 
 
-def _amount(kernels: int, manifests: int) -> str:
-    return f"{counted(kernels, 'kernel')} and {counted(manifests, 'manifest')}"
+def _amount(done: Exported | BundleContents | Pushed) -> str:
+    return f"{counted(done.kernels, 'kernel')} and {counted(done.manifests, 'manifest')}"
 
 
 @bundle.command("import", short_help="Put a bundle's kernels into the cache.")
 @_file
 @json_option("object")
 @directory_option
-def import_(*, file: Source, as_json: bool, directory: str | None) -> None:
+def import_(*, file: Source, directory: str | None) -> None:
     """Put the kernels of a bundle into the cache. FILE can be `-`, standard input.
 
     The command checks the whole bundle before it writes the first kernel, so a damaged bundle
@@ -147,7 +149,7 @@ def import_(*, file: Source, as_json: bool, directory: str | None) -> None:
     with open_cache(config.directory.value) as cache, progress("reading"):
         done = import_bundle(cache, file)
     sentence = f"{counted(done.added)} added, {done.present} were there, {done.merged} merged"
-    show(done._asdict() if as_json else sentence)
+    show(sentence, done._asdict())
     if done.other_version:
         notify(f"warning: {counted(done.other_version)} of another version of kcache: left out")
     if done.no_room:
@@ -158,37 +160,34 @@ def import_(*, file: Source, as_json: bool, directory: str | None) -> None:
 @_file
 @flag("-a", "--all", "everything", help="List manifests, too.")
 @json_option("array")
-def list_(*, file: Source, everything: bool, as_json: bool) -> None:
+def list_(*, file: Source, everything: bool) -> None:
     """List the kernels in a bundle, one line each. FILE can be `-`, standard input.
 
     Each entry is checked as it is listed.
     """
     found = [item for item in list_bundle(file) if everything or item.kind != MANIFEST]
-    if as_json:
-        rows = map(item_json, found)
-        show([{name: row[name] for name in row if name != "last_use"} for row in rows])
-    elif found:
-        digits = unique_length(item.key for item in found)
-        show(listing(found, digits, time.time(), used=False))
-    else:
+    digits = unique_length(item.key for item in found)
+    rows = [{n: value for n, value in item_json(each).items() if n != "last_use"} for each in found]
+    show(lambda: listing(found, digits, time.time(), used=False), rows)
+    if not (found or wants_json()):
         notify("there are no kernels")
 
 
 @bundle.command("verify", short_help="Read and check all of a bundle.")
 @_file
 @json_option("object")
-def verify(*, file: Source, as_json: bool) -> None:
+def verify(*, file: Source) -> None:
     """Read and check every entry of a bundle. FILE can be `-`, standard input.
 
     Exits with 1 if it is damaged. Memory does not grow with its length.
     """
     with progress("reading"):
         found = verify_bundle(file)
-    line = f"sound: {_amount(found.kernels, found.manifests)}"
+    line = f"sound: {_amount(found)}"
     if found.other_version:
         line += f", {counted(found.other_version)} of another version of kcache"
     line += f", {format_size(found.size)}{', signed' if found.signed else ', not signed'}"
-    show(found._asdict() if as_json else line)
+    show(line, found._asdict())
 
 
 @bundle.command("check", short_help="Check whether programs here would use a bundle.")
@@ -204,7 +203,7 @@ def verify(*, file: Source, as_json: bool) -> None:
     help="A list of kernels, as for kcache warm, all of which are needed.",
 )
 @json_option("object")
-def check(*, file: str, archs: tuple[str, ...], list_file: str | None, as_json: bool) -> None:
+def check(*, file: str, archs: tuple[str, ...], list_file: str | None) -> None:
     """Check whether programs on this machine would use a bundle. If not, exit with 1 and reasons.
 
     FILE is a bundle, a directory with kernels.kcb, or an OCI image layout. The bundle must contain
@@ -216,16 +215,12 @@ def check(*, file: str, archs: tuple[str, ...], list_file: str | None, as_json: 
         found = list(problems(path, contents, archs))
         if list_file is not None:
             found += _missing(path, list_file, archs)
-    if as_json:
-        show({"problems": found, **contents._asdict()})
+    serves = f"serves: {_amount(contents)}, {', '.join(contents.archs)}"
+    show("" if found else serves, {"problems": found, **contents._asdict()})
     for problem in found:
         notify(f"{file}: {plain(problem)}")
     if found:
         raise click.exceptions.Exit(1)
-    if not as_json:
-        show(
-            f"serves: {_amount(contents.kernels, contents.manifests)}, {', '.join(contents.archs)}"
-        )
 
 
 def _missing(path: str, list_file: str, archs: tuple[str, ...]) -> list[str]:
@@ -237,3 +232,81 @@ def _missing(path: str, list_file: str, archs: tuple[str, ...]) -> list[str]:
             cached = cached_ones(wanted, cache)
     pairs = zip(wanted, cached, strict=True)
     return [f"list: {each.title} ({each.arch}) is missing" for each, there in pairs if not there]
+
+
+# -- push ------------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Send the cache's kernels to its remotes.")
+@filter_options
+@json_option("array")
+@directory_option
+def push(*, directory: str | None, **filters: Any) -> None:  # noqa: ANN401
+    """Send kernels that the cache has to each remote of KCACHE_REMOTE that can be written to.
+
+    A program sends only what it compiles. This command fills a new remote from a cache that exists.
+    It does not count as a use of an entry. Exits with 1 if anything can't be stored.
+    """
+    with open_existing(directory) as cache, progress("pushing"):
+        done = push_to_remotes(cache, parse_filters(**filters))
+    show(
+        "\n".join(f"{each.address}: {_amount(each)}" for each in done),
+        [each._asdict() for each in done],
+    )
+    for each in done:
+        if each.failed:
+            notify(f"error: {counted(each.failed)} not stored: {each.reason or each.address}")
+        if each.left_out:
+            notify(f"{counted(each.left_out)} left out: see kcache verify")
+    if any(each.failed for each in done):
+        raise click.exceptions.Exit(1)
+
+
+# -- key -------------------------------------------------------------------------------------------
+
+
+@click.group(cls=Group, short_help="Make keys that sign kernels for other machines.")
+def key() -> None:
+    """Make the keys that sign kernels for other machines, and look at them.
+
+    KCACHE_SIGNING_KEY_FILE names the file with the keys. kcache then uses kernels from other
+    machines only if one of these keys has signed them.
+    """
+
+
+@key.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+def new(*, file: str) -> None:
+    """Write a new key to FILE, which only you can read.
+
+    It is an Ed25519 key in the form of OpenSSL. Its public half is written to FILE.pub. Give
+    FILE.pub to the machines that only read. The command never replaces a file.
+    """
+    private, public = make_keys()
+    taken = [name for name in (file, f"{file}.pub") if os.path.lexists(name)]
+    if taken:
+        raise ConfigError(f"{taken[0]} exists already, and is not replaced")
+    write_keys(file, private)
+    show(f"wrote {file}: it signs and verifies, keep it secret")
+    write_keys(f"{file}.pub", public, mode=0o644)
+    show(f"wrote {file}.pub: it verifies, for machines that only read")
+
+
+@key.command("show")
+@click.argument("file", type=click.Path(dir_okay=False))
+@flag("--public", help="Print the public halves as PEM, and nothing else.")
+@json_option("array")
+def show_key(*, file: str, public: bool) -> None:
+    """Show which keys FILE holds, and what they can do. No secret is printed."""
+    if public and wants_json():
+        raise click.UsageError("--public and --json exclude each other.")
+    keys = read_keys(file)
+    if public:
+        write_stdout(public_part(keys))
+        return
+    signer = None if keys.signer is None else id_of(keys.signer.public_key())
+    found = [{"id": each.hex(), "signs": each == signer} for each in keys.verifiers]
+    lines = (
+        f"{each['id']}  {'signs and verifies' if each['signs'] else 'verifies'}" for each in found
+    )
+    show("\n".join(lines), found)

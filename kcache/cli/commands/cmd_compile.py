@@ -10,16 +10,17 @@ import os
 import re
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from kcache import CompileOptions
-from kcache.cli.open_cache import open_cache
-from kcache.cli.parameters import (
+from kcache.cli.options import (
     directory_option,
     flag,
     json_option,
+    open_cache,
     options,
     output_option,
     repeatable,
@@ -35,6 +36,7 @@ from kcache.cli.terminal import (
     refuse_terminal,
     show,
     show_log,
+    wants_json,
     write_output,
 )
 from kcache.errors import CompileError, ConfigError
@@ -53,41 +55,31 @@ if TYPE_CHECKING:
 _STDIN_NAME = "<stdin>"
 
 
-class Source(NamedTuple):
-    """A source as it was named.
+class Job(NamedTuple):
+    """A source that a command line asks to compile, for one target.
 
     Attributes:
-        text: the text itself.
-        name: its name for the compiler: the last part of its path.
+        path: of the file, as the user wrote it; `-` for standard input.
         folder: directory of the file, empty for the working directory.
-        path: as the user wrote it; `-` for standard input.
-    """
-
-    text: str
-    name: str
-    folder: str
-    path: str
-
-
-class CompileArguments(NamedTuple):
-    """What a command line asks to compile.
-
-    Attributes:
-        source: the source.
+        source_name: the source's name for the compiler: the last part of its path.
+        source: the text itself.
         names: name expressions.
         options: with an architecture.
         emit: which output is meant.
         output: where it is wanted, as the user wrote it.
     """
 
-    source: Source
+    path: str
+    folder: str
+    source_name: str
+    source: str
     names: tuple[str, ...]
     options: CompileOptions
     emit: str
     output: str | None
 
 
-#: The argument FILE... and the options of a compile: the arguments of `asked_for`.
+#: The argument FILE... and the options of a compile: the arguments of `jobs_of`.
 compile_options = options(
     click.argument(
         "file",
@@ -160,7 +152,7 @@ compile_options = options(
 )
 
 
-def asked_for(
+def jobs_of(
     *,
     file: tuple[str, ...],
     arch: tuple[str, ...],
@@ -172,32 +164,28 @@ def asked_for(
     recache: bool,
     include_paths: tuple[str, ...],
     **given: Any,  # noqa: ANN401  the other fields of `CompileOptions`
-) -> list[CompileArguments]:
+) -> list[Job]:
     """Return what the options of a compile mean: each file for each architecture."""
     if no_cache and recache:
         raise click.UsageError("--no-cache and --recache exclude each other.")
-    _warn_of_missing(include_paths)
+    for path in include_paths:
+        if not os.path.isdir(path):  # NVRTC does not warn of it
+            notify(f"warning: the include directory {path} does not exist")
     include_paths += _cuda_headers() if cuda_headers else ()
-    found: list[CompileArguments] = []
+    found: list[Job] = []
     for path in file:
-        source = _read(path)
+        folder, name = os.path.split(path)
+        text = as_text(path, read_stdin() if path == "-" else Path(path).read_bytes())
         # Relative ones stay relative, so that they are the same in another checkout.
-        here = source.folder or os.curdir
-        paths = [seen_from(here, os.curdir, path) for path in include_paths]
+        paths = [seen_from(folder or os.curdir, os.curdir, each) for each in include_paths]
         general = CompileOptions(include_paths=paths, **given)
         for target in dict.fromkeys(arch) or (None,):
             options = _with_target(general, target)
-            kind = emit or _emitted(options, output)
+            kind = emit or named_by_suffix(output) or _best_output(options)
             options = options.replace(lto=kind == "ltoir")
-            found.append(CompileArguments(source, names, options, kind, output))
+            name = _STDIN_NAME if path == "-" else name
+            found.append(Job(path, folder, name, text, names, options, kind, output))
     return found
-
-
-def _warn_of_missing(include_paths: Sequence[str]) -> None:
-    """Warn of include directories that do not exist, because NVRTC doesn't."""
-    for path in include_paths:
-        if not os.path.isdir(path):
-            notify(f"warning: the include directory {path} does not exist")
 
 
 def _cuda_headers() -> tuple[str, ...]:
@@ -206,14 +194,6 @@ def _cuda_headers() -> tuple[str, ...]:
         packages = "nvidia-cuda-runtime nvidia-cuda-cccl (CUDA 12: each with -cu12)"
         raise ConfigError(f"no CUDA headers are installed: pip install {packages}")
     return found
-
-
-def _read(file: str) -> Source:
-    folder, name = os.path.split(file)
-    if file == "-":
-        return Source(as_text(file, read_stdin()), _STDIN_NAME, folder, file)
-    with open(file, "rb") as stream:
-        return Source(as_text(file, stream.read()), name, folder, file)
 
 
 def _with_target(options: CompileOptions, arch: str | None) -> CompileOptions:
@@ -228,11 +208,7 @@ def _with_target(options: CompileOptions, arch: str | None) -> CompileOptions:
         raise click.UsageError(f"{reason}. Pass --arch, such as --arch sm_90.") from None
 
 
-def _emitted(options: CompileOptions, output: str | None) -> str:
-    """Return the default output: the one that the file's suffix names, otherwise the best."""
-    named = named_by_suffix(output)
-    if named is not None:
-        return named
+def _best_output(options: CompileOptions) -> str:
     return "ptx" if parse_arch(options.target or "").startswith("compute") else "cubin"
 
 
@@ -244,7 +220,7 @@ def _emitted(options: CompileOptions, output: str | None) -> str:
 @flag("-q", "--quiet", help="Print only warnings and errors.")
 @json_option("array")
 @directory_option
-def compile_file(*, quiet: bool, as_json: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
+def compile_file(*, quiet: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
     """Compile each FILE (- for standard input) with NVRTC, or get it from the cache.
 
     Several files and several architectures may be named: each file is compiled for each. No GPU is
@@ -252,105 +228,106 @@ def compile_file(*, quiet: bool, as_json: bool, directory: str | None, **given: 
     may later move to another folder: kcache compares their content, not their paths. Options of
     nvcc with the same meaning work, too, such as -arch=sm_90 and -std=c++17.
     """
-    asked = asked_for(**given)
-    outputs = _outputs(asked)
+    jobs, as_json = jobs_of(**given), wants_json()
+    outputs = _outputs(jobs)
     if as_json and "-" in outputs:
         raise click.UsageError("--json and an output on standard output exclude each other.")
     results: list[dict[str, object]] = []
     disable, recache = given["no_cache"] or None, given["recache"] or None
-    failed: CompileError | None = None
+    failed = False
     with open_cache(directory, disable=disable, recache=recache) as cache:
-        for each, output in zip(asked, outputs, strict=True):
+        for job, output in zip(jobs, outputs, strict=True):
             about: dict[str, object] = {
-                "source": each.source.path,
-                "arch": each.options.target,
-                "names": [*each.names],
+                "source": job.path,
+                "arch": job.options.target,
+                "names": [*job.names],
             }
             try:
-                results.append(about | _compile(cache, each, output, quiet=quiet or as_json))
+                results.append(about | _compile(cache, job, output, quiet=quiet or as_json))
             except CompileError as error:
                 results.append(about | {"log": error.log, "error": str(error)})
-                if len(asked) == 1 and not as_json:
+                if len(jobs) == 1 and not as_json:
                     raise
-                failed = failed or error
+                failed = True
                 show_log(error.log or str(error))
-                what = f"{each.source.path} does not compile for {each.options.target}"
+                what = f"{job.path} does not compile for {job.options.target}"
                 notify(f"error: {what}" + (error.hint and f": {error.hint}"))
-    if as_json:
-        show(results)
-    if failed is not None:
+    show("", results)
+    if failed:
         raise click.exceptions.Exit(1)
 
 
-def _compile(
-    cache: KernelCache, asked: CompileArguments, output: str, *, quiet: bool
-) -> dict[str, object]:
+def _compile(cache: KernelCache, job: Job, output: str, *, quiet: bool) -> dict[str, object]:
     """Compile one source for one target and write the output; return what happened, for JSON."""
-    source = asked.source
     uncacheable = cache.stats().uncacheable
     started = time.perf_counter()
     # The compile runs in the file's folder. So the compiler finds the headers, debug information
     # has the right paths, and the folder's path is not part of the request.
     try:
-        title = f"compiling {source.path} for {asked.options.target}"
-        with contextlib.chdir(source.folder or os.curdir), interruptible(), progress(title):
+        title = f"compiling {job.path} for {job.options.target}"
+        with contextlib.chdir(job.folder or os.curdir), interruptible(), progress(title):
             kernel = cache.get_or_compile(
-                source.text, asked.names, asked.options, source_name=source.name
+                job.source, job.names, job.options, source_name=job.source_name
             )
     except CompileError as error:
-        error.source_name, error.log = source.path, _as_typed(error.log, source)
+        error.source_name, error.log = job.path, _as_typed(error.log, job)
         raise
     seconds = time.perf_counter() - started
-    if kernel.log:
-        show_log(_as_typed(kernel.log, source))
-    warn_if_empty(kernel, source.text, source.name)
-    size = _write(kernel, asked.emit, output)
+    log = _as_typed(kernel.log, job)
+    if log:
+        show_log(log)
+    warn_if_empty(kernel, job.source, job.source_name)
+    data: bytes | None = getattr(kernel, job.emit)
+    if data is None:
+        there = ", ".join(name for name in OUTPUTS if getattr(kernel, name) is not None)
+        raise ConfigError(f"--emit {job.emit}: this target has none; expected {there or 'nothing'}")
+    write_output(data, output)
     stored = cache.stats().uncacheable == uncacheable
     if not quiet:
         shown = STDOUT if output == "-" else output
-        notify(f"{_sentence(kernel, seconds, stored=stored)} -> {shown} ({format_size(size)})")
+        notify(f"{_sentence(kernel, seconds, stored=stored)} -> {shown} ({format_size(len(data))})")
         for name, lowered in kernel.lowered_names.items():
             notify(f"{name} is {lowered}")
     return {
         "output": output,
-        "emit": asked.emit,
-        "size_bytes": size,
+        "emit": job.emit,
+        "size_bytes": len(data),
         "cached": kernel.cached,
         "stored": stored,
         "seconds": seconds,
         "compile_seconds": kernel.compile_seconds,
         "headers": len(kernel.dependencies),
         "lowered_names": dict(kernel.lowered_names),
-        "log": _as_typed(kernel.log, source),
+        "log": log,
         "error": None,
     }
 
 
-def _outputs(asked: Sequence[CompileArguments]) -> list[str]:
+def _outputs(jobs: Sequence[Job]) -> list[str]:
     """Return the path to write each result to, or `-`.
 
     Raises:
         UsageError: two results would be written to one file.
     """
-    given, several = asked[0].output, len(asked) > 1
+    given, several = jobs[0].output, len(jobs) > 1
     if several and given is not None and not os.path.isdir(given):
         raise click.UsageError(f"-o: expected a directory for several results, got {given!r}.")
-    targets = {each.options.target for each in asked}
+    targets = {job.options.target for job in jobs}
     found: dict[str, str] = {}
-    for each in asked:
-        path, output = each.source.path, given
+    for job in jobs:
+        output = given
         if several or output is None:  # where nvcc would put it
-            base = os.path.splitext(os.path.basename(path))[0]
-            middle = f".{each.options.target}" if len(targets) > 1 else ""
-            output = os.path.join(given or "", f"{base}{middle}.{each.emit}")
-            output = "-" if path == "-" else output
+            base = os.path.splitext(os.path.basename(job.path))[0]
+            middle = f".{job.options.target}" if len(targets) > 1 else ""
+            output = os.path.join(given or "", f"{base}{middle}.{job.emit}")
+            output = "-" if job.path == "-" else output
         if output == "-":
-            refuse_terminal(each.emit)
-        elif path != "-" and os.path.exists(output) and os.path.samefile(path, output):
+            refuse_terminal(job.emit)
+        elif job.path != "-" and os.path.exists(output) and os.path.samefile(job.path, output):
             raise click.UsageError(f"-o {output} would overwrite the source.")
         if output in found:
-            raise click.UsageError(f"{found[output]} and {path} both make {output}.")
-        found[output] = path
+            raise click.UsageError(f"{found[output]} and {job.path} both make {output}.")
+        found[output] = job.path
     return list(found)
 
 
@@ -358,34 +335,21 @@ def _outputs(asked: Sequence[CompileArguments]) -> list[str]:
 _POSITION = re.compile(r"^([^\s(][^(\n]*)(?=\(\d+\): )", re.MULTILINE)
 
 
-def _as_typed(log: str, source: Source) -> str:
+def _as_typed(log: str, job: Job) -> str:
     """Return a log with paths from the working directory, so that editors jump there.
 
     The compiler ran in the source's folder.
     """
-    if not source.folder:
+    if not job.folder:
         return log
 
     def path(found: re.Match[str]) -> str:
-        if found[1] == source.name:
-            return source.path
-        there = os.path.join(source.folder, found[1])
+        if found[1] == job.source_name:
+            return job.path
+        there = os.path.join(job.folder, found[1])
         return os.path.relpath(there) if os.path.exists(there) else found[1]
 
     return _POSITION.sub(path, log)
-
-
-# -- after the compile -----------------------------------------------------------------------------
-
-
-def _write(kernel: CompiledKernel, emit: str, output: str) -> int:
-    """Write one output of the kernel; return its size in bytes."""
-    data: bytes | None = getattr(kernel, emit)
-    if data is None:
-        there = ", ".join(name for name in OUTPUTS if getattr(kernel, name) is not None)
-        raise ConfigError(f"--emit {emit}: this target has none; expected {there or 'nothing'}")
-    write_output(data, output)
-    return len(data)
 
 
 def _sentence(kernel: CompiledKernel, seconds: float, *, stored: bool) -> str:

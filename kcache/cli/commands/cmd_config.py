@@ -1,20 +1,44 @@
-"""`kcache config` shows and saves settings, `kcache path` prints the cache's directory."""
+"""`kcache config` shows and saves settings, `kcache path` prints the cache's directory.
+
+`kcache migrate` moves every entry to another backend in the same directory.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
 
 import click
 
 from kcache._version import __version__
-from kcache.cli.open_cache import load_settings, may_write, named_directory, save
-from kcache.cli.parameters import directory_option, json_option, repeatable
-from kcache.cli.terminal import columns, notify, show, write_stdout
-from kcache.config import SAVED, VARIABLES, Setting
+from kcache.admin.transfer import TOO_LARGE, Moved, move_entries, remove_emptied
+from kcache.backend import open_backend, require_backend
+from kcache.cli.options import (
+    directory_option,
+    flag,
+    json_option,
+    load_settings,
+    may_write,
+    named_directory,
+    open_cache,
+    open_existing,
+    repeatable,
+)
+from kcache.cli.terminal import columns, notify, progress, show, write_stdout
+from kcache.config import SAVED, VARIABLES, Config, parse_saved, require_saved
+from kcache.directory import CacheDirectory, change_settings, open_directory
+from kcache.engine.opening import backends_in, elsewhere
+from kcache.errors import KcacheError
 from kcache.nvrtc import library
+from kcache.nvrtc.entries import DAMAGED, OTHER, UNREADABLE
 from kcache.util.hints import how_to_install
-from kcache.util.units import format_size, plain
+from kcache.util.units import counted, format_size, plain
+
+if TYPE_CHECKING:
+    from kcache.config import Setting
 
 _SIZES = ("max_size", "memory_size")
 
@@ -31,9 +55,7 @@ _SIZES = ("max_size", "memory_size")
 )
 @json_option("object")
 @directory_option
-def config(
-    *, given: tuple[str, ...], gone: tuple[str, ...], as_json: bool, directory: str | None
-) -> None:
+def config(*, given: tuple[str, ...], gone: tuple[str, ...], directory: str | None) -> None:
     """Show every setting with its value and its source, and the compiler that kcache uses.
 
     A setting that is saved with `--set` stays with the directory of the cache, in its file
@@ -41,7 +63,12 @@ def config(
     environment variables come before it. These can be saved: backend, max_size, memory_size,
     header_check, relocation, wait, workers, compile_timeout.
     """
-    wanted = _pairs(given)
+    wanted: dict[str, str] = {}
+    for pair in given:
+        name, separator, value = pair.partition("=")
+        if not separator:
+            raise click.UsageError(f"--set {pair!r}: write NAME=VALUE, such as max_size=5GiB.")
+        wanted[name.strip()] = value.strip()
     both = sorted(wanted.keys() & set(gone))
     if both:
         raise click.UsageError(f"--set and --unset exclude each other: {', '.join(both)}.")
@@ -49,16 +76,21 @@ def config(
         may_write("config --set", directory)
         for warning in save(named_directory(directory), wanted, gone):
             notify(f"warning: {plain(warning)}")
-    settings = _settings(directory)
-    if as_json:
-        found = library.find()
-        compiler = None if found is None else found._asdict()
-        about = {"version": __version__, "compiler": compiler, "settings": settings}
-        show(about)
-    elif given or gone:
-        show(_rows({name: settings[name] for name in settings if name in (*wanted, *gone)}))
+    settings, compiler = _settings(directory), library.find()
+    facts = [("kcache", __version__)]
+    if compiler is None:
+        facts.append(("compiler", f"none: {how_to_install('cu13')} (CUDA 12: cu12)"))
     else:
-        show(f"{_rows(settings)}\n\n{columns(_facts())}")
+        facts += [("compiler", compiler.path), ("identity", compiler.identity)]
+    changed = {name: each for name, each in settings.items() if name in (*wanted, *gone)}
+    show(
+        lambda: _rows(changed) if given or gone else f"{_rows(settings)}\n\n{columns(facts)}",
+        {
+            "version": __version__,
+            "compiler": None if compiler is None else compiler._asdict(),
+            "settings": settings,
+        },
+    )
 
 
 @click.command(short_help="Print the directory of the cache.")
@@ -67,30 +99,6 @@ def path(*, directory: str | None) -> None:
     """Print the directory that programs and commands use as the cache, whether it exists or not."""
     load_settings(directory)  # this warns
     write_stdout(os.fsencode(named_directory(directory)) + b"\n")
-
-
-def _pairs(given: Sequence[str]) -> dict[str, str]:
-    """Return name -> value of the arguments of `--set`.
-
-    Raises:
-        click.UsageError: one has no `=`.
-    """
-    found: dict[str, str] = {}
-    for pair in given:
-        name, separator, value = pair.partition("=")
-        if not separator:
-            raise click.UsageError(f"--set {pair!r}: write NAME=VALUE, such as max_size=5GiB.")
-        found[name.strip()] = value.strip()
-    return found
-
-
-def _facts() -> list[tuple[str, str]]:
-    """Return the version and the compiler, for `kcache config`."""
-    compiler = library.find()
-    facts = [("kcache", __version__)]
-    if compiler is None:
-        return [*facts, ("compiler", f"none: {how_to_install('cu13')} (CUDA 12: cu12)")]
-    return [*facts, ("compiler", compiler.path), ("identity", compiler.identity)]
 
 
 def _settings(directory: str | None) -> dict[str, dict[str, object]]:
@@ -131,3 +139,169 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, list):
         return " ".join(value) or "-"  # pyright: ignore[reportUnknownArgumentType]
     return "-" if value is None else str(value)
+
+
+def save(directory: str, given: Mapping[str, str], gone: Collection[str] = ()) -> list[str]:
+    """Save settings, forget others, and return warnings about settings without effect.
+
+    Args:
+        directory: of the cache, created if it does not exist.
+        given: name -> text.
+        gone: names; of settings that another version has saved, too.
+
+    Raises:
+        ConfigError: a setting can't be saved, its value is not allowed, or not with that backend;
+            or the directory is unsafe, or no cache.
+        UnknownBackendError: no such backend is installed.
+        BackendError: it can't be written, or the backend can't be used there.
+    """
+    files = open_directory(directory)
+    for name, text in given.items():
+        parse_saved(name, text)
+    for name in gone:
+        if name not in files.settings:
+            require_saved(name)
+    warnings: list[str] = []
+
+    def change(settings: dict[str, object]) -> None:
+        for name in gone:
+            settings.pop(name, None)
+        settings.update(given)
+        config = Config.load(environ={}).with_saved(settings, files.marker, warnings.append)
+        if given.keys() & {"backend", "max_size"}:
+            warnings.append(_elsewhere(config, files))
+
+    change_settings(files, change)
+    here = Config.load(complain=lambda _: None)
+    variables = {each.setting: each.name for each in VARIABLES}
+    warnings += (
+        f"{variables[name]} is set, and comes before the {name} that is saved"
+        for name in given
+        if getattr(here, name).source == variables[name]
+    )
+    return list(filter(None, warnings))
+
+
+def _elsewhere(config: Config, files: CacheDirectory) -> str:
+    """Open the backend as programs will, without changes; return a warning if the entries are
+    elsewhere.
+
+    Raises:
+        ConfigError, BackendError: programs could not use it.
+    """
+    name, cap = config.backend.value, config.max_size.value
+    opened = open_backend(name, files.backend(name), max_size=cap, read_only=True)
+    with closing(opened) as backend:
+        return elsewhere(files, config.backend, backend)
+
+
+# -- migrate ---------------------------------------------------------------------------------------
+
+#: The message for entries that are not moved, by kind.
+_LEFT_OUT = {
+    DAMAGED: "damaged: left out",
+    UNREADABLE: "unreadable: left in {}",
+    OTHER: "of another version of kcache: left in {}",
+    TOO_LARGE: "larger than the cap: left in {}",
+}
+
+
+@click.command(short_help="Move every entry to another backend.")
+@click.option(
+    "--to", "target", metavar="BACKEND", required=True, help="The new backend, such as zstd."
+)
+@click.option(
+    "--from",
+    "origin",
+    metavar="BACKEND",
+    help="The old backend.  [default: the one in use; if that is BACKEND, another with a folder]",
+)
+@flag("--keep", help="Copy the entries, and keep the old ones.")
+@flag("-n", "--dry-run", help="Show what would be moved; change nothing.")
+@json_option("object")
+@directory_option
+def migrate(
+    *, target: str, origin: str | None, keep: bool, dry_run: bool, directory: str | None
+) -> None:
+    """Move every entry to another backend in the same directory.
+
+    Each backend has its own folder there. The entries move one at a time, the least recently used
+    one first. So the order of use survives, and both backends together stay below the cap. The
+    times of use do not: each entry counts as used now. If the command is interrupted, run it again
+    and it continues. At the end it saves the new backend with the directory, so that programs use
+    it, unless an argument or KCACHE_BACKEND names another. If the entries are in the new backend
+    already, it changes nothing.
+    """
+    if origin == target:
+        raise click.UsageError(f"--from and --to both name {target}.")
+    origin = origin or _origin(directory, target)
+    require_backend(origin)
+    require_backend(target)
+    if not dry_run:
+        may_write("migrate", directory)
+    moved, verb, done = Moved(), "copied" if keep else "moved", "nothing to move"
+    with open_existing(directory, backend=origin, read_only=dry_run, changes=True) as source:
+        files, engine = source.opened.directory, source.engine
+        if files is not None and origin == target:
+            files, done = None, f"already in {target}; nothing to migrate"
+        elif files is not None and dry_run:
+            usage = engine.backend.usage()
+            moved, verb = Moved(usage.entries, usage.bytes), f"would {'copy' if keep else 'move'}"
+        elif files is not None:
+            with (
+                open_cache(files.path, backend=target) as destination,
+                progress(f"{origin} to {target}", engine.entry_count) as advance,
+            ):
+                moved = move_entries(engine, destination.engine, keep=keep, advance=advance)
+            if not keep:
+                engine.note("moved", detail=f"to {target}")
+    amount = f"{counted(moved.entries)}, {format_size(moved.size)}"
+    if files is not None:
+        done = f"{verb} {amount}{'' if dry_run else ','} from {origin} to {target}"
+        if moved.all and not keep:
+            remove_emptied(files.backend(origin))  # LMDB's file does not shrink
+    if moved.evicted:
+        notify(f"{format_size(moved.evicted)} evicted first: both backends exceeded the cap")
+    kinds = Counter(item.kind for item in moved.left_out)
+    for kind in kinds:
+        notify(f"{counted(kinds[kind])} {_LEFT_OUT[kind].format(origin)}")
+    record = {
+        "from": origin,
+        "to": target,
+        "keep": keep,
+        "dry_run": dry_run,
+        "entries": moved.entries,
+        "size_bytes": moved.size,
+        "left_out": {kind: kinds[kind] for kind in _LEFT_OUT},
+    }
+    show(done, record)
+    if files is not None and not dry_run:
+        _use(files, target, keep=keep)
+
+
+def _use(files: CacheDirectory, target: str, *, keep: bool) -> None:
+    """Save the backend with the directory, unless the old one is kept."""
+    if keep:
+        show(f"To use them: kcache config --set backend={target}")
+        return
+    try:
+        warnings = save(files.path, {"backend": target})
+    except KcacheError as error:
+        notify(f"warning: {error}. To use them: export KCACHE_BACKEND={target}")
+        return
+    show(f"Saved with the cache: backend={target}. Programs of this directory find them there.")
+    for warning in warnings:
+        notify(f"warning: {warning}")
+
+
+def _origin(directory: str | None, target: str) -> str:
+    """Return the backend that programs use now; if that is the target, another with a folder."""
+    settings, _ = load_settings(directory, changes=True)
+    others: list[str] = []
+    if settings.backend.value == target:
+        with suppress(OSError):  # there is no cache
+            others = backends_in(CacheDirectory(named_directory(directory)))
+    others = [each for each in others if each != target]
+    if len(others) > 1:
+        raise click.UsageError(f"Several backends have a folder: name one, --from {others[0]}.")
+    return others[0] if others else settings.backend.value

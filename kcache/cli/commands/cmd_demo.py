@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from kcache import environment
-from kcache.cli.parameters import json_option
+from kcache.cli.options import json_option
 from kcache.cli.terminal import columns, progress, show
 from kcache.errors import ConfigError, KcacheError
 from kcache.nvrtc.cuda_headers import folder_of
@@ -46,7 +46,7 @@ _PROBE = "cub/block/block_merge_sort.cuh"
     help="Put the cache into DIR.  [default: a temporary directory]",
 )
 @json_option("object")
-def demo(*, arch: str | None, directory: str | None, as_json: bool) -> None:
+def demo(*, arch: str | None, directory: str | None) -> None:
     """Compile a real CUB kernel in one process, then get it from the cache in a new process.
 
     No GPU is needed. The demo measures all times on this machine.
@@ -55,8 +55,7 @@ def demo(*, arch: str | None, directory: str | None, as_json: bool) -> None:
     if include is None:
         raise ConfigError(f"the headers of CUB are not installed: {how_to_install('demo')}")
     target, where = _target(arch)
-    if not as_json:
-        show(f"CUB block merge sort, {len(_NAMES)} instances, for {target}{where}\n")
+    show(f"CUB block merge sort, {len(_NAMES)} instances, for {target}{where}\n")
     with tempfile.TemporaryDirectory(prefix="kcache-demo-") as temporary:
         job = ["--directory", os.path.abspath(directory or temporary), "--arch", target]
         job += ["--std", "c++17", "-I", include, *(f"--name={name}" for name in _NAMES)]
@@ -66,10 +65,8 @@ def demo(*, arch: str | None, directory: str | None, as_json: bool) -> None:
         is_same = len({Path(output).read_bytes() for output in outputs}) == 1
     if not (second["cached"] and is_same):
         raise KcacheError("the second process did not get the kernel of the first from the cache")
-    if as_json:
-        show({"arch": target, "names": list(_NAMES), "processes": [first, second]})
-        return
-    show(_table(first, second))
+    record = {"arch": target, "names": list(_NAMES), "processes": [first, second]}
+    show(lambda: _table(first, second), record)
     if directory is not None:
         show(f"\nThe cache is in {directory}.")
     show("\nYour own kernel, twice:  kcache compile FILE.cu --arch " + target)

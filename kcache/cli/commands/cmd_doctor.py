@@ -1,22 +1,25 @@
-"""`kcache doctor`: finds problems in the set-up of this machine."""
+"""`kcache doctor` finds problems in the set-up of this machine.
+
+`kcache integrations` shows which installed frameworks can get their kernels from kcache.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from kcache.cli.parameters import directory_option, flag, json_option
-from kcache.cli.terminal import show
+from kcache.cli.options import directory_option, flag, json_option, load_settings
+from kcache.cli.terminal import columns, show
 from kcache.config import Config
 from kcache.doctor import OK, PROBLEM, WARNING, Finding, local_checks, program_checks
 from kcache.util.units import counted, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from rich.table import Table
-
 
 _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
@@ -30,7 +33,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
     help="Show whether `kcache run` would reach this program, and if not, why.",
 )
 @flag("--remotes", help="Check only the remotes of KCACHE_REMOTE.")
-def doctor(*, as_json: bool, directory: str | None, program: str | None, remotes: bool) -> None:
+def doctor(*, directory: str | None, program: str | None, remotes: bool) -> None:
     """Check everything that the cache depends on, and name a remedy for each problem.
 
     Checks the settings, the directory, the disk, the backend, a sample of the entries, NVRTC, the
@@ -49,21 +52,17 @@ def doctor(*, as_json: bool, directory: str | None, program: str | None, remotes
 
             config = Config.load({"directory": directory}, complain=lambda _: None)
             findings += remote_checks.diagnose(config)
-    if as_json:
-        show([finding._asdict() for finding in findings])
-    else:
-        show(_table(findings))
-        levels = [finding.level for finding in findings]
-        problems, warnings = levels.count(PROBLEM), levels.count(WARNING)
-        show(f"\n{counted(problems, 'problem')}, {counted(warnings, 'warning')}")
-    if any(finding.level == PROBLEM for finding in findings):
+    levels = [finding.level for finding in findings]
+    problems, warnings = levels.count(PROBLEM), levels.count(WARNING)
+    show(lambda: _table(findings), [finding._asdict() for finding in findings])
+    show(f"\n{counted(problems, 'problem')}, {counted(warnings, 'warning')}")
+    if problems:
         raise click.exceptions.Exit(1)
 
 
 def _only_remotes(directory: str | None) -> Iterator[Finding]:
     """Yield a finding for each remote, and a problem for each setting that is not allowed."""
-    from kcache.cli.open_cache import load_settings  # `kcache doctor` runs without xxhash
-    from kcache.doctor.remote_checks import diagnose_remotes
+    from kcache.doctor.remote_checks import diagnose_remotes  # `kcache doctor` runs without xxhash
 
     warnings: list[str] = []
     config, _ = load_settings(directory, complain=warnings.append)
@@ -86,3 +85,89 @@ def _table(findings: list[Finding]) -> Table:
         if finding.do:
             table.add_row("", "", Text(f"-> {plain(finding.do)}"))
     return table
+
+
+# -- integrations ----------------------------------------------------------------------------------
+
+_RUN = "kcache run -- COMMAND"
+_TRITON = "TRITON_CACHE_MANAGER=kcache.integrations.triton:CacheManager"
+_BY_RUN, _BY_ADAPTER, _NOT = "kcache run", "an adapter", "not supported"
+_BY_BOTH = f"{_BY_RUN}, {_BY_ADAPTER}"
+
+
+class Framework(NamedTuple):
+    """A framework that compiles kernels at run time, and how it gets them from kcache.
+
+    Attributes:
+        framework: its name.
+        installed: the version that is installed here.
+        tested_with: the version that kcache's tests ran with; empty if they did not run it.
+        covered_by: `kcache run`, an adapter for the framework's own hook, both or nothing.
+        line: how to enable that, or why it is not possible.
+    """
+
+    framework: str
+    installed: str
+    tested_with: str
+    covered_by: str
+    line: str
+
+
+#: Name, the distributions that may have it, and the rest as of `Framework`.
+_FRAMEWORKS: tuple[tuple[str, tuple[str, ...], str, str, str], ...] = (
+    ("cuda.bindings", ("cuda-bindings",), "13.5", _BY_RUN, _RUN),
+    (
+        *("cuda.core", ("cuda-core",), "1.2.2", _BY_BOTH),
+        "program.compile(..., cache=kcache.integrations.cuda_core.ProgramCache())",
+    ),
+    (
+        *("CuPy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), "14.2", _BY_RUN),
+        f"CUPY_CACHE_IN_MEMORY=1 {_RUN}",
+    ),
+    ("numba-cuda", ("numba-cuda",), "0.30", _BY_RUN, _RUN),
+    ("Triton", ("triton",), "3.6, 3.9", _BY_ADAPTER, _TRITON),
+    ("torch", ("torch",), "2.11", _BY_BOTH, f"{_TRITON} {_RUN}"),
+    ("cuda.compute", ("cuda-cccl",), "", _BY_RUN, _RUN),
+    ("nvmath-python", ("nvmath-python",), "", _BY_RUN, _RUN),
+    ("Transformer Engine", ("transformer-engine",), "", _BY_RUN, _RUN),
+    ("TileLang", ("tilelang",), "", _BY_RUN, f"{_RUN}, with the target's NVRTC backend"),
+    ("TVM", ("apache-tvm",), "0.27", _BY_RUN, f"TVM_CUDA_COMPILE_MODE=nvrtc {_RUN}"),
+    ("DeepGEMM", ("deep-gemm",), "", _BY_RUN, f"DG_JIT_USE_NVRTC=1 {_RUN}"),
+    ("cuDF", ("cudf-cu13", "cudf-cu12"), "", _BY_RUN, _RUN),
+    ("FlashInfer", ("flashinfer-python",), "", _BY_RUN, _RUN),
+    ("Warp", ("warp-lang",), "1.19", _NOT, "NVRTC is linked into it statically"),
+    ("JAX", ("jax",), "", _NOT, "its cache is a private interface"),
+)
+
+
+def installed() -> list[Framework]:
+    """Return the frameworks that are installed here, in the order of the table."""
+    found: list[Framework] = []
+    problem = program_checks.missing()
+    without_run = {_BY_RUN: _NOT, _BY_BOTH: _BY_ADAPTER} if problem else {}
+    for name, distributions, tested, by, line in _FRAMEWORKS:
+        for distribution in distributions:
+            with suppress(PackageNotFoundError):
+                installed_version = version(distribution)
+                how = without_run.get(by, by)
+                reason = problem if how != by and how == _NOT else line
+                found.append(Framework(name, installed_version, tested, how, reason))
+                break
+    return found
+
+
+@click.command(short_help="Show which installed frameworks kcache supports.")
+@json_option("array")
+def integrations() -> None:
+    """Show the installed frameworks that compile kernels at run time, and how kcache supports them.
+
+    `kcache run` answers the NVRTC and nvcc calls of a program, and needs no change in it. An
+    adapter is a class of kcache for the framework's own cache interface. The last column is what to
+    type, or the reason why nothing helps. Other versions than the tested one work if their
+    interface is the same.
+    """
+    found = installed()
+    heads = ("FRAMEWORK", "INSTALLED", "TESTED WITH", "CACHED BY", "HOW")
+    rows = [heads, *(tuple(field or "-" for field in each) for each in found)]
+    nothing = "no framework that compiles kernels at run time is installed here"
+    show(lambda: columns(rows) if found else nothing, [each._asdict() for each in found])

@@ -1,25 +1,147 @@
-"""`kcache ls`: lists the entries of a cache."""
+"""`kcache ls` lists the entries of a cache, `show` shows all of one, `extract` writes its output.
+
+A key is typed as any unique prefix of at least four digits.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from kcache.admin.filters import Filters, is_wanted, parse_filters
-from kcache.cli.listing import item_json, listing
-from kcache.cli.open_cache import open_existing
-from kcache.cli.parameters import directory_option, filter_options, flag, json_option
-from kcache.cli.terminal import (
-    notify,
-    show,
+from kcache.admin.transfer import Filters, is_wanted, parse_filters
+from kcache.backend import KEY_LENGTH
+from kcache.cli.options import (
+    directory_option,
+    filter_options,
+    flag,
+    json_option,
+    open_existing,
+    output_option,
 )
-from kcache.nvrtc.entries import KERNEL, MANIFEST, Item, items, unique_length
+from kcache.cli.terminal import (
+    OUTPUTS,
+    SHORT,
+    STDOUT,
+    columns,
+    named_by_suffix,
+    notify,
+    refuse_terminal,
+    show,
+    wants_json,
+    width,
+    write_output,
+)
+from kcache.errors import BackendError, CorruptEntryError
+from kcache.nvrtc.entries import (
+    DAMAGED,
+    KERNEL,
+    MANIFEST,
+    UNREADABLE,
+    Item,
+    Opened,
+    items,
+    look_into,
+    matching,
+    unique_length,
+)
+from kcache.nvrtc.manifest import Manifest
+from kcache.nvrtc.metadata import stored_log
+from kcache.util.units import counted, format_age, format_size, format_time, local_time
 
 if TYPE_CHECKING:
-    pass
+    from kcache.backend import Backend, EntryInfo
+    from kcache.entry import JSON, Entry
+    from kcache.nvrtc.manifest import DependencySet
+
+#: How many candidates a message names for an ambiguous prefix.
+_NAMED = 8
+_LEAST = 4
+#: How many keys completion offers.
+_OFFERED = 2000
+
+
+# -- keys, as they are typed -----------------------------------------------------------------------
+
+
+def key_prefix(text: str) -> str:
+    """Return the digits of a key or of the beginning of one, in lower case.
+
+    Raises:
+        BadParameter: it is neither.
+    """
+    digits = text.strip().lower()
+    if not _LEAST <= len(digits) <= KEY_LENGTH or digits.strip("0123456789abcdef"):
+        amount = f"{_LEAST} to {KEY_LENGTH} hexadecimal digits"
+        expected = f"{amount}, the first digits of a key from `kcache ls`"
+        raise click.BadParameter(f"expected {expected}, got {text!r}")
+    return digits
+
+
+def complete_keys(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the keys that begin with the typed text, the most recently used first.
+
+    If anything is wrong, there are none: a warning would land in the line that is being typed.
+    """
+    logging.getLogger("kcache").disabled = True
+    with suppress(Exception), open_existing(ctx.params.get("directory"), quiet=True) as cache:
+        typed = incomplete.strip().lower()
+        fitting = (info for info in cache.engine.backend.scan() if info.key.startswith(typed))
+        infos = sorted(islice(fitting, _OFFERED), key=lambda info: -info.used_ns)
+        digits = max(unique_length((info.key for info in infos), least=SHORT), len(typed))
+        return [CompletionItem(info.key[:digits]) for info in infos]
+    return []
+
+
+_key = click.argument("key", type=key_prefix, metavar="KEY", shell_complete=complete_keys)
+
+
+def resolve(backend: Backend, prefixes: Iterable[str]) -> list[EntryInfo]:
+    """Return the entry that each prefix means, each entry once.
+
+    Raises:
+        BackendError: a prefix means none or several.
+    """
+    found = matching(backend, list(dict.fromkeys(prefixes)))
+    for prefix, infos in found.items():
+        if not infos:
+            raise BackendError(f"no entry has a key that begins with {prefix}")
+        if len(infos) > 1:
+            digits = unique_length((info.key for info in infos), least=SHORT)
+            shown = ", ".join(info.key[:digits] for info in infos[:_NAMED])
+            more = f" and {len(infos) - _NAMED} more" if len(infos) > _NAMED else ""
+            what = f"{len(infos)} entries have keys that begin with {prefix}"
+            raise BackendError(f"{what}: {shown}{more}")
+    return list({infos[0].key: infos[0] for infos in found.values()}.values())
+
+
+def _open(directory: str | None, key: str) -> Opened:
+    """Return the entry that the beginning of a key means.
+
+    Raises:
+        BackendError: it means none or several.
+    """
+    with open_existing(directory) as cache:
+        (info,) = resolve(cache.engine.backend, [key])
+        opened = look_into(cache.engine.backend, info)
+    if opened is None:
+        raise BackendError(f"the entry {key[:SHORT]} no longer exists")
+    return opened
+
+
+def _unused(item: Item) -> CorruptEntryError:
+    return CorruptEntryError(f"entry {item.key[:SHORT]} is not used: {item.problem}")
+
+
+# -- ls --------------------------------------------------------------------------------------------
 
 #: Sort orders: the value that is compared. The largest comes first.
 _ORDERS: dict[str, Callable[[Item], float | None]] = {
@@ -48,7 +170,6 @@ def list_entries(
     sort: str,
     reverse: bool,
     everything: bool,
-    as_json: bool,
     directory: str | None,
     **given: Any,  # noqa: ANN401
 ) -> None:
@@ -64,28 +185,262 @@ def list_entries(
     header changes. There is one manifest for each source with includes.
     """
     now, filters = time.time(), parse_filters(**given)
-    rows: list[Item] = []
-    keys: list[str] = []
     with open_existing(directory) as cache:
-        for item in items(cache.engine.backend):
-            keys.append(item.key)
-            if not everything and item.kind == MANIFEST:
-                continue
-            fits = item.kind == KERNEL and is_wanted(item, filters, now)
-            if fits or filters == Filters():
-                rows.append(item)
-    _sort(rows, sort, reverse)
-    if as_json:
-        show([item_json(item) for item in rows])
-    elif rows:
-        show(listing(rows, unique_length(keys), now))
-    elif cache.directory:
+        found = list(items(cache.engine.backend))
+
+    def is_shown(item: Item) -> bool:
+        if filters == Filters():
+            return everything or item.kind != MANIFEST
+        return item.kind == KERNEL and is_wanted(item, filters, now)
+
+    def order(item: Item) -> tuple[bool, float, str]:
+        value = _ORDERS[sort](item)
+        return value is None, (value or 0) * (1 if reverse else -1), item.key
+
+    rows = sorted(filter(is_shown, found), key=order)
+    digits = unique_length(item.key for item in found)
+    show(lambda: listing(rows, digits, now), [item_json(item) for item in rows])
+    if not (rows or wants_json()) and cache.directory:
         notify("there are no kernels" if filters == Filters() else "no kernel matches the filters")
 
 
-def _sort(rows: list[Item], sort: str, reverse: bool) -> None:
-    def order(item: Item) -> tuple[bool, float, str]:
-        found = _ORDERS[sort](item)
-        return found is None, (found or 0) * (1 if reverse else -1), item.key
+#: Columns that only a terminal of so many columns shows, so that a kernel's name has room.
+_NEEDS = {"COMPILE": 100, "AGE": 90, "USED": 70, "SIZE": 60, "ARCH": 50}
 
-    rows.sort(key=order)
+
+def listing(items: Sequence[Item], digits: int, now: float, *, used: bool = True) -> str:
+    """Return one line per entry, which fits the terminal if there is one; nothing for no entries.
+
+    If two kernels have the same source name, names and target, the options that differ stand behind
+    the name.
+
+    Args:
+        items: in their order.
+        digits: how many of a key to show.
+        now: seconds since the epoch.
+        used: whether to show when each was last used.
+    """
+    room = width()
+    rows: list[dict[str, str]] = []
+    for item, more in zip(items, _differences(items), strict=True):
+        seconds = item.compile_seconds
+        row = {
+            "KEY": item.key[:digits],
+            "SIZE": format_size(item.size),
+            "AGE": "-" if item.created is None else format_age(now - item.created),
+            "USED": format_age(now - item.used),
+            "COMPILE": "-" if seconds is None else format_time(seconds),
+            "ARCH": item.arch or "-",
+            "KERNEL": f"{_name(item, short=room is not None)}  {more}".rstrip(),
+        }
+        rows.append(row)
+    wide = [head for head in _HEADS if room is None or room >= _NEEDS.get(head, 0)]
+    heads = [head for head in wide if used or head != "USED"]
+    table = [tuple(heads), *(tuple(row[head] for head in heads) for row in rows)]
+    return columns(table, fit=True) if rows else ""
+
+
+_HEADS = ("KEY", "SIZE", "AGE", "USED", "COMPILE", "ARCH", "KERNEL")
+
+
+def _name(item: Item, *, short: bool) -> str:
+    """Return what an entry holds, in one line; `short` is without the folder of the source."""
+    if item.kind == KERNEL:
+        name = os.path.basename(item.source_name) if short else item.source_name
+        return item._replace(source_name=name).title or "-"
+    if item.kind in (DAMAGED, UNREADABLE):
+        return f"({item.kind}: {item.problem})"
+    return f"({item.problem or item.kind})"
+
+
+def item_json(item: Item) -> dict[str, object]:
+    """Return an item in the form that JSON output has: full key, bytes, seconds since the epoch."""
+    names = {"size": "size_bytes", "used": "last_use"}
+    return {
+        names.get(name, name): None if value == "" else value
+        for name, value in item._asdict().items()
+    }
+
+
+def _differences(items: Sequence[Item]) -> list[str]:
+    """Return, for each entry, the options and the compiler that differ from others of its name."""
+    facts = [(*item.flags, f"({item.compiler})") if item.compiler else item.flags for item in items]
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for number, item in enumerate(items):
+        if item.kind == KERNEL:
+            groups.setdefault((item.source_name, item.names, item.arch), []).append(number)
+    found = [""] * len(items)
+    for numbers in groups.values():
+        common = set(facts[numbers[0]]).intersection(*(facts[number] for number in numbers))
+        for number in numbers:
+            own = " ".join(each for each in facts[number] if each not in common)
+            found[number] = f"[{own}]" if own else ""
+    return found
+
+
+# -- show ------------------------------------------------------------------------------------------
+
+#: Metadata that has a line or a block of its own in `show`.
+_PLACED = {
+    *("kind", "source_name", "names", "arch", "created", "compile_seconds", "lowered_names"),
+    *("functions", "compiler", "flags", "log", "files", "one_stream"),
+}
+#: The parts of a dependency set: the names in `DependencySet`, and the words that users see.
+_KINDS = {
+    "files": "headers that were read, and their digests",
+    "absent": "paths where nothing must be",
+    "present": "files that must be there",
+    "folders": "directories that must be there",
+    "names": "names of texts that are in memory",
+    "same": "names of equal files; equal numbers are one file",
+    "denied": "paths that can't be read",
+    "variables": "environment variables",
+    "conditions": "conditions elsewhere",
+}
+
+
+@click.command("show", short_help="Show all that is known about one entry.")
+@_key
+@json_option("object")
+@directory_option
+def show_entry(*, key: str, directory: str | None) -> None:
+    """Show all that is known about the entry KEY, the first digits of a key from `kcache ls`.
+
+    For a kernel: its source, target, names, compiler, options and log, and the sizes of its
+    outputs. For a manifest: the headers that the compiler read, and the headers that must be
+    absent.
+    """
+    item, entry = _open(directory, key)
+    record = item_json(item)
+    if entry is not None:
+        record["sections"] = {name: len(data) for name, data in entry.payload.items()}
+        record["metadata"] = dict(entry.metadata)
+        if item.kind == MANIFEST:
+            sets = Manifest.from_entry(entry).dependency_sets
+            record["dependency_sets"] = [_parts(each) for each in sets]
+    show(lambda: "\n".join(_lines(item, entry, record)), record)
+    if entry is None:
+        raise _unused(item)
+
+
+def _lines(item: Item, entry: Entry | None, record: Mapping[str, Any]) -> Iterator[str]:
+    metadata: Mapping[str, JSON] = record.get("metadata", {})
+    rows = {
+        "key": item.key,
+        "kind": item.kind,
+        "problem": item.problem,
+        "source": item.source_name,
+        "arch": item.arch,
+        "stored size": format_size(item.size),
+        "last use": _time(item.used),
+        "created": "" if item.created is None else _time(item.created),
+        "compile time": "" if item.compile_seconds is None else format_time(item.compile_seconds),
+    }
+    more = [name for name in metadata if name not in _PLACED]
+    rows |= {n: _text(metadata[n]) for n in ("compiler", "flags", *more) if n in metadata}
+    yield columns((name, text) for name, text in rows.items() if text)
+    if entry is None:
+        return
+    yield from _block("sections", ((n, format_size(s)) for n, s in record["sections"].items()))
+    yield from _block("files", _files(metadata.get("files")))
+    lowered = metadata.get("lowered_names")
+    known = lowered if isinstance(lowered, dict) else {}
+    names = {**dict.fromkeys(item.names, ""), **known}
+    yield from _block("names", ((name, _text(value)) for name, value in names.items()))
+    yield from _block("log", ((line,) for line in stored_log(metadata).splitlines()))
+    for number, parts in enumerate(record.get("dependency_sets", ())):
+        yield f"\ndependency set {number}, checked in {counted(parts['locations'], 'location')}"
+        for name, title in _KINDS.items():
+            rows_of = [tuple(map(str, each.values())) for each in parts[name]]
+            yield from _block(f"{title} ({len(rows_of)})", rows_of)
+
+
+def _files(listed: JSON) -> Iterator[tuple[str, ...]]:
+    """Yield the permissions and the path of each file that nvcc wrote."""
+    for each in listed if isinstance(listed, list) else ():
+        match each:
+            case [str(path), int(mode), *_]:
+                yield f"{mode:04o}", path
+
+
+def _block(title: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Yield a title and indented rows below it; nothing if there are none."""
+    table = [("", *row) for row in rows]
+    if table:
+        yield f"\n{title}"
+        yield columns(table)
+
+
+def _text(value: JSON) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_text, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _time(seconds: float) -> str:
+    moment = local_time(seconds)
+    return f"{moment:%Y-%m-%d %H:%M:%S %z} ({format_age(time.time() - seconds)} ago)"
+
+
+def _parts(dependency_set: DependencySet) -> dict[str, Any]:
+    """Return the parts of a dependency set, see `_KINDS`, and how many locations it holds at."""
+    found = dependency_set.answers()
+    raw, start = dependency_set.raw, found.digests_at
+    digests = (raw[n : n + 16].hex() for n in range(start, len(raw), 16))
+    files = [_at(root, path) for root, paths in found.files for path in paths]
+    return {
+        "files": [{**at, "digest": digest} for at, digest in zip(files, digests, strict=True)],
+        "absent": [_at(root, path) for root, paths in found.absent for path in paths],
+        **{n: [_at(*each) for each in getattr(found, n)] for n in ("present", "folders", "names")},
+        "same": [{"number": number, **_at(*each)} for number, each in found.same],
+        "denied": [{"error": os.strerror(error), **_at(*each)} for error, each in found.denied],
+        "variables": [
+            {"name": name, "value": "(not set)" if value is None else value}
+            for name, value in found.variables
+        ],
+        "conditions": [{"condition": each} for each in found.conditions],
+        "locations": len(dependency_set.stamps),
+    }
+
+
+def _at(root: int, path: str) -> dict[str, str | int]:
+    """Return a path, and in words what it starts from."""
+    beside = f"include path {root}" if root else "source's folder"
+    return {"root": "absolute" if root < 0 else beside, "path": path}
+
+
+# -- extract ---------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Write a kernel's machine code or PTX to a file.")
+@_key
+@click.option(
+    "--emit",
+    type=click.Choice(OUTPUTS),
+    help="The output to write.  [default: by the suffix of OUT, else the first of these that "
+    "there is]",
+)
+@output_option(".  [default: the key's first digits, with the suffix of what is written]")
+@directory_option
+def extract(*, key: str, emit: str | None, output: str | None, directory: str | None) -> None:
+    """Write the output of the entry KEY to a file, for `cuobjdump`, `nvdisasm` and other tools.
+
+    KEY is the first digits of a key. `kcache ls` shows the keys.
+    """
+    item, entry = _open(directory, key)
+    if entry is None:
+        raise _unused(item)
+    emit = emit or named_by_suffix(output) or next(filter(entry.payload.get, OUTPUTS), OUTPUTS[0])
+    data = entry.payload.get(emit)
+    if data is None:
+        there = ", ".join(entry.payload) or "nothing"
+        raise BackendError(f"{item.kind} {item.key[:SHORT]} has no {emit}; it has: {there}")
+    if output is None:
+        output = f"{item.key[:SHORT]}.{emit}"
+    if output == "-":
+        refuse_terminal(emit)
+    write_output(data, output)
+    shown = STDOUT if output == "-" else output
+    notify(
+        f"{emit} of {item.source_name or item.key[:SHORT]} -> {shown} ({format_size(len(data))})"
+    )

@@ -1,4 +1,4 @@
-"""`kcache report`: writes an HTML page about a cache.
+"""`kcache stats` shows what was done with a cache, `kcache report` writes an HTML page about it.
 
 The page is filled from a `Snapshot` alone, by the template `report.html`. Gathering a snapshot
 changes nothing and does not count as a use of an entry.
@@ -23,14 +23,39 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from kcache._version import __version__
-from kcache.admin.info import hit_sources, meanings
-from kcache.cli.listing import SHORT
-from kcache.cli.open_cache import named_directory, open_existing
-from kcache.cli.parameters import directory_option, output_option
-from kcache.cli.terminal import notify, progress, write_output
+from kcache.admin.info import (
+    cache_lines,
+    count_kinds,
+    exposition,
+    hit_sources,
+    meanings,
+    remote_lines,
+    stats_lines,
+)
+from kcache.backend import Usage
+from kcache.cli.options import (
+    directory_option,
+    flag,
+    json_option,
+    may_write,
+    named_directory,
+    open_existing,
+    output_option,
+)
+from kcache.cli.terminal import (
+    SHORT,
+    columns,
+    notify,
+    progress,
+    show,
+    wants_json,
+    write_output,
+    write_stdout,
+)
 from kcache.directory import CacheDirectory
 from kcache.engine.stats import Stats, StatsFile
 from kcache.errors import BackendError
+from kcache.kernels.tiers import remote_status
 from kcache.nvrtc import library
 from kcache.nvrtc.entries import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item, items
 from kcache.util.units import counted, format_age, format_size, format_time, local_time, plain
@@ -47,6 +72,62 @@ _SINGLE, _ARCHS, _KERNELS = 10, 8, 12
 _LONGEST = 120
 #: A mean of nothing.
 _NONE = ("\N{EN DASH}", "none so far")
+
+
+@click.command(short_help="Show where the cache is, how full it is and what it has done.")
+@json_option("object")
+@flag("--prometheus", help="Print the text format of Prometheus, for a textfile collector.")
+@flag("--zero", help="Show the counts, then set them to zero.")
+@directory_option
+def stats(*, prometheus: bool, zero: bool, directory: str | None) -> None:
+    """Show where the cache is, how full it is, and what all processes have done with it.
+
+    The counts are those since the cache was created or its counts were set to zero. Kernels and
+    manifests are counted separately: a manifest leads from a source with includes to its kernels.
+    With more than 2,000 entries, these two counts are estimates from 2,000 of them. `kcache info`
+    does the same.
+    """
+    if wants_json() and prometheus:
+        raise click.UsageError("--json and --prometheus exclude each other.")
+    if zero:
+        may_write("stats --zero", directory)
+    with open_existing(directory, changes=zero) as cache:
+        files, config = cache.opened.directory, cache.config
+        file = None if files is None else StatsFile(files.stats)
+        totals = Stats() if file is None else file.total()
+        path = cache.opened.path or named_directory(directory)
+        remotes, backend = remote_status(config), config.backend.value
+        if prometheus:
+            usage = Usage(cache.size_bytes, cache.entry_count)
+            about = {"version": __version__, "directory": path, "backend": backend}
+            write_stdout(exposition(totals, usage, config.max_size.value, about, remotes).encode())
+        else:
+            kinds = count_kinds(cache.engine)
+            record = {
+                "directory": path,
+                "backend": backend,
+                "backend_source": config.backend.source,
+                "entries": cache.entry_count,
+                "kernels": kinds.kernels,
+                "manifests": kinds.manifests,
+                "others": kinds.others,
+                "entries_read": kinds.read,
+                "size_bytes": cache.size_bytes,
+                "max_size_bytes": int(config.max_size.value),
+                "max_size_source": config.max_size.source,
+                **totals.to_dict(),
+                "remotes": remotes,
+            }
+            lines = cache_lines(cache.engine, directory=path, backend=backend, kinds=kinds)
+            lines += [*stats_lines(totals), *remote_lines(remotes)]
+            show(lambda: columns(lines), record)
+    if zero:
+        if file is not None:
+            file.zero()
+        notify("counting starts again from zero")
+
+
+# -- report ----------------------------------------------------------------------------------------
 
 
 @click.command(short_help="Write an HTML page about the cache.")

@@ -1,25 +1,34 @@
-"""`kcache rm` deletes some entries, `trim` evicts the coldest, `clear` deletes all."""
+"""`kcache rm` deletes some entries, `trim` evicts the coldest, `clear` deletes all.
+
+`kcache verify` reads and checks every entry, and deletes what is damaged.
+"""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import click
 
-from kcache.admin.filters import Filters, is_wanted, parse_filters
 from kcache.admin.info import count_kinds, kinds_in_words
-from kcache.cli.listing import SHORT, complete_keys, key_prefix, resolve
-from kcache.cli.open_cache import may_write, open_existing
-from kcache.cli.parameters import directory_option, filter_options, flag, json_option
-from kcache.cli.terminal import can_ask, notify, show
+from kcache.admin.transfer import Filters, is_wanted, parse_filters
+from kcache.admin.verify import Report
+from kcache.admin.verify import verify as examine
+from kcache.cli.commands.cmd_ls import complete_keys, key_prefix, resolve
+from kcache.cli.options import (
+    directory_option,
+    filter_options,
+    flag,
+    json_option,
+    may_write,
+    open_existing,
+)
+from kcache.cli.terminal import SHORT, can_ask, notify, progress, show
 from kcache.engine.eviction import LOW_WATER
 from kcache.errors import BackendError
-from kcache.nvrtc.entries import KERNEL, items, would_evict
-from kcache.util.units import counted, format_size, parse_age, parse_size
-
-if TYPE_CHECKING:
-    from kcache import KernelCache
+from kcache.nvrtc.entries import DAMAGED, KERNEL, MANIFEST, OTHER, UNREADABLE, items, would_evict
+from kcache.util.units import counted, format_size, parse_age, parse_size, plain
 
 
 @click.command(short_help="Evict the least recently used entries.")
@@ -35,12 +44,7 @@ if TYPE_CHECKING:
 @json_option("object")
 @directory_option
 def trim(
-    *,
-    max_size: str | None,
-    older_than: str | None,
-    dry_run: bool,
-    as_json: bool,
-    directory: str | None,
+    *, max_size: str | None, older_than: str | None, dry_run: bool, directory: str | None
 ) -> None:
     """Evict the entries that were used least recently.
 
@@ -65,76 +69,52 @@ def trim(
             if stats.errors:
                 raise BackendError(f"only {counted(count)} evicted: see the warnings above")
     done = f"{'would evict' if dry_run else 'evicted'} {counted(count)}, {format_size(freed)}"
-    _show(as_json, done, dry_run=dry_run, entries=count, bytes_evicted=freed)
+    show(done, {"dry_run": dry_run, "entries": count, "bytes_evicted": freed})
 
 
 @click.command("rm", short_help="Delete single entries, or those that match filters.")
 @click.argument("keys", metavar="[KEY]...", nargs=-1, type=key_prefix, shell_complete=complete_keys)
 @filter_options
 @flag("-n", "--dry-run", help="Show what would be deleted; change nothing.")
-@flag("-y", "--yes", help="No effect: the command never asks. Accepted for symmetry with `clear`.")
+@click.option("-y", "--yes", is_flag=True, expose_value=False, help="No effect: it never asks.")
 @json_option("object")
 @directory_option
-def remove(
-    *,
-    keys: tuple[str, ...],
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-    directory: str | None,
-    **given: Any,  # noqa: ANN401
-) -> None:
+def remove(*, keys: tuple[str, ...], dry_run: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
     """Delete the entries KEY, or the kernels that match the options.
 
     Each KEY is the first digits of a key that `kcache ls` shows. If a KEY matches no entry or
     several entries, nothing is deleted. A kernel has to match every kind of option. `kcache ls`
     with the same options shows which kernels match.
     """
-    del yes
-    filters = parse_filters(**given)
+    filters, now = parse_filters(**given), time.time()
     if bool(keys) == (filters != Filters()):
         raise click.UsageError("Expected either keys or filter options.")
     if not dry_run:
         may_write("rm", directory)
     with open_existing(directory, read_only=dry_run, changes=True) as cache:
+        backend = cache.engine.backend
         if keys:
-            found = resolve(cache.engine.backend, keys)
-            sizes = {info.key: info.size for info in found}
+            sizes = {info.key: info.size for info in resolve(backend, keys)}
         else:
-            sizes = _fitting(cache, filters)
+            kernels = (item for item in items(backend) if item.kind == KERNEL)
+            sizes = {each.key: each.size for each in kernels if is_wanted(each, filters, now)}
         if not dry_run:
-            sizes = {key: _delete(cache, key) for key in sizes}
+            sizes = {key: backend.delete(key) for key in sizes}
+            for key in filter(sizes.get, sizes):
+                cache.engine.note("deleted", key)
     for key in [key for key, size in sizes.items() if not size]:
         notify(f"{key[:SHORT]} was already deleted")
         del sizes[key]
     count, freed = len(sizes), sum(sizes.values())
     done = f"{'would delete' if dry_run else 'deleted'} {counted(count)}, {format_size(freed)}"
-    _show(as_json, done, dry_run=dry_run, keys=[*sizes], entries=count, size_bytes=freed)
-
-
-def _fitting(cache: KernelCache, filters: Filters) -> dict[str, int]:
-    """Return the keys and sizes of the kernels that match."""
-    now = time.time()
-    return {
-        item.key: item.size
-        for item in items(cache.engine.backend)
-        if item.kind == KERNEL and is_wanted(item, filters, now)
-    }
-
-
-def _delete(cache: KernelCache, key: str) -> int:
-    """Delete an entry; return its bytes, 0 if it was gone."""
-    size = cache.engine.backend.delete(key)
-    if size:
-        cache.engine.note("deleted", key)
-    return size
+    show(done, {"dry_run": dry_run, "keys": [*sizes], "entries": count, "size_bytes": freed})
 
 
 @click.command(short_help="Delete every entry.")
 @flag("-y", "--yes", help="Don't ask. Required without a terminal.")
 @json_option("object")
 @directory_option
-def clear(*, yes: bool, as_json: bool, directory: str | None) -> None:
+def clear(*, yes: bool, directory: str | None) -> None:
     """Delete every entry of the cache.
 
     The counts stay. To reset them, use `kcache stats --zero`.
@@ -152,9 +132,63 @@ def clear(*, yes: bool, as_json: bool, directory: str | None) -> None:
         if cache.stats().errors:
             raise BackendError(f"{removed} of {counted(kinds.all)} deleted: see the warnings above")
     amounts = {"entries": removed, "kernels": kinds.kernels, "manifests": kinds.manifests}
-    _show(as_json, f"deleted {counted(removed)} {about}", **amounts, size_bytes=size)
+    show(f"deleted {counted(removed)} {about}", {**amounts, "size_bytes": size})
 
 
-def _show(as_json: bool, sentence: str, **amounts: object) -> None:
-    """Show what was done: as JSON the amounts, else the sentence."""
-    show(amounts if as_json else sentence)
+# -- verify ----------------------------------------------------------------------------------------
+
+
+@click.command(short_help="Read and check every entry.")
+@flag("--repair", help="Delete damaged entries, and repair the files of the backend.")
+@json_option("object")
+@directory_option
+def verify(*, repair: bool, directory: str | None) -> None:
+    """Read and check every entry, then check the files of the backend.
+
+    kcache never uses a damaged entry. It compiles the kernel again when a program asks for it, so
+    `--repair` only frees space. Exits with 1 if damage was found and not repaired. Changes nothing
+    without `--repair`.
+    """
+    if repair:
+        may_write("verify --repair", directory)
+    with open_existing(directory, read_only=not repair, changes=repair) as cache:
+        report = examine(cache.engine.backend, repair=repair, progress=progress)
+        for item in report.bad if repair else ():
+            if item.kind == DAMAGED:
+                cache.engine.note("refused", item.key, item.problem)
+    record = {
+        "entries": report.entries,
+        "size_bytes": report.bytes,
+        "sound": report.kinds[KERNEL] + report.kinds[MANIFEST],
+        "other": report.kinds[OTHER],
+        "damaged": report.kinds[DAMAGED],
+        "unreadable": report.kinds[UNREADABLE],
+        "deleted": report.deleted,
+        "problems": [
+            {"key": item.key, "kind": item.kind, "problem": item.problem} for item in report.bad
+        ],
+        "backend_problems": report.medium,
+        "backend_problems_left": report.left,
+    }
+    show("\n".join(_lines(report, repair=repair)), record)
+    if not report.sound:
+        raise click.exceptions.Exit(1)
+
+
+def _lines(report: Report, *, repair: bool) -> Iterator[str]:
+    kinds = report.kinds
+    yield from (f"{item.kind} {item.key[:SHORT]}: {plain(item.problem)}" for item in report.bad)
+    yield from (f"backend: {plain(problem)}" for problem in report.medium)
+    yield f"{counted(report.entries)} read, {format_size(report.bytes)}"
+    yield f"  {kinds[KERNEL] + kinds[MANIFEST]} sound"
+    if kinds[OTHER]:
+        yield f"  {kinds[OTHER]} of another version of kcache, or of another program"
+    if kinds[DAMAGED]:
+        yield f"  {kinds[DAMAGED]} damaged{f', {report.deleted} deleted' if repair else ''}"
+    if kinds[UNREADABLE]:
+        yield f"  {kinds[UNREADABLE]} unreadable"
+    if report.medium:
+        done = f", {len(report.left)} left after the repair" if repair else ""
+        yield f"{counted(len(report.medium), 'problem')} in the backend{done}"
+    if not report.sound and not repair:
+        yield "What is damaged is never used. `kcache verify --repair` deletes it."

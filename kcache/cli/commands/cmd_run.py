@@ -1,4 +1,7 @@
-"""`kcache run`: runs a program, and answers its NVRTC and nvcc compiles from the cache."""
+"""`kcache run` runs a program, and answers its NVRTC and nvcc compiles from the cache.
+
+`kcache server` keeps one server for all programs under `kcache run`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,18 @@ from contextlib import suppress
 
 import click
 
-from kcache.cli.open_cache import named_directory
-from kcache.cli.parameters import directory_option, flag
+from kcache.admin.info import remote_lines
+from kcache.cli.app import Group
+from kcache.cli.options import directory_option, flag, json_option, load_settings, named_directory
+from kcache.cli.terminal import show
+from kcache.daemons import sockets, spawn
 from kcache.directory import open_directory
+from kcache.doctor.program_checks import missing
+from kcache.dropin import run_environment as env
+from kcache.dropin.compile_service import summary
 from kcache.dropin.run import run as run_command
-from kcache.errors import BackendError
+from kcache.errors import BackendError, DropinError
+from kcache.kernels.tiers import remote_status, remotes_socket
 from kcache.warm.recording import refuse_other_file
 
 
@@ -54,3 +64,75 @@ def run(
             open_directory(named_directory(directory), read_only=True)
     code = run_command(command, stats=stats, why=why, record=record, directory=directory)
     raise click.exceptions.Exit(code)
+
+
+# -- server ----------------------------------------------------------------------------------------
+
+
+def _path() -> str:
+    """Return the socket of the service for programs with the present settings."""
+    variables = env.current()
+    try:
+        return spawn.path_of(env.service(variables), variables)
+    except OSError as error:
+        raise DropinError(f"there can be no server: {error}") from error
+
+
+@click.group(cls=Group, short_help="Keep one server for all programs under `kcache run`.")
+def server() -> None:
+    """Keep one server running, which every `kcache run` of yours uses.
+
+    Without it, each `kcache run` starts its own server, which ends with the program. Programs that
+    use one server share its memory and its compiles. Only programs with the same cache and settings
+    (the variables `KCACHE_...`) use it, and only for them can it be shown and ended.
+    """
+
+
+@server.command()
+def start() -> None:
+    """Start a server. It runs until `kcache server stop`."""
+    path = _path()
+    problem = missing()
+    if problem:
+        raise DropinError(problem)
+    load_settings(None)  # this warns, which the server can't do
+    if sockets.status(path) is not None:
+        raise DropinError("a server is running")
+    variables = env.of_service(env.current())
+    try:
+        speaks = bool(variables.get(env.LOG))
+        spawn.spawn(path, env.service(variables), variables, persistent=True, logs=speaks)
+    except OSError as error:
+        raise DropinError(f"no server was started: {error}") from error
+    if sockets.status(path) is None:
+        raise DropinError("the server was started, but it exited or does not answer")
+    show(f"started: {path}")
+
+
+@server.command()
+def stop() -> None:
+    """End the server, and the process that connects to remotes.
+
+    Programs that use the server continue with the real NVRTC. That process is started again
+    when a program asks a remote.
+    """
+    remotes = remotes_socket(load_settings(None)[0])
+    ended = [sockets.ask(path, sockets.STOP) for path in (_path(), remotes) if path is not None]
+    if all(answer is None for answer in ended):
+        raise DropinError("no server is running")
+    show("stopped")
+
+
+@server.command()
+@json_option("object")
+def status() -> None:
+    """Show whether a server runs, what it has done, and how the remotes have answered."""
+    about = sockets.status(_path())
+    remotes = remote_status(load_settings(None)[0])
+    if about is None and all(remote["breaker"] == "unknown" for remote in remotes):
+        raise DropinError("no server is running")
+    lines = [f"{address}: {counts}" for address, counts in remote_lines(remotes)]
+    if about is not None:
+        process = f"process {about['process']}, kcache {about['version']}"
+        lines = [process, summary(about["counts"]), *lines]
+    show("\n".join(lines), {**(about or {}), "remotes": remotes})

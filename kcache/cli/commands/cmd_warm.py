@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kcache.cli.open_cache import load_settings, may_write, open_cache
-from kcache.cli.parameters import directory_option, flag, json_option, repeatable
-from kcache.cli.terminal import columns, interruptible, notify, progress, show
+from kcache.cli.options import (
+    directory_option,
+    flag,
+    json_option,
+    load_settings,
+    may_write,
+    open_cache,
+    repeatable,
+)
+from kcache.cli.terminal import columns, interruptible, notify, progress, show, wants_json
 from kcache.config import Config
 from kcache.errors import CompileError
 from kcache.util.cpus import usable_cores
@@ -49,7 +56,6 @@ def warm(
     dry_run: bool,
     check: bool,
     quiet: bool,
-    as_json: bool,
     directory: str | None,
 ) -> None:
     """Compile every kernel that FILE lists and that is not in the cache yet, in parallel.
@@ -58,7 +64,7 @@ def warm(
     --record FILE. No GPU is needed. If a kernel does not compile, the command compiles the others
     and exits with 1.
     """
-    if quiet and as_json:
+    if quiet and wants_json():
         raise click.UsageError("--quiet and --json exclude each other.")
     wanted = read_list(file, archs)
     if not wanted:
@@ -67,15 +73,12 @@ def warm(
     if dry_run or check:
         with open_cache(config.directory.value, read_only=True) as cache:
             cached = cached_ones(wanted, cache)
-        _show_plan(wanted, cached, as_json=as_json, quiet=quiet)
+        _show_plan(wanted, cached, quiet=quiet)
         raise click.exceptions.Exit(int(check and not all(cached)))
     may_write("warm", directory)
     started = time.perf_counter()
-    with open_cache(
-        config.directory.value,
-        workers=_workers(config, jobs),
-        on_miss="compile",
-    ) as cache:
+    path = config.directory.value
+    with open_cache(path, workers=_workers(config, jobs), on_miss="compile") as cache:
         results = _compile(cache, wanted, jobs)
         seconds = time.perf_counter() - started
         pairs = zip(wanted, results, strict=True)
@@ -84,10 +87,7 @@ def warm(
         _print_losses(cache)
     made = [each for each in results if not isinstance(each, CompileError)]
     summary = _summary(made, failed, seconds)
-    if as_json:
-        show(summary)
-    elif not quiet:
-        show(_table(summary))
+    show("" if quiet else lambda: _table(summary), summary)
     if failed:
         raise click.exceptions.Exit(1)
 
@@ -224,20 +224,12 @@ def cached_ones(wanted: list[ListedKernel], cache: KernelCache) -> list[bool]:
     return found
 
 
-def _show_plan(
-    wanted: list[ListedKernel], cached: list[bool], *, as_json: bool, quiet: bool
-) -> None:
+def _show_plan(wanted: list[ListedKernel], cached: list[bool], *, quiet: bool) -> None:
     missing = cached.count(False)
-    if as_json:
-        kernels = [
-            {**_named(each), "cached": found} for each, found in zip(wanted, cached, strict=True)
-        ]
-        counts = {"cached": len(cached) - missing, "missing": missing}
-        show({**counts, "kernels": kernels})
-    elif not quiet:
-        if wanted:
-            rows = [("STATE", "ARCH", "KERNEL")]
-            for each, found in zip(wanted, cached, strict=True):
-                rows.append(("cached" if found else "missing", each.arch, each.title))
-            show(columns(rows, fit=True))
-        show(f"{missing} would be compiled, {len(cached) - missing} cached already")
+    pairs = list(zip(wanted, cached, strict=True))
+    states = [("cached" if found else "missing", each.arch, each.title) for each, found in pairs]
+    rows = [("STATE", "ARCH", "KERNEL"), *states]
+    table = "" if quiet or not wanted else columns(rows, fit=True)
+    kernels = [{**_named(each), "cached": found} for each, found in pairs]
+    show(table, {"cached": len(cached) - missing, "missing": missing, "kernels": kernels})
+    show("" if quiet else f"{missing} would be compiled, {len(cached) - missing} cached already")

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kcache.cli.commands.cmd_compile import CompileArguments, asked_for, compile_options
-from kcache.cli.listing import SHORT
-from kcache.cli.open_cache import load_settings, named_directory, open_existing
-from kcache.cli.parameters import directory_option, flag, json_option
-from kcache.cli.terminal import columns, show
+from kcache.cli.commands.cmd_compile import Job, compile_options, jobs_of
+from kcache.cli.options import (
+    directory_option,
+    flag,
+    json_option,
+    load_settings,
+    named_directory,
+    open_existing,
+)
+from kcache.cli.terminal import SHORT, columns, show
 from kcache.config import Setting
 from kcache.kernels.explain import Explanation, explain
 from kcache.kernels.request_factory import Requests
@@ -34,52 +39,57 @@ _SHOWN = 20
 @flag("-q", "--quiet", help="Accepted as by `compile`.")
 @json_option("object")
 @directory_option
-def why(*, quiet: bool, as_json: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
+def why(*, quiet: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
     """Show why the next `kcache compile` with these arguments would miss, or that it would hit.
 
     Takes the arguments of `kcache compile`: replace `compile` by `why`. Compiles nothing, changes
     nothing, and is not counted.
     """
     del quiet
-    asked = asked_for(**given)
-    if len(asked) > 1:
+    jobs = jobs_of(**given)
+    if len(jobs) > 1:
         raise click.UsageError("This command takes one file and one architecture.")
-    (one,) = asked
+    (job,) = jobs
     settings, _ = load_settings(directory)
     if given["no_cache"]:
         settings = settings._replace(disable=Setting(True, "--no-cache"))
     if given["recache"]:
         settings = settings._replace(recache=Setting(True, "--recache"))
     # In the file's folder, like the compile.
-    with (
-        open_existing(directory, quiet=True) as cache,
-        contextlib.chdir(one.source.folder or os.curdir),
-    ):
+    with open_existing(directory, quiet=True) as cache, contextlib.chdir(job.folder or os.curdir):
         # Not through the cache: with KCACHE_RECORD set, the cache would record this request.
-        request = Requests(0).make(
-            one.source.text, one.names, one.options, source_name=one.source.name
-        )
-        explanation = explain(cache.engine, request, settings)
+        request = Requests(0).make(job.source, job.names, job.options, source_name=job.source_name)
+        found = explain(cache.engine, request, settings)
         path = cache.opened.path
-    path = path or named_directory(directory)
-    if as_json:
-        show(_as_json(one, explanation, path, settings.backend.value))
-        return
-    rows = [("directory", f"{path} ({settings.backend.value})")]
-    rows += [("kernel", explanation.kernel)] if explanation.kernel else []
-    rows += [("manifest", explanation.manifest)] if explanation.manifest else []
-    rows += _rows(explanation)
-    if settings.read_only.value and not explanation.hit:
+    path, backend = path or named_directory(directory), settings.backend.value
+    sentence = _sentence(job, found)
+    rows = [("directory", f"{path} ({backend})")]
+    rows += [("kernel", found.kernel)] if found.kernel else []
+    rows += [("manifest", found.manifest)] if found.manifest else []
+    rows += _rows(found)
+    if settings.read_only.value and not found.hit:
         rows.append(("note", f"{settings.read_only.source} is set: what is compiled is not kept"))
-    show(f"{_sentence(one, explanation)}\n\n{columns(rows)}")
+    record = {
+        "cached": found.hit,
+        "why": sentence,
+        "causes": [_cause(cause) for cause in found.causes],
+        "source": job.path,
+        "arch": job.options.target,
+        "key": found.key,
+        "kernel": found.kernel or None,
+        "manifest": found.manifest or None,
+        "nearest": None if found.near is None else _near_json(found.near),
+        "directory": path,
+        "backend": backend,
+    }
+    show(lambda: f"{sentence}\n\n{columns(rows)}", record)
 
 
-def _sentence(asked: CompileArguments, explanation: Explanation) -> str:
-    source = asked.source
-    what = f"{source.name if source.path == '-' else source.path} for {asked.options.target}"
-    if explanation.hit:
+def _sentence(job: Job, found: Explanation) -> str:
+    what = f"{job.source_name if job.path == '-' else job.path} for {job.options.target}"
+    if found.hit:
         return f"{what} is in the cache: it would not be compiled."
-    return f"{what} would be compiled: {explanation.clauses}."
+    return f"{what} would be compiled: {found.clauses}."
 
 
 def _rows(explanation: Explanation) -> Iterator[tuple[str, str]]:
@@ -103,24 +113,6 @@ def _near(near: Near) -> str:
     moment = local_time(about.created)
     ago = format_age(time.time() - about.created)
     return f"{what}, compiled {moment:on %Y-%m-%d at %H:%M:%S} ({ago} ago)"
-
-
-def _as_json(
-    asked: CompileArguments, explanation: Explanation, path: str, backend: str
-) -> dict[str, object]:
-    return {
-        "cached": explanation.hit,
-        "why": _sentence(asked, explanation),
-        "causes": [_cause(cause) for cause in explanation.causes],
-        "source": asked.source.path,
-        "arch": asked.options.target,
-        "key": explanation.key,
-        "kernel": explanation.kernel or None,
-        "manifest": explanation.manifest or None,
-        "nearest": None if explanation.near is None else _near_json(explanation.near),
-        "directory": path,
-        "backend": backend,
-    }
 
 
 def _near_json(near: Near) -> dict[str, object]:

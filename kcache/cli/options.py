@@ -1,27 +1,118 @@
-"""Open cache: opens the cache that a command works on, by the option `--directory`."""
+"""Options: decorators that give commands their options, and the cache that `--directory` opens."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
-from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from kcache.backend import NoBackend, open_backend
-from kcache.cli.terminal import notify
-from kcache.config import VARIABLES, Config, parse_saved, require_saved, variable
-from kcache.directory import CacheDirectory, change_settings, open_directory
-from kcache.engine.opening import (
-    default_directory,
-    elsewhere,
-    find_cache,
-    warn_if_elsewhere,
-)
+import click
+
+from kcache.backend import NoBackend
+from kcache.cli.terminal import note_json, notify
+from kcache.config import Config, variable
+from kcache.engine.opening import default_directory, find_cache, warn_if_elsewhere
 from kcache.errors import BackendError, ConfigError
 from kcache.util import log
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from kcache import KernelCache
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def flag(*names: str, help: str) -> Callable[[F], F]:
+    """Give a command an option without a value."""
+    return click.option(*names, is_flag=True, help=help)
+
+
+def repeatable(*names: str, metavar: str, help: str, **more: Any) -> Callable[[F], F]:  # noqa: ANN401
+    """Give a command an option that may be given several times."""
+    return click.option(
+        *names, metavar=metavar, multiple=True, help=f"{help}  [repeatable]", **more
+    )
+
+
+def directory_option(function: F) -> F:
+    """Give a command the option `--directory`."""
+    return click.option(
+        "--directory",
+        type=click.Path(),
+        metavar="DIR",
+        help="The cache's directory.  [default: $KCACHE_DIR, else the user's cache directory]",
+    )(function)
+
+
+def output_option(help: str, **more: Any) -> Callable[[F], F]:  # noqa: ANN401
+    """Give a command the option `--output`."""
+    return click.option(
+        *("-o", "--output"),
+        metavar="OUT",
+        type=click.Path(),
+        callback=_not_empty,
+        help=f"The file to write, - for standard output{help}",
+        **more,
+    )
+
+
+def _not_empty(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
+    """Refuse an empty path, as from an unset variable."""
+    if path == "":
+        raise click.BadParameter("expected a file, or - for standard output, got ''")
+    return path
+
+
+def json_option(shape: str) -> Callable[[F], F]:
+    """Give a command the option `--json`, whose output is one `shape`; see `terminal.show`."""
+    return click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=note_json,
+        help=f"One JSON {shape}.",
+    )
+
+
+def options(*given: Callable[[F], F]) -> Callable[[F], F]:
+    """Give a command several options, in this order."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(given):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+#: The options that select entries: the arguments of `parse_filters`.
+filter_options = options(
+    repeatable(
+        "--arch", "archs", metavar="ARCH", help="Only kernels for this target, such as sm_90."
+    ),
+    repeatable(
+        "--name",
+        "names",
+        metavar="TEXT",
+        help="Only kernels whose source name or name expression has TEXT in it. With * or ?, TEXT "
+        "is a pattern for all of the name.",
+    ),
+    click.option(
+        "--used-within",
+        metavar="AGE",
+        help="Only kernels that were used in the last AGE, such as 12h, 30d or 2w.",
+    ),
+    click.option(
+        "--older-than",
+        metavar="AGE",
+        help="Only kernels that were not used in the last AGE.",
+    ),
+)
+
+
+# -- the cache that a command works on -------------------------------------------------------------
 
 
 def open_cache(directory: str | None, **settings: Any) -> KernelCache:  # noqa: ANN401
@@ -144,60 +235,3 @@ def may_write(doing: str, directory: str | None = None) -> None:
     for setting in (config.read_only, config.disable):
         if setting.value:
             raise ConfigError(f"{setting.source} is set: {doing} would write to the cache")
-
-
-# -- saving --------------------------------------------------------------------------------------
-
-
-def save(directory: str, given: Mapping[str, str], gone: Collection[str] = ()) -> list[str]:
-    """Save settings, forget others, and return warnings about settings without effect.
-
-    Args:
-        directory: of the cache, created if it does not exist.
-        given: name -> text.
-        gone: names; of settings that another version has saved, too.
-
-    Raises:
-        ConfigError: a setting can't be saved, its value is not allowed, or not with that backend;
-            or the directory is unsafe, or no cache.
-        UnknownBackendError: no such backend is installed.
-        BackendError: it can't be written, or the backend can't be used there.
-    """
-    files = open_directory(directory)
-    for name, text in given.items():
-        parse_saved(name, text)
-    for name in gone:
-        if name not in files.settings:
-            require_saved(name)
-    warnings: list[str] = []
-
-    def change(settings: dict[str, object]) -> None:
-        for name in gone:
-            settings.pop(name, None)
-        settings.update(given)
-        config = Config.load(environ={}).with_saved(settings, files.marker, warnings.append)
-        if given.keys() & {"backend", "max_size"}:
-            warnings.append(_elsewhere(config, files))
-
-    change_settings(files, change)
-    here = Config.load(complain=lambda _: None)
-    variables = {each.setting: each.name for each in VARIABLES}
-    warnings += (
-        f"{variables[name]} is set, and comes before the {name} that is saved"
-        for name in given
-        if getattr(here, name).source == variables[name]
-    )
-    return list(filter(None, warnings))
-
-
-def _elsewhere(config: Config, files: CacheDirectory) -> str:
-    """Open the backend as programs will, without changes; return a warning if the entries are
-    elsewhere.
-
-    Raises:
-        ConfigError, BackendError: programs could not use it.
-    """
-    name, cap = config.backend.value, config.max_size.value
-    opened = open_backend(name, files.backend(name), max_size=cap, read_only=True)
-    with closing(opened) as backend:
-        return elsewhere(files, config.backend, backend)
