@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import NamedTuple
 
@@ -30,6 +31,8 @@ _UNSEEN = re.compile(
     r"LC_|LD_|LANG|GLIBC_|BASH|MALLOC_|(?:TZ|LOCPATH|NLSPATH|GCONV_PATH|CHARSET|OUTPUT_CHARSET|ENV|IFS"
     r"|TMPDIR|SHELLOPTS|POSIXLY_CORRECT)$"
 )
+#: Files whose content counts in the key. Outputs of these names are not usual.
+_SOURCES = (".cu", ".cpp", ".cc", ".cxx", ".c")
 #: A directory whose name make(1) or a shell would escape in a text.
 _ODD = re.compile(r"[^\w./+@%~,=-]")
 #: What stands before a path in an argument or a text, and behind a root.
@@ -147,7 +150,10 @@ class Request(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The key of the request: everything that the caller passes, and where."""
+        """The key of the request: everything that the caller passes, and where.
+
+        The sources count, too: programs compile many under one name in random directories.
+        """
         number = self.roots.numbered
         unseen = [
             f"{name}={number(value)}"
@@ -161,7 +167,15 @@ class Request(NamedTuple):
             *(("argument", number(text)) for text in self.arguments),
             *(("variable", text) for text in unseen),
         ]
-        return digest_fields("kcache-nvcc/1", [(name, os.fsencode(text)) for name, text in fields])
+        encoded = [(name, os.fsencode(text)) for name, text in fields]
+        return digest_fields("kcache-nvcc/2", [*encoded, *self._sources()])
+
+    def _sources(self) -> Iterator[tuple[str, bytes]]:
+        for text in self.arguments[1:]:
+            with suppress(OSError):
+                if text.endswith(_SOURCES) and os.path.isfile(self.path(text)):
+                    with open(self.path(text), "rb") as file:
+                        yield "source", file.read()
 
     def path(self, name: str) -> str:
         """Return the absolute path of a file as a tool has named it; nothing else is changed."""

@@ -109,7 +109,7 @@ class Store:
 
     def _find(self, request: Request, key: str, entries: _Entries) -> _Found | str:
         """Return the first artifact in a tier whose evidence holds; or why there is none."""
-        reason = "this command has not been compiled before"
+        reason = "this command has not compiled this source before"
         for manifest, _ in entries(key):
             for raw in _sets_in(manifest):
                 try:

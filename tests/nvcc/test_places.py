@@ -97,6 +97,22 @@ def test_another_place_hits_if_nothing_shows(
         assert comparable(second) == comparable((tmp_path / "alone").read_bytes())
 
 
+def test_many_sources_of_one_command_hit_in_other_places(service: Service, tmp_path: Path) -> None:
+    """DeepGEMM compiles hundreds of kernels, and their commands differ in random names alone."""
+    sources = [PLAIN.replace("FACTOR", str(number)) for number in range(10)]
+    made = [
+        compile_in(service, place(tmp_path, f"first-{number}", source), "-ptx", suffix="ptx")
+        for number, source in enumerate(sources)
+    ]
+    service.restart()
+    again = [
+        compile_in(service, place(tmp_path, f"second-{number}", source), "-ptx", suffix="ptx")
+        for number, source in enumerate(sources)
+    ]
+    assert again == made
+    assert service.counts["hits"] == len(sources)
+
+
 def test_a_list_of_dependencies_names_the_files_of_its_own_place(
     service: Service, tmp_path: Path
 ) -> None:

@@ -61,6 +61,20 @@ def test_a_key_does_not_depend_on_the_place() -> None:
     assert one.key == request("-c", "/x/1/k.cu", "-o", "/x/1/k.o", KCACHE_LOG="debug").key
 
 
+def test_sources_have_keys_of_their_own(tmp_path: Path) -> None:
+    """A key has few sets of evidence, and programs have many sources for one command."""
+
+    def key(source: str, *arguments: str) -> str:
+        (tmp_path / "k.cu").write_text(source)
+        return request("-ptx", "k.cu", "-o", "k.ptx", *arguments, directory=str(tmp_path)).key
+
+    first = key("one")
+    assert key("another") != first
+    (tmp_path / "k.ptx").write_text("an output")
+    assert key("one") == first
+    assert key("one", "missing.cu") != first
+
+
 # -- recordings ------------------------------------------------------------------------------------
 
 BEGIN = ("B", "1", "/opt/cuda/bin/nvcc", "f 1 2 3 4 5")
