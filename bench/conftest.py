@@ -26,17 +26,7 @@ import ratios
 from keep import Keep
 
 #: Of these, the JSON has the versions.
-PACKAGES = (
-    "cuda-",
-    "cupy-",
-    "diskcache",
-    "jax",
-    "kcache-",
-    "lmdb",
-    "nvidia-",
-    "triton",
-    "zstandard",
-)
+PACKAGES = ("cuda", "cupy", "diskcache", "jax", "kcache", "lmdb", "nvidia", "triton", "zstandard")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

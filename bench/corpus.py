@@ -1,4 +1,4 @@
-"""The kernels that are measured, and NVRTC alone, without any cache."""
+"""The kernels that are measured."""
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -85,31 +85,3 @@ def generated(size: int, seed: int = 0) -> Case:
     count = (size - len(head) - len(tail)) // len(step.format(0.5))
     steps = "".join(step.format(n % 4096 / 4096) for n in range(count))
     return Case("generated", head + steps + tail + " " * (size - len(head + steps + tail)))
-
-
-def compile_alone(case: Case) -> bytes:
-    """Compile by NVRTC alone, and read every output; return the CUBIN."""
-    from cuda.bindings import nvrtc
-
-    def call(function: str, *arguments: object) -> Any:
-        status, *rest = getattr(nvrtc, function)(*arguments)
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise RuntimeError(f"{function}: {status}")
-        return rest[0] if rest else None
-
-    def read(what: str) -> bytes:
-        # Not `bytes`: the library writes into it.
-        buffer = bytearray(call(f"nvrtcGet{what}Size", program))
-        call(f"nvrtcGet{what}", program, buffer)
-        return bytes(buffer)
-
-    program = call("nvrtcCreateProgram", case.source.encode(), b"kernel.cu", 0, [], [])
-    for name in case.names:
-        call("nvrtcAddNameExpression", program, name.encode())
-    flags = [flag.encode() for flag in case.flags]
-    call("nvrtcCompileProgram", program, len(flags), flags)
-    _, _, cubin = map(read, ("ProgramLog", "PTX", "CUBIN"))
-    for name in case.names:
-        call("nvrtcGetLoweredName", program, name.encode())
-    call("nvrtcDestroyProgram", program)
-    return cubin

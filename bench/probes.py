@@ -6,7 +6,6 @@ empty folder; it returns what was found, and whether that is right.
     python bench/probes.py FAULT CONTENDER FOLDER
 """
 
-import ctypes
 import os
 import resource
 import signal
@@ -24,7 +23,7 @@ from contenders import CUPY, FILE_STREAM, KIB, ON_DISK, key, needs, noise
 import kcache
 
 VALUE = noise(1, 100 * KIB)
-CAP, SMALL, COUNT = 1_000_000, 100_000, 8
+CAP = 1_000_000
 #: Each of so many writers puts nine tenths of the cap: alone, none would see a reason to evict.
 WRITERS, PAYLOAD = 8, 32 * KIB
 PUTS = CAP * 9 // 10 // PAYLOAD
@@ -73,18 +72,6 @@ def _get(contender: str, folder: Path) -> Found:
     return ("miss", True) if found is None else ("served", False)
 
 
-def oversize(contender: str, folder: Path) -> Found:
-    """An object of twice the cap is put beside eight that fit."""
-    opened = ON_DISK[contender](folder, CAP)
-    names = [key(number) for number in range(COUNT)]
-    for number, name in enumerate(names):
-        opened.put(name, noise(number, SMALL))
-    with suppress(RuntimeError):  # kcache's is not stored
-        opened.put(key(-1), noise(0, 2 * CAP))
-    kept = sum(opened.get(name) is not None for name in names)
-    return f"{kept} of {COUNT} kept", kept == COUNT
-
-
 # -- kernels ---------------------------------------------------------------------------------------
 
 Compile = Callable[[int], bytes]
@@ -108,35 +95,6 @@ def full(contender: str, folder: Path) -> Found:
         return _outcome(compile_)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-
-
-def read_only(contender: str, folder: Path) -> Found:
-    """The directory may not be written to while a kernel is compiled."""
-    compile_ = _compiler(contender, folder)
-    compile_(0)
-    inside = [folder / "cache", *(folder / "cache").rglob("*")]
-    for found in inside:
-        found.chmod(0o555 if found.is_dir() else 0o444)
-    _obey_permissions()
-    if any(os.access(found, os.W_OK, effective_ids=True) for found in inside):
-        raise RuntimeError("it can still be written to")
-    try:
-        return _outcome(compile_)
-    finally:
-        for found in filter(Path.is_dir, inside):
-            found.chmod(0o755)
-
-
-def _obey_permissions() -> None:
-    """Have root obey permissions, too: give up CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH.
-
-    What capget(2) and capset(2) take: a version and a process, then twice three sets of 32.
-    """
-    libc = ctypes.CDLL(None)
-    head, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    if libc.capget(head, sets) == 0:
-        sets[0] &= ~(1 << 1 | 1 << 2)
-        libc.capset(head, sets)
 
 
 def _outcome(compile_: Compile) -> Found:

@@ -7,17 +7,8 @@ from pathlib import Path
 
 from corpus import ARCH, STD, Case
 
-#: Ends with an error where the kernel was not cached, or was, and should not have been.
-_KCACHE = """\
-import kcache
-cache = kcache.KernelCache({directory!r}, backend={backend!r})
-options = kcache.CompileOptions(**{settings!r})
-kernel = cache.get_or_compile({source!r}, {names!r}, options)
-if not kernel.cubin or kernel.cached != {cached!r}:
-    raise SystemExit("not what was expected: cached is %r" % kernel.cached)
-"""
 #: Prints how often it compiled: once or never.
-_RACE = """\
+_KCACHE = """\
 import kcache
 cache = kcache.KernelCache({directory!r}, backend={backend!r})
 options = kcache.CompileOptions(**{settings!r})
@@ -80,7 +71,6 @@ compiler._compile_module_with_cache({source!r}, options, arch={arch!r}[3:])
 """
 CODE = {
     "kcache": _KCACHE,
-    "race": _RACE,
     "NVRTC": _NVRTC,
     "cuda.core": _CUDA_CORE,
     "CuPy": _CUPY,
@@ -88,14 +78,11 @@ CODE = {
 }
 
 
-def program(
-    kind: str, case: Case, directory: Path | str, *, backend: str = "file", cached: bool = True
-) -> str:
+def program(kind: str, case: Case, directory: Path | str, *, backend: str = "file") -> str:
     """Return the text of a program."""
     return CODE[kind].format(
         directory=str(directory),
         backend=backend,
-        cached=cached,
         source=case.source,
         names=case.names,
         settings=case.settings,

@@ -4,17 +4,15 @@ from typing import Any
 
 import probes
 import pytest
-from contenders import CAPPED, CUPY, EVERYTHING, FILE_STREAM, ON_DISK, OURS
+from contenders import CUPY, EVERYTHING, FILE_STREAM, ON_DISK, OURS
 from keep import Keep
 
 KERNELS = [*OURS, FILE_STREAM, CUPY]
 FAULTS = {
     "cut": ("the file of an entry is cut short", [*ON_DISK]),
     "flipped": ("one bit of a value is damaged", [*ON_DISK]),
-    "oversize": ("an object of twice the cap beside 8 that fit", [*OURS, *CAPPED]),
     "header": ("a header is edited", KERNELS),
     "full": ("the disk is full during a compile", KERNELS),
-    "read_only": ("the directory is read-only during a compile", KERNELS),
     "writers": ("8 writers, cap of 1 MB: on disk", [*ON_DISK]),
 }
 

@@ -15,7 +15,7 @@ extern "C" __global__ void kernel(int* p) {
     p[threadIdx.x] = cub::BlockReduce<int, 128>(space).Sum(p[threadIdx.x]);
 }
 """
-CONTENDERS = {"kcache": nvcc_peers.Kcache, "ccache": nvcc_peers.Ccache, "nvcc": nvcc_peers.Alone}
+CONTENDERS = {"kcache": nvcc_peers.Kcache, "ccache": nvcc_peers.Ccache, "nvcc": nvcc_peers.Nvcc}
 
 
 @pytest.mark.beside("nvcc {option} of CUB", "{contender}")
@@ -28,12 +28,9 @@ def test_nvcc(benchmark: Any, keep: Keep, contender: str, option: str) -> None:
 
 
 def _start(keep: Keep, contender: str, option: str) -> Callable[[], object]:
-    wheels = nvcc_peers.find_wheels()
-    if wheels is None:
-        pytest.skip("nvcc is missing: install the dependency group nvcc")
     folder = keep.folder()
     try:
-        by = keep(_contender, contender)
+        wheels, by = nvcc_peers.find_wheels(), keep(_contender, contender)
     except FileNotFoundError as error:
         pytest.skip(str(error))
     nvcc = nvcc_peers.toolkit(wheels, folder / "cuda") / "bin/nvcc"
@@ -44,7 +41,7 @@ def _start(keep: Keep, contender: str, option: str) -> Callable[[], object]:
     return lambda: by.run(nvcc, *arguments, cwd=folder)
 
 
-def _contender(keep: Keep, name: str) -> nvcc_peers.Contender:
+def _contender(keep: Keep, name: str) -> nvcc_peers.Nvcc:
     made = CONTENDERS[name](Path(keep.folder()))
     keep.callback(made.close)
     return made

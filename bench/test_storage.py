@@ -5,26 +5,10 @@ import random
 from pathlib import Path
 from typing import Any
 
+import contenders
 import corpus
 import pytest
-from contenders import (
-    CAPPED,
-    CUPY,
-    EVERYTHING,
-    FILE_STREAM,
-    JAX,
-    KIB,
-    MEMORY,
-    ON_DISK,
-    OURS,
-    RAW_FILE,
-    RAW_ZSTD,
-    TRITON,
-    Opened,
-    fill,
-    key,
-    noise,
-)
+from contenders import CAPPED, EVERYTHING, KIB, ON_DISK, OURS, Opened, key, noise
 from keep import Keep
 
 import kcache
@@ -33,9 +17,9 @@ import kcache
 USUAL = 100
 MORE = [pytest.param(kib, marks=pytest.mark.slow) for kib in (1, 16, 16384)]
 TARGETS = (
-    pytest.mark.target("kcache file", RAW_FILE, 1.4),
-    pytest.mark.target("kcache lmdb", RAW_FILE, 0.95),
-    pytest.mark.target("kcache zstd", RAW_ZSTD, 1.2),
+    pytest.mark.target("kcache file", contenders.RAW_FILE, 1.4),
+    pytest.mark.target("kcache lmdb", contenders.RAW_FILE, 0.95),
+    pytest.mark.target("kcache zstd", contenders.RAW_ZSTD, 1.2),
 )
 #: So many bytes are got in turn, so that they are not all in the processor's caches.
 TOGETHER = 8 << 20
@@ -87,7 +71,7 @@ def test_get(benchmark: Any, keep: Keep, kib: int, contender: str) -> None:
 
 
 @pytest.mark.beside("put of {kib} KiB", "{contender}")
-@pytest.mark.parametrize("contender", [each for each in EVERYTHING if each != MEMORY])
+@pytest.mark.parametrize("contender", [each for each in EVERYTHING if each != contenders.MEMORY])
 @pytest.mark.parametrize("kib", [4, USUAL, 1024, *MORE])
 def test_put(benchmark: Any, keep: Keep, kib: int, contender: str, lap: int) -> None:
     opened, values = keep(_opened, contender, kib)
@@ -103,29 +87,19 @@ def test_put(benchmark: Any, keep: Keep, kib: int, contender: str, lap: int) -> 
 
 PAYLOAD = 4 * KIB
 #: The peers that look at every entry in each put have no 100,000.
-SCANNING = (FILE_STREAM, JAX)
-COUNTS = {
-    each: (
-        1_000,
-        10_000,
-        pytest.param(
-            100_000, marks=[] if each in ("kcache file", "kcache lmdb") else pytest.mark.slow
-        ),
-    )[: 2 if each in SCANNING else 3]
-    for each in (*OURS, *CAPPED)
-}
+SCANNING = (contenders.FILE_STREAM, contenders.JAX)
+#: Of which there are 100,000 in the quick form.
+QUICK = ("kcache file", "kcache lmdb")
 MANY = [
-    pytest.param(each, *count.values, marks=count.marks)
-    if not isinstance(count, int)
-    else pytest.param(each, count)
-    for each, counts in COUNTS.items()
-    for count in counts
+    pytest.param(name, count, marks=[pytest.mark.slow] * (count > 10_000 and name not in QUICK))
+    for name in (*OURS, *CAPPED)
+    for count in (1_000, 10_000, 100_000)[: 2 if name in SCANNING else 3]
 ]
 
 
 def _population(keep: Keep, contender: str, count: int) -> tuple[Path, int]:
     place = keep.folder(on_disk=False)
-    return place, fill(contender, place, count, PAYLOAD)
+    return place, contenders.fill(contender, place, count, PAYLOAD)
 
 
 def _at_the_cap(keep: Keep, contender: str, count: int) -> Opened:
@@ -160,7 +134,7 @@ def test_put_at_the_cap(benchmark: Any, keep: Keep, contender: str, entries: int
 def test_open(benchmark: Any, keep: Keep, contender: str, entries: int) -> None:
     """Opening, and asking what is stored where that can be asked."""
     place, cap = keep(_population, contender, entries)
-    benchmark.pedantic(_open, (contender, place, cap), teardown=None, rounds=3)
+    benchmark.pedantic(_open, (contender, place, cap), rounds=3)
 
 
 def _open(contender: str, place: Path, cap: int) -> None:
@@ -177,7 +151,9 @@ COPIES = 40
 
 @pytest.mark.laps(1)
 @pytest.mark.beside("bytes on disk", "{contender}")
-@pytest.mark.parametrize("contender", [each for each in ON_DISK if each not in (CUPY, TRITON)])
+@pytest.mark.parametrize(
+    "contender", [each for each in ON_DISK if each not in (contenders.CUPY, contenders.TRITON)]
+)
 def test_disk(benchmark: Any, keep: Keep, contender: str) -> None:
     """The kernels' PTX and CUBIN under 40 keys: blocks on disk, to the bytes of the payload."""
     place, value = keep.folder(), keep(_outputs)
