@@ -1,6 +1,6 @@
 """For authors of backends: the contract as tests, a model, and backends to test against.
 
-`BackendContract` and `CacheMachine` need pytest and Hypothesis, the extra `testing`; the rest
+`BackendContract` and `BackendMachine` need pytest and Hypothesis, the extra `testing`; the rest
 needs nothing. Nothing else in kcache imports this package.
 """
 
@@ -15,11 +15,11 @@ from kcache.util.hints import how_to_install
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kcache.testing.contract import BackendContract
-    from kcache.testing.machine import CacheMachine
+    from kcache.testing.machine import BackendMachine
 
 __all__ = [
     "BackendContract",
-    "CacheMachine",
+    "BackendMachine",
     "FakeClock",
     "FaultyBackend",
     "MemoryBackend",
@@ -28,8 +28,8 @@ __all__ = [
 ]
 
 #: What needs pytest and Hypothesis, and the modules in which pytest explains failed assertions.
-_NEEDS_TOOLS = {"BackendContract": "contract", "CacheMachine": "machine"}
-_EXPLAINED = (*_NEEDS_TOOLS.values(), "_base", "_processes", "_trouble", "_values")
+_NEEDS_TOOLS = {"BackendContract": "contract", "BackendMachine": "machine"}
+_EXPLAINED = (*_NEEDS_TOOLS.values(), "_base", "_processes")
 
 
 def __getattr__(name: str) -> object:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import signal
 import struct
 import sys
 import threading
-import traceback
 import tracemalloc
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import islice
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from random import Random
 from types import FrameType
@@ -29,52 +30,35 @@ from kcache.testing.doubles import FakeClock
 PATIENCE = 60
 
 
-def start(work: Callable[[], object], report: int | None = None) -> int:
-    """Run `work` in a forked child, which exits without cleaning up; return its process id.
-
-    Its exception is written to the file descriptor `report`.
-    """
+def fork(work: Callable[[], object]) -> BaseProcess:
+    """Run `work` in a forked child, which prints its exception to standard error."""
     if not hasattr(os, "fork"):
         pytest.skip("this system has no fork")
+    child = multiprocessing.get_context("fork").Process(target=work)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # about forks beside threads, in 3.12
-        pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's handler may raise an exception
-        signal.alarm(PATIENCE)
-        work()
-        status = 0
-    except BaseException:
-        if report is not None:
-            os.write(report, traceback.format_exc().encode()[-60_000:])
-    finally:
-        os._exit(status)
+        child.start()
+    return child
 
 
-def wait(pid: int) -> int:
+def end_of(child: BaseProcess) -> int | None:
     """Wait for a child; return its exit code, or minus the signal that ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    child.join(PATIENCE)
+    if child.exitcode is None:
+        child.kill()
+        child.join()
+        pytest.fail("the child hangs")
+    return child.exitcode
 
 
-def run_forked(work: Callable[[], object], here: Callable[[], object] | None = None) -> None:
+def run_forked(work: Callable[[], object], here: Callable[[], object] = int) -> None:
     """Run `work` in a forked child, and `here` in this process; both have to succeed."""
-    reading, writing = os.pipe()
-    with open(reading, "rb") as report:
-        try:
-            pid = start(work, writing)
-        finally:
-            os.close(writing)
-        try:
-            if here is not None:
-                here()
-        finally:
-            text = report.read().decode()
-            status = wait(pid)
-    assert status != -signal.SIGALRM, "the child hangs"
-    assert status == 0, f"the child ended with {status}:\n{text}"
+    child = fork(work)
+    try:
+        here()
+    finally:
+        status = end_of(child)
+    assert status == 0, f"the child exited with {status}"
 
 
 def kill_writers(
@@ -85,26 +69,26 @@ def kill_writers(
     Each calls `work` with a seed, and a function to call after every operation.
     """
     reading, writing = os.pipe()
-
-    def run(seed: int) -> None:
-        os.close(reading)
-        work(seed, lambda: os.write(writing, b"."))
-
-    children: list[int] = []
     with open(reading, "rb", buffering=0) as reports:
+        with open(writing, "wb", buffering=0) as report:
+            children = [
+                fork(partial(work, random.getrandbits(32), partial(report.write, b".")))
+                for _ in range(count)
+            ]
         try:
-            with open(writing, "wb"):
-                runs = (partial(run, random.getrandbits(32)) for _ in range(count))
-                children.extend(start(each, 2) for each in runs)
             for _ in range(random.randrange(1, 60)):
                 assert reports.read(1), "every writer has failed"
             for _ in range(random.randrange(20_000)):
                 pass  # ... so that the signal comes anywhere within an operation
         finally:
             for child in children:
-                os.kill(child, signal.SIGKILL)
-            ends = [wait(child) for child in children]
+                child.kill()
+            ends = [end_of(child) for child in children]
     assert ends == [-signal.SIGKILL] * count, f"a writer failed: {ends}"
+
+
+class StopError(Exception):
+    """Raised in a batch by a test."""
 
 
 #: The cap of a place, unless a test names another: more than any test puts.
@@ -193,14 +177,11 @@ def work_of(act: Callable[[], object]) -> tuple[int, int]:
         act()
     finally:
         sys.setprofile(before)
-    if tracemalloc.is_tracing():
-        return calls, 0
     tracemalloc.start()
-    try:
-        act()
-        return calls, tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+    act()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return calls, peak
 
 
 class ContractBase:

@@ -16,6 +16,7 @@ from kcache.errors import BackendError
 from kcache.testing._base import (
     PATIENCE,
     ContractBase,
+    StopError,
     anything,
     as_threads,
     key,
@@ -26,73 +27,14 @@ from kcache.testing._base import (
 
 NAMES = [key(number) for number in range(8)]
 LARGEST = 20_000
-OLD, NEW = b"old" * 50, b"new!" * 2000
+NEW = b"new!" * 2000
 
 
-class StopError(Exception):
-    """Raised in a batch by a test."""
+class ProcessTests(ContractBase):
+    """Threads never see a torn or mixed value, and the count is right when they are done.
 
-
-class BatchTests(ContractBase):
-    """A batch changes what it would change without one, and a failed one does no harm.
-
-    Threads never see a torn or mixed value, and the count is right when they are done.
+    Any number of processes may use one place; one that is killed at any instant does no harm.
     """
-
-    def test_a_batch_sees_its_own_changes(self, place: Path) -> None:
-        """Within the block, `get`, `usage`, `delete`, `scan` and `coldest` know the changes."""
-        with self.opened(place) as backend:
-            backend.put(key(1), OLD)
-            before = backend.usage()
-            with backend.batch():
-                stored = backend.put(key(2), NEW)
-                assert backend.get(key(2)) == backend.use(key(2)) == NEW
-                assert backend.usage() == (before.bytes + stored, 2)
-                assert {info.key for info in backend.scan()} == {key(1), key(2)}
-                assert backend.delete(key(1)) == before.bytes
-                assert backend.get(key(1)) is None
-                assert backend.usage() == (stored, 1)
-                assert [info.key for info in backend.coldest()] == [key(2)]
-                assert backend.delete(key(2)) == stored
-                assert backend.usage() == (0, 0)
-            self.agree(backend, place, {})
-
-    def test_an_exception_in_a_batch_reaches_the_caller(self, place: Path) -> None:
-        """After it, all of the changes before it are there or none, and the backend works."""
-        with self.opened(place) as backend:
-            for number in range(3):
-                before = {key(1): OLD, key(2): OLD}
-                for name, value in before.items():
-                    backend.put(name, value)
-                with pytest.raises(StopError), backend.batch():  # noqa: PT012
-                    backend.put(key(1), NEW)
-                    backend.delete(key(2))
-                    backend.put(key(3), NEW)
-                    raise StopError
-                after = {key(1): NEW, key(3): NEW}
-                done = backend.get(key(3)) is not None
-                self.agree(backend, place, after if done else before)
-                backend.put(key(4), sealed(key(4), number, 50))
-                backend.delete(key(3))
-                backend.delete(key(4))
-
-    def test_batches_nest(self, place: Path) -> None:
-        """An inner batch's changes are there when the outer one ends, even if another one fails."""
-        with self.opened(place) as backend:
-            with backend.batch():
-                backend.put(key(1), OLD)
-                with backend.batch():
-                    backend.put(key(1), NEW)
-                    backend.put(key(2), NEW)
-                assert backend.get(key(2)) == NEW
-                with pytest.raises(StopError), backend.batch():  # noqa: PT012
-                    backend.put(key(3), NEW)
-                    raise StopError
-                backend.delete(key(1))
-            self.agree(backend, place)
-            assert backend.get(key(1)) is None
-            assert backend.get(key(2)) == NEW
-            assert backend.get(key(3)) in (None, NEW)
 
     def test_a_batch_is_of_one_thread(self, place: Path) -> None:
         """Other threads read and write during a batch; if it fails, their changes stay."""
@@ -155,10 +97,6 @@ class BatchTests(ContractBase):
                 as_threads(dropped.clear)
             backend.put(key("next"), b"next")
             self.agree(backend, place)
-
-
-class ProcessTests(ContractBase):
-    """Any number of processes; one that is killed at any instant does no harm."""
 
     # -- fork ------------------------------------------------------------------------------------
 

@@ -15,25 +15,67 @@ class TestMyBackend(BackendContract):
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
 import hypothesis
+import pytest
 from hypothesis.stateful import (
     run_state_machine_as_test,  # pyright: ignore[reportUnknownVariableType]
 )
 
-from kcache.testing._processes import BatchTests, ProcessTests
-from kcache.testing._trouble import StrangerTests, TroubleTests
-from kcache.testing._values import RecencyTests, ValueTests
-from kcache.testing.machine import DEFAULTS, CacheMachine
+from kcache.backend import Backend
+from kcache.errors import BackendError
+from kcache.testing._base import key, run_forked, sealed, work_of
+from kcache.testing._processes import ProcessTests
+from kcache.testing.doubles import FakeClock, flipped, truncated
+from kcache.testing.machine import DEFAULTS, BackendMachine
+
+#: A number of entries that `coldest` may not examine at its start.
+_LARGE = 3_000
+_CAP = 1 << 20
+_THEIRS = b"a file of the program\n" * 500
 
 
-class BackendContract(
-    ValueTests,
-    RecencyTests,
-    BatchTests,
-    ProcessTests,
-    TroubleTests,
-    StrangerTests,
-):
+def _batch(backend: Backend) -> None:
+    with backend.batch():
+        backend.put(key(4), b"batch")
+
+
+#: Every method of the contract.
+EVERYTHING: dict[str, Callable[[Backend], object]] = {
+    "get": lambda backend: backend.get(key(1)),
+    "use": lambda backend: backend.use(key(1)),
+    "put": lambda backend: backend.put(key(1), b"again"),
+    "put another": lambda backend: backend.put(key("another"), b"x"),
+    "delete": lambda backend: backend.delete(key(2)),
+    "delete what is absent": lambda backend: backend.delete(key("absent")),
+    "touch": lambda backend: backend.touch(key(3)),
+    "usage": lambda backend: backend.usage(),
+    "coldest": lambda backend: list(backend.coldest()),
+    "scan": lambda backend: list(backend.scan()),
+    "check": lambda backend: list(backend.check()),
+    "repair": lambda backend: list(backend.check(repair=True)),
+    "batch": _batch,
+}
+CHANGES = ("put", "put another", "delete", "delete what is absent", "touch", "repair", "batch")
+
+
+def _open_files(below: Path) -> list[str]:
+    found: list[str] = []
+    if os.path.isdir("/proc/self/fd"):
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                target = os.readlink(f"/proc/self/fd/{number}")
+                if target.startswith(str(below)):
+                    found.append(target)
+    return found
+
+
+class BackendContract(ProcessTests):
     """Subclass it in a test module, supply `open` and `look`, and pytest runs every promise.
 
     Each test checks one promise, which its docstring states. The tests compare the answers of the
@@ -44,21 +86,309 @@ class BackendContract(
     The tests fork and kill processes, where the system can fork.
 
     Attributes:
-        machine_settings: Hypothesis's settings for `CacheMachine`; None for its own.
+        machine_settings: Hypothesis's settings for `BackendMachine`; None for its own.
     """
 
     machine_settings: hypothesis.settings | None = None
 
-    def test_an_engine_behaves_as_its_model(self) -> None:
-        """With this backend an engine is an LRU map of at most the cap, whatever is damaged."""
+    # -- values, sizes and recency -----------------------------------------------------------------
+
+    def test_it_behaves_as_its_model(self) -> None:
+        """Values, sizes, recency and batches are those of a dict, whatever is done to them."""
         suite = self
 
-        class Exact(CacheMachine):
+        class Machine(BackendMachine):
             def __init__(self) -> None:
                 super().__init__(suite)
 
-        class Harmed(Exact):
-            exact = False
+        run_state_machine_as_test(Machine, settings=self.machine_settings or DEFAULTS)
 
-        for machine in (Exact, Harmed) if self.exact_order else (Harmed,):
-            run_state_machine_as_test(machine, settings=self.machine_settings or DEFAULTS)
+    def test_usage_is_never_below_the_truth_while_others_write(self, place: Path) -> None:
+        """While others put and delete, `usage` is at least what is held before and after it."""
+        self.needs("shared")
+        with self.opened(place) as backend:
+
+            def work(writer: int) -> None:
+                with self.opened(place) as other:
+                    names = [key(f"{writer} {number}") for number in range(40)]
+                    for number, name in enumerate(names):
+                        other.put(name, bytes(10 + 40 * number))
+                    for name in names:
+                        assert other.delete(name) > 0
+                    other.put(key(writer), b"done")
+
+            def watch() -> None:
+                ends = {key(1), key(2)}
+                after = self.look(place)
+                for _ in range(20_000):
+                    before, usage, after = after, backend.usage(), self.look(place)
+                    held = [after[name] for name in before if name in after]
+                    assert usage.bytes >= sum(held)
+                    assert usage.entries >= len(held)
+                    if after.keys() == ends:
+                        break
+
+            run_forked(lambda: run_forked(lambda: work(1), lambda: work(2)), watch)
+            self.agree(backend, place, {key(1): b"done", key(2): b"done"})
+
+    def test_a_large_cache_costs_no_more_than_a_small_one(self, place: Path) -> None:
+        """With more entries, `usage` and the start of `coldest` make no more calls.
+
+        They hold no more memory either. A read-only handle, and one that opens after a crash, may
+        count afresh.
+        """
+        usages: list[tuple[int, int]] = []
+        starts: list[tuple[int, int]] = []
+        with self.opened(place) as backend:
+            for start, end in ((0, 50), (50, _LARGE), (_LARGE, 3 * _LARGE)):
+                with backend.batch():
+                    for number in range(start, end):
+                        backend.put(key(number), b"x")
+                backend.usage()
+                usages.append(work_of(backend.usage))
+                starts.append(work_of(lambda: next(backend.coldest())))
+        for (calls, size), (more_calls, more_size) in (usages[:2], starts[1:]):
+            assert more_calls <= 2 * calls + 100
+            assert more_size <= 2 * size + 65_536
+
+    def test_more_than_max_size_is_put_or_refused(self, place: Path) -> None:
+        """The cap is the engine's business: a put beyond it works, or raises `BackendError`.
+
+        Either way what was put stays whole and counted, and there is room again after deletes.
+        """
+        cap = 1 << 20
+        with self.opened(place, max_size=cap) as backend:
+            put: dict[str, bytes] = {}
+            for number in range(48):
+                name = key(number)
+                value = sealed(name, number, cap // 16)
+                try:
+                    backend.put(name, value)
+                except BackendError:
+                    continue
+                put[name] = value
+            assert len(put) >= 10
+            self.agree(backend, place, put)
+            for name in list(put):
+                assert backend.delete(name) > 0
+            self.agree(backend, place, {})
+            backend.put(key(1), sealed(key(1), 1, cap // 2))
+            self.agree(backend, place, {key(1): sealed(key(1), 1, cap // 2)})
+
+    def test_a_place_that_is_something_else(self, tmp_path: Path) -> None:
+        """If the place is not a directory, only `BackendError` is raised."""
+        self.needs("persistent")
+        place = tmp_path / "a file"
+        place.write_bytes(b"not a directory")
+        with pytest.raises(BackendError), self.opened(place) as backend:
+            backend.put(key(1), b"value")
+        assert place.read_bytes() == b"not a directory"
+        assert os.listdir(tmp_path) == ["a file"]
+
+    def test_uses_of_another_process_count(self, place: Path) -> None:
+        """A use by another process counts, at the latest when that has closed its handle."""
+        self.needs("shared")
+        clock = FakeClock()
+        with self.opened(place, clock=clock) as backend:
+            names = self.fill(backend, 8, clock=clock)
+
+            def work() -> None:
+                with self.opened(place, clock=clock) as other:
+                    other.use(names[1])
+                    self.pass_time(clock)
+                    other.touch(names[0])
+
+            run_forked(work)
+            self.order(backend.coldest(), [*names[2:], names[1], names[0]])
+
+    def test_a_touch_brings_nothing_back(self, place: Path) -> None:
+        """A touch that is written late does not revive an entry that was deleted before."""
+        self.needs("shared")
+        with self.opened(place) as backend:
+            names = self.fill(backend, 4)
+            with self.opened(place) as other:
+                for name in names:
+                    other.use(name)
+                    other.touch(name)
+                backend.delete(names[0])
+                other.delete(names[1])
+                other.touch(names[1])
+                assert {info.key for info in other.coldest()} == {*names[2:]}
+            assert {info.key for info in backend.coldest()} == {*names[2:]}
+            assert self.look(place).keys() == {*names[2:]}
+            self.agree(backend, place)
+
+    # -- read-only -------------------------------------------------------------------------------
+
+    def test_reading_only_changes_nothing(self, place: Path) -> None:
+        """Everything is found, and no method changes a thing.
+
+        `put` raises `BackendError`, others may do nothing.
+        """
+        self.needs("persistent")
+        with self.opened(place) as backend:
+            names = self.fill(backend, 5)
+        before = self.snapshot(place)
+        assert before
+        with self.opened(place, read_only=True) as backend:
+            for infos in (backend.scan(), backend.coldest()):
+                assert sorted(info.key for info in infos) == sorted(names)
+            self.agree(backend, place)
+            for name, act in EVERYTHING.items():
+                with suppress(BackendError) if name in CHANGES else nullcontext():
+                    act(backend)
+            with pytest.raises(BackendError):
+                backend.put(key(1), b"other")
+            assert backend.get(key(1)) == sealed(key(1), 1, 100)
+        assert self.snapshot(place) == before
+
+    def test_reading_only_where_there_is_nothing(self, place: Path) -> None:
+        """A place that does not exist reads as an empty one, and is not created."""
+        self.needs("persistent")
+        with self.opened(place, read_only=True) as backend:
+            assert backend.get(key(1)) is None
+            assert backend.use(key(1)) is None
+            with suppress(BackendError):
+                backend.touch(key(1))
+            assert backend.usage() == (0, 0)
+            assert list(backend.scan()) == list(backend.coldest()) == []
+            assert list(backend.check()) == []
+            with suppress(BackendError):
+                backend.put(key(1), b"value")
+            assert not place.exists()
+            with self.opened(place) as writer:
+                writer.put(key(1), b"value")
+                if self.shared:
+                    assert backend.get(key(1)) == b"value"
+
+    # -- closed ----------------------------------------------------------------------------------
+
+    def test_closing_one_handle_leaves_the_others(self, place: Path) -> None:
+        """Handles of one process are independent of each other."""
+        self.needs("shared")
+        first, second = self.open(place), self.open(place)
+        first.put(key(1), b"value")
+        first.close()
+        assert second.get(key(1)) == b"value"
+        second.put(key(2), b"value")
+        third = self.open(place)
+        second.close()
+        first.close()
+        third.delete(key(1))
+        self.agree(third, place, {key(2): b"value"})
+        third.close()
+
+    def test_a_closed_handle_raises_backend_errors_or_works(self, place: Path) -> None:
+        """A method of a closed handle raises `BackendError` or gives the right result."""
+        backend = self.open(place)
+        self.fill(backend, 5)
+        backend.close()
+        for act in EVERYTHING.values():
+            with suppress(BackendError):
+                act(backend)
+        with suppress(BackendError):
+            assert backend.get(key(0)) == sealed(key(0), 0, 100)
+        for _ in range(3):  # nothing to do
+            backend.close()
+
+    def test_an_iteration_outlives_its_place(self, place: Path) -> None:
+        """If the handle is closed or the place removed, the iteration continues, ends or raises."""
+        for listing in ("coldest", "scan"):
+            for harm in ("close", "remove") if self.persistent else ("close",):
+                with self.opened(place) as backend:
+                    self.fill(backend, 60)
+                    infos = getattr(backend, listing)()
+                    next(infos)
+                    if harm == "close":
+                        backend.close()
+                    else:
+                        shutil.rmtree(place)
+                    with suppress(BackendError):
+                        assert len({info.key for info in infos}) < 60
+                    del infos
+        if self.persistent:
+            with self.opened(place) as backend:
+                backend.put(key("next"), b"next")
+                self.agree(backend, place)
+
+    def test_opening_many_times_leaks_nothing(self, place: Path) -> None:
+        """Handles that are opened and closed leave no file open or behind."""
+        with self.opened(place) as backend:
+            backend.put(key(1), b"value")
+        opened = len(_open_files(Path("/")))
+        for number in range(30):
+            read_only = number % 2 > 0
+            with self.opened(place, read_only=read_only) as backend:
+                backend.use(key(1))
+                next(backend.coldest(), None)
+                backend.usage()
+                if not read_only:
+                    backend.put(key(2), b"value")
+        assert _open_files(place) == []
+        assert len(_open_files(Path("/"))) <= opened
+        assert list(self.leftovers(place)) == []
+
+    # -- the medium is gone, or damaged ----------------------------------------------------------
+
+    def test_a_place_that_is_removed_while_open(self, place: Path) -> None:
+        """Each method works on nothing, or raises `BackendError`; then it works again."""
+        self.needs("persistent")
+        for act in EVERYTHING.values():
+            with self.opened(place) as backend:
+                self.fill(backend, 6)
+                shutil.rmtree(place)
+                with suppress(BackendError):
+                    act(backend)
+                if self.heals:
+                    backend.put(key("next"), b"next")
+                    assert backend.get(key("next")) == b"next"
+                    self.not_below_the_truth(backend, place)
+            shutil.rmtree(place, ignore_errors=True)
+
+    def test_what_repair_mends_stays_mended(self, place: Path) -> None:
+        """After damage, `check(repair=True)` leaves a place in which `check` finds nothing."""
+        with self.opened(place) as backend:
+            names = self.fill(backend, 6, size=3000)
+            for name, damage in zip(
+                names, (flipped(), flipped(1500), truncated(700), truncated(0)), strict=False
+            ):
+                self.write_raw(place, name, damage(self.read_raw(place, name)))
+            for sentence in backend.check():
+                assert isinstance(sentence, str)
+                assert sentence
+            list(backend.check(repair=True))
+            assert list(backend.check()) == []
+            self.agree(backend, place)
+            assert backend.get(names[4]) == sealed(names[4], 4, 3000)
+
+    # -- other people's files ----------------------------------------------------------------------
+
+    def test_a_directory_of_others_is_left_alone(self, place: Path) -> None:
+        """A place with other files is rejected by `BackendError`, and nothing changes."""
+        self.needs("persistent", "refuses_strangers")
+        (place / "photos").mkdir(parents=True)
+        for name in ("notes", "counters", "lock", "photos/one"):
+            (place / name).write_bytes(_THEIRS)
+        before = self.snapshot(place)
+        with suppress(BackendError), self.opened(place) as backend:
+            for number, act in enumerate(EVERYTHING.values()):
+                with pytest.raises(BackendError):
+                    backend.put(key(number), b"value")
+                with suppress(BackendError):
+                    act(backend)
+        assert self.snapshot(place) == before
+
+    def test_what_is_larger_than_the_cap_is_not_read(self, place: Path) -> None:
+        """A value that grew on the medium beyond all bounds is `None` or a `BackendError`."""
+        self.needs("bounds_reads")
+        with self.opened(place, max_size=_CAP) as backend:
+            for name in (key(1), key(2)):
+                backend.put(name, sealed(name, 1, 3000))
+            self.write_raw(place, key(1), self.read_raw(place, key(1)) + bytes(40 * _CAP))
+            for read in (backend.get, backend.use):
+                with suppress(BackendError):
+                    assert read(key(1)) is None
+            assert backend.get(key(2)) == sealed(key(2), 1, 3000)
+            backend.put(key(1), b"mended")
+            assert backend.get(key(1)) == b"mended"
+            self.not_below_the_truth(backend, place)

@@ -1,22 +1,20 @@
-"""CacheMachine: engine and backend against a model, under random operations and random harm."""
+"""BackendMachine: a backend against a dict in the order of use, under random operations."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from random import Random
 
 import hypothesis
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kcache.engine.engine import CacheEngine
-from kcache.engine.eviction import EVICT_BATCH, LOW_WATER
-from kcache.entry import Entry, encode
-from kcache.testing._base import ContractBase, key
-from kcache.testing.doubles import FakeClock, flipped, truncated
+from kcache.testing._base import ContractBase, StopError, key
+from kcache.testing.doubles import FakeClock
 
 #: Keys that differ little, keys that share their first digits, and others.
 KEYS = [
@@ -29,12 +27,13 @@ KEYS = [
     *(f"01{key(number)[2:]}" for number in range(3)),
     *map(key, range(3)),
 ]
-#: Sizes of payloads in hundredths of the unit, eight of which make the cap: from empty to larger
-#: than the cap.
-SIZES = [0, 1, 20, 20, 50, 100, 300, 900]
-#: The model ignores `EVICT_BATCH`; it never holds that many entries.
-assert len(KEYS) < EVICT_BATCH
 
+#: Sizes of values: around 0, around those of pages of 4, 16 and 64 KiB, and large.
+SIZES = [
+    *(0, 1, 2, 15, 255, 256, 1000, 2000, 2048),
+    *(size + more for size in (4096, 8192, 16384, 65536) for more in (-17, -1, 0, 1, 17)),
+    1 << 20,
+]
 DEFAULTS = hypothesis.settings(
     max_examples=20,
     stateful_step_count=30,
@@ -43,221 +42,163 @@ DEFAULTS = hypothesis.settings(
     print_blob=True,
 )
 
-_NAMES = st.sampled_from(KEYS)
-_NUMBERS = st.integers(0, 100)
-_GOALS = st.integers(0, 800)
-_DAMAGES = st.one_of(
-    st.builds(flipped, st.integers(0, 5000), st.integers(1, 255)),
-    st.builds(truncated, st.integers(0, 300)),
-)
+#: A change: the key, and the size of the value to put; None deletes, and -1 touches.
+_CHANGES = st.tuples(st.sampled_from(KEYS), st.sampled_from([*SIZES, None, None, -1, -1]))
+_SEVERAL = st.lists(_CHANGES, max_size=6)
+_LISTINGS = st.sampled_from(["coldest", "scan"])
 
 
-class CacheMachine(RuleBasedStateMachine):
-    """An engine over a backend at its own place, and a clock, against a model.
-
-    An exact machine holds what an LRU map of that cap holds: to make room for an incoming entry,
-    its model goes down to `LOW_WATER` of the cap. In a machine that is not exact, values are
-    damaged and removed; each get returns the last value that was put, or nothing. That one also
-    fits backends with an approximate order.
+class BackendMachine(RuleBasedStateMachine):
+    """One handle of a backend at its own place, with a clock, against a model.
 
     Args:
-        suite: opens the backend, and looks at its medium; without `write_raw`, nothing is damaged.
-
-    Attributes:
-        exact: nothing else touches the place, and `coldest` follows the last use exactly.
+        suite: opens the backend, and looks at its medium.
     """
-
-    exact = True
-    memory_size = 0
 
     def __init__(self, suite: ContractBase) -> None:
         super().__init__()
         self.suite = suite
-        self.damages = type(suite).write_raw is not ContractBase.write_raw and not self.exact
-        self.removable = suite.persistent and suite.heals and not self.exact
-        self.removed = False
         self.clock = FakeClock()
         self.random = Random(0)
         self.folder = Path(tempfile.mkdtemp(prefix="kcache-machine-"))
         self.place = self.folder / "place"
-        #: The last entries that were put, least recently used first, and their stored sizes.
-        self.model: dict[str, Entry] = {}
-        self.sizes: dict[str, int] = {}
-        self.damaged: set[str] = set()
-        self.cap = 1 << 20
-        self.engine = self.make_engine()
-        self.unit = self.reserve(Entry({"payload": bytes(100)}))
-        self.cap = 8 * self.unit
-        self.open_anew()
-
-    def make_engine(self) -> CacheEngine:
-        """Return an engine over the backend at `place`."""
-        backend = self.suite.open(self.place, max_size=self.cap, clock=self.clock)
-        return CacheEngine(backend, max_size=self.cap, memory_size=self.memory_size)
+        self.backend = suite.open(self.place, clock=self.clock)
+        #: The values, least recently used first, and the time of the last use.
+        self.model: dict[str, tuple[bytes, int]] = {}
+        #: Seconds by which the clock is behind, and whether it ever was.
+        self.behind, self.was_behind = 0.0, False
 
     def teardown(self) -> None:
-        """Close the engine, and remove the place."""
-        self.engine.close()
+        """Close the backend, and remove the place."""
+        self.backend.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def look(self) -> dict[str, int]:
-        """Return the stored size of each key."""
-        return dict(self.suite.look(self.place))
+    @rule(change=_CHANGES)
+    def change(self, change: tuple[str, int | None]) -> None:
+        """Put, delete or touch: the medium holds what is returned, whatever is replaced."""
+        name, size = change
+        self.suite.pass_time(self.clock)
+        before = self.suite.look(self.place).get(name, 0)
+        value = self.model.pop(name, None)
+        if size is None:
+            assert self.backend.delete(name) == before
+        elif size == -1:
+            self.backend.touch(name)
+            if value is not None:
+                self.model[name] = value[0], self.clock()
+        else:
+            made = self.random.choice((bytes, self.random.randbytes))(size)
+            stored = self.backend.put(name, made)
+            assert self.suite.look(self.place)[name] == stored <= size + self.backend.overhead
+            self.model[name] = made, self.clock()
 
-    def another(self, hundredths: int) -> Entry:
-        """Return a new entry of random bytes, which can't be compressed."""
-        size = hundredths * self.unit // 100
-        return Entry({"payload": self.random.randbytes(size)}, {"compile_seconds": 1.0})
+    @rule(name=st.sampled_from(KEYS))
+    def get(self, name: str) -> None:
+        """`get` returns the value as it was put, and is no use."""
+        found = self.backend.get(name)
+        assert found == self.model.get(name, (None, 0))[0]
+        assert type(found) in (bytes, type(None))
 
-    def reserve(self, made: Entry) -> int:
-        """Return how much room the engine makes for an entry."""
-        return len(encode(KEYS[0], made)) + self.engine.backend.overhead
+    @rule(name=st.sampled_from(KEYS))
+    def use(self, name: str) -> None:
+        """`use` returns the same, and is a use."""
+        self.suite.pass_time(self.clock)
+        value = self.model.pop(name, None)
+        assert self.backend.use(name) == (None if value is None else value[0])
+        if value is not None:
+            self.model[name] = value[0], self.clock()
 
-    def forget(self, name: str) -> None:
-        """Remove `name` from the model, if it is there."""
-        self.model.pop(name, None)
-        self.sizes.pop(name, None)
+    @rule(outer=_SEVERAL, inner=_SEVERAL, nests=st.booleans(), fails=st.booleans())
+    def batch(
+        self,
+        outer: Sequence[tuple[str, int | None]],
+        inner: Sequence[tuple[str, int | None]],
+        nests: bool,
+        fails: bool,
+    ) -> None:
+        """A batch sees its own changes, and may nest. If it fails, it leaves all of them or none.
 
-    def evict_to(self, goal: int) -> None:
-        """Remove the coldest of an exact model until the rest takes `goal` bytes at most."""
-        while self.exact and sum(self.sizes.values()) > goal:
-            self.forget(next(iter(self.model)))
-
-    @initialize(memory_size=st.sampled_from([0, 0, 100_000]))
-    def choose(self, memory_size: int) -> None:
-        """Take a memory tier, or none; an exact machine has none, whose hits are no uses."""
-        self.memory_size = 0 if self.exact else memory_size
-        self.open_anew()
-
-    @rule(name=_NAMES, size=st.sampled_from(SIZES))
-    def put(self, name: str, size: int) -> None:
-        """Put a new entry; one that exceeds the cap replaces nothing and removes the old."""
-        self.clock.advance()
-        made = self.another(size)
-        reserve = self.reserve(made)
-        accepted = self.engine.put(name, made)
-        if accepted and sum(self.sizes.values()) > self.cap - reserve:
-            low = int(self.cap * LOW_WATER) - reserve
-            self.evict_to(low if low >= 0 else self.cap - reserve)
-        self.forget(name)
-        if accepted:
-            self.model[name] = made
-            self.sizes[name] = self.look()[name]
-            self.damaged.discard(name)
-            assert self.sizes[name] <= reserve
-        assert not self.exact or bool(accepted) is (reserve <= self.cap)
-
-    @rule(name=_NAMES, size=st.sampled_from(SIZES))
-    def get(self, name: str, size: int) -> None:
-        """Get what was put last, and use it; what is damaged or gone at most from memory.
-
-        What is not there is put then, as a program does.
+        The exception reaches the caller.
         """
-        self.clock.advance()
-        sound = name in self.look() and name not in self.damaged
-        found = self.engine.get(name)
-        assert found == self.model.get(name) or (found is None and not sound and not self.exact)
-        if found is None:
-            self.put(name, size)
-        elif name in self.model:
-            self.model[name] = self.model.pop(name)
+        before, reached = dict(self.model), not fails
+        with suppress(StopError):
+            try:
+                with self.backend.batch():
+                    self._change_in_batch(outer)
+                    with self.backend.batch() if nests else nullcontext():
+                        self._change_in_batch(inner)
+                    if fails:
+                        raise StopError
+            except StopError:
+                reached = True
+                raise
+        assert reached, "the batch has swallowed an exception"
+        if fails and self._values() != {name: value for name, (value, _) in self.model.items()}:
+            self.model = before
 
-    @rule(name=_NAMES)
-    def delete(self, name: str) -> None:
-        """Delete one; the result is whether it was there."""
-        there = name in self.look()
-        assert self.engine.delete(name) is there or not self.exact
-        self.forget(name)
-        assert name not in self.look()
+    def _change_in_batch(self, changes: Sequence[tuple[str, int | None]]) -> None:
+        for name, size in changes:
+            self.suite.pass_time(self.clock)
+            self.model.pop(name, None) if size != -1 else None
+            if size is None:
+                self.backend.delete(name)
+            elif size >= 0:
+                made = self.random.randbytes(size)
+                self.backend.put(name, made)
+                self.model[name] = made, self.clock()
+            self.get(name)
+        assert self.backend.usage().entries == len(self.model)
 
-    @rule(hundredths=_GOALS)
-    def trim(self, hundredths: int) -> None:
-        """Evict the coldest, down to some size."""
-        goal = hundredths * self.unit // 100
-        before = sum(self.look().values())
-        freed = self.engine.trim(goal)
-        after = sum(self.look().values())
-        assert after <= goal
-        assert freed == before - after or not self.exact
-        self.evict_to(goal)
+    def _values(self) -> dict[str, bytes]:
+        found = {name: self.backend.get(name) for name in KEYS}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @rule(listing=_LISTINGS, changes=_SEVERAL)
+    def iterate(self, listing: str, changes: list[tuple[str, int | None]]) -> None:
+        """An iteration yields each entry once, and each that is changed meanwhile once at most."""
+        unchanged = self.model.keys() - {name for name, _ in changes}
+        found: list[str] = []
+        left = list(changes)
+        for info in getattr(self.backend, listing)():
+            found.append(info.key)
+            if left:
+                self.change(left.pop())
+        assert len(found) == len(set(found))
+        assert unchanged <= set(found)
 
     @rule()
-    def clear(self) -> None:
-        """Delete everything."""
-        there = len(self.look())
-        assert self.engine.clear() == there or not self.exact
-        self.model.clear()
-        self.sizes.clear()
-        assert self.look() == {}
+    def list_all(self) -> None:
+        """`coldest` sorts by last use. Sizes are the medium's, and times those of the clock."""
+        sizes = self.suite.look(self.place)
+        infos = list(self.backend.coldest())
+        if self.suite.exact_order:
+            assert [info.key for info in infos] == list(self.model)
+        for each in (infos, list(self.backend.scan())):
+            assert {info.key: info.size for info in each} == sizes
+            for info in each:
+                late = abs(info.used_ns - self.model[info.key][1]) > self.suite.resolution
+                assert self.was_behind or not (self.suite.takes_clock and late)
 
-    @precondition(lambda self: self.exact)
     @rule()
-    def list_the_coldest(self) -> None:
-        """See the entries in the order in which they would go."""
-        assert [info.key for info in self.engine.backend.coldest()] == list(self.model)
+    def set_the_clock_back(self) -> None:
+        """The uses of one handle stay in their order."""
+        self.change((KEYS[0], 0))  # a handle that has used nothing does not know the time
+        self.clock.advance(-3600)
+        self.behind, self.was_behind = self.behind + 3600, True
 
     @precondition(lambda self: self.suite.persistent)
     @rule()
     def open_anew(self) -> None:
-        """Close the engine, and open another at the same place, where the order is the same."""
-        self.engine.close()
-        self.engine = self.make_engine()
-        if self.exact:
-            self.list_the_coldest()
-
-    # -- harm --------------------------------------------------------------------------------------
-
-    def one_of(self, number: int) -> str | None:
-        """Return one of the keys that the medium holds."""
-        names = sorted(self.look())
-        return names[number % len(names)] if names else None
-
-    @precondition(lambda self: self.damages)
-    @rule(number=_NUMBERS, damage=_DAMAGES)
-    def harm(self, number: int, damage: Callable[[bytes], bytes]) -> None:
-        """A byte of a value changes, or its end is cut off."""
-        name = self.one_of(number)
-        if name and name not in self.damaged:
-            image = self.suite.read_raw(self.place, name)
-            if damage(image) != image:
-                self.suite.write_raw(self.place, name, damage(image))
-                self.damaged.add(name)
-
-    @precondition(lambda self: self.damages)
-    @rule(one=_NUMBERS, two=_NUMBERS)
-    def swap(self, one: int, two: int) -> None:
-        """The values of two keys are exchanged."""
-        first, second = self.one_of(one), self.one_of(two)
-        if first and second:
-            images = [self.suite.read_raw(self.place, name) for name in (first, second)]
-            if len(images[0]) == len(images[1]):  # the usage would be wrong otherwise
-                for name, image in zip((second, first), images, strict=True):
-                    self.suite.write_raw(self.place, name, image)
-                self.damaged |= {first, second} if first != second else set()
-
-    @precondition(lambda self: self.removable)
-    @rule()
-    def remove_everything(self) -> None:
-        """The place is removed with everything in it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir()
-        self.removed = True
-
-    # -- after each step ---------------------------------------------------------------------------
+        """Another handle finds the same, when the clock is right again."""
+        self.clock.advance(self.behind + 1)
+        self.behind = 0.0
+        self.backend.close()
+        self.backend = self.suite.open(self.place, clock=self.clock)
+        self.list_all()
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:
-        """The cap holds, and the usage covers what the medium holds; exactly, without harm."""
-        sizes, usage = self.look(), self.engine.backend.usage()
-        assert sum(sizes.values()) <= min(self.cap, usage.bytes)
-        assert len(sizes) <= usage.entries
-        if self.exact:
-            assert sizes == self.sizes
-            assert usage == (sum(sizes.values()), len(sizes))
-
-    @invariant()
-    def nothing_failed(self) -> None:
-        """Damage is a miss and not an error; without harm, there is none."""
-        stats = self.engine.stats()
-        assert self.removed or stats.errors == 0
-        assert not self.exact or (stats.corrupt, stats.stale) == (0, 0)
+        """The usage is what the medium holds."""
+        sizes = self.suite.look(self.place)
+        assert sizes.keys() == self.model.keys()
+        assert self.backend.usage() == (sum(sizes.values()), len(sizes))
