@@ -34,8 +34,8 @@ python3 -m venv "$folder/venv"
 rm -f "$folder"/wheels/kcache*
 platforms=(manylinux2014_aarch64 manylinux_2_{17,28,31,34}_aarch64)
 "$folder/venv/bin/pip" download -q -d "$folder/wheels" --only-binary=:all: --python-version 3.11.2 \
-    "${platforms[@]/#/--platform=}" --group test \
-    async-timeout "$(ls dist/*aarch64.whl)[cu13,cli,demo,http,redis,signing,testing]"
+    "${platforms[@]/#/--platform=}" --group test --group nvcc \
+    async-timeout "$(ls dist/*aarch64.whl)[cu13,cli,demo,http,launch,redis,signing,testing]"
 
 rm -rf "$root/kcache" "$root/wheels"
 mkdir "$root/kcache"
