@@ -382,11 +382,10 @@ def _shadowed(dependency_set: DependencySet, path: str, search: HeaderSearch, ki
     """Return the header of the set that a file which appeared at `path` hides, or nothing."""
     if kind != "appeared":
         return ""
-    sections = dependency_set.answers()
-    absent = [RootedPath(root, name) for root, names in sections.absent for name in names]
-    known = (each for each in absent if each.root < len(search.roots))
-    sought = [each.path for each in known if search.path(each) == path]
-    read = [RootedPath(root, name) for root, names in sections.files for name in names]
+    answers = dependency_set.answers()
+    absent = [(root, name) for root, names in answers.absent for name in names]
+    sought = [name for root, name in absent if search.path(RootedPath(root, name)) == path]
+    read = [RootedPath(root, name) for root, names in answers.files for name in names]
     hidden = [each for each in read if each.path in sought]
     if not hidden:  # if the compiler looked beside the including file, the name is the longer one
         hidden = [p for p in read if any(name.endswith(f"/{p.path}") for name in sought)]

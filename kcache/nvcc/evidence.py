@@ -128,7 +128,7 @@ class Check:
             if variable(request, name) != digest:
                 yield f"the variable {name} changed"
         verified: list[Stamp] = []
-        for path in digests.differing(self.files, evidence.digests, 0, self._stamps, verified):
+        for path in digests.differing(self.files, evidence.digests, self._stamps, verified):
             yield f"the file {path} changed"
         self._stamps = verified
         yield from self._other_folders(digests)

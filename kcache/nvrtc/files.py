@@ -14,7 +14,7 @@ each process reads a file once, and then trusts its own reads.
 
 from __future__ import annotations
 
-import io
+import itertools
 import os
 import stat
 import sys
@@ -45,7 +45,9 @@ LARGEST = 1 << 30
 _PIECE = 1 << 20
 #: Directories with the state of the system. `workers/virtual_files.py` does not record
 #: them either.
-_OF_PROCESSES = ("/proc/", "/sys/")
+OF_PROCESSES = ("/proc/", "/sys/")
+#: How a file is opened. Opening a pipe must not block.
+READ_ONLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 _COARSE = 5  # CLOCK_REALTIME_COARSE of clock_gettime(2); Python has no name for it
 
@@ -142,13 +144,17 @@ class FileDigests:
         """
         self.reads += 1
         now = self.clock()
+        if os.path.normpath(path).startswith(OF_PROCESSES):
+            raise OSError(f"{path} is a file of the system's own")
         _require_header(path, status)
-        with open(path, "rb", buffering=0, opener=_open) as file:
-            status = os.fstat(file.fileno())
+        fd = os.open(path, READ_ONLY)
+        try:
+            status = os.fstat(fd)
             _require_header(path, status)
-            before = stamp_of(status)
-            content = _content(file, path, before[0])
-            after = stamp_of(os.fstat(file.fileno()))
+            content = content_of(fd, status.st_size)
+            before, after = stamp_of(status), stamp_of(os.fstat(fd))
+        finally:
+            os.close(fd)
         unchanged = before == after and len(content) == before[0]
         digest = xxhash.xxh3_128_digest(content)
         return self.remember(path, before if unchanged else NO_STAMP, digest, now)
@@ -184,7 +190,6 @@ class FileDigests:
         self,
         paths: Iterable[str],
         digests: bytes,
-        at: int,
         stored: Iterable[Stamp],
         verified: list[Stamp],
     ) -> Iterator[str]:
@@ -192,14 +197,13 @@ class FileDigests:
 
         Args:
             paths: of the files.
-            digests: the digests of the files, one after the other, from position `at` on.
+            digests: the digests of the files, one after the other.
             stored: the stamp under which each had its digest before; `NO_STAMP` for none.
             verified: gets the stamp under which each of the other files has its digest now.
         """
         get, stat_ = self._known.get, os.stat
-        for path, stamp in zip(paths, stored, strict=False):
+        for at, path, stamp in zip(itertools.count(0, SIZE), paths, stored, strict=False):
             digest = digests[at : at + SIZE]
-            at += SIZE
             try:
                 status = stat_(path)
                 now = stamp_of(status)
@@ -223,38 +227,26 @@ def is_fresh(stamp: Stamp, read_at: int) -> bool:
 
 
 def _require_header(path: str, status: os.stat_result) -> None:
-    """Refuse a file that no compile records as a header.
-
-    Raises:
-        OSError: it is not a regular file, too large, or the system's own.
-    """
+    """Raise OSError if a file is not regular, or larger than any header."""
     if not stat.S_ISREG(status.st_mode):
         raise OSError(f"{path} is not a regular file")
     if status.st_size > LARGEST:
         raise OSError(f"{path} has {status.st_size} bytes, more than a header has")
-    if os.path.normpath(path).startswith(_OF_PROCESSES):
-        raise OSError(f"{path} is a file of the system's own")
 
 
-def _content(file: io.FileIO, path: str, size: int) -> bytes:
-    """Return the content of a file of about that size.
+def content_of(fd: int, size: int) -> bytes:
+    """Return the content of a regular file, which had that size a moment ago.
 
     Raises:
-        OSError: it can't be read now, or is too large.
+        OSError: it can't be read, or is too large.
     """
-    parts: list[bytes] = []
-    room = LARGEST
-    while room > 0:
-        part: bytes | None = file.read(min(size + 1, room))
-        if part is None:
-            raise OSError(f"{path} cannot be read without blocking")
-        if not part:
-            return b"".join(parts)
+    parts = [os.read(fd, size + 1)]
+    length = len(parts[0])
+    if length == size:
+        return parts[0]
+    while part := os.read(fd, _PIECE):
         parts.append(part)
-        room -= len(part)
-        size = _PIECE
-    raise OSError(f"{path} has more bytes than a header has")
-
-
-def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # opening a pipe must not block
+        length += len(part)
+        if length > LARGEST:
+            raise OSError("the file has more bytes than a header has")
+    return b"".join(parts)

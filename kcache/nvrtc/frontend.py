@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kcache.errors import CompileError
-from kcache.nvrtc import compiler, places, variables
-from kcache.nvrtc.answers import encode, only_names
+from kcache.nvrtc import compiler, places
+from kcache.nvrtc.answers import Answers
 from kcache.nvrtc.compiler import Compiled, Limits
-from kcache.nvrtc.files import FileDigests
+from kcache.nvrtc.files import FileDigests, PathKind
 from kcache.nvrtc.manifest import DependencySet
 from kcache.nvrtc.request import Request
 from kcache.nvrtc.workers.messages import Trace
@@ -53,15 +51,16 @@ class Frontend:
                 if run is None:
                     raise
                 break  # it compiled a moment ago, so a header is being changed
-            problem = run.problem or _unusable(request, run)
+            answers = Answers.of(run.trace, request.search) if run.trace else None
+            problem = run.problem or _unusable(request, run.trace, answers)
             if not track:
                 problem = "the cache is switched off"
-            if problem or run.trace is None:
+            if problem or run.trace is None or answers is None:
                 return run._replace(problem=problem), None
             if request.self_contained:
                 return run, None
             self._remember(request, run.trace, asked_at)
-            dependency_set = _dependency_set(request, run)
+            dependency_set = DependencySet(_completed(answers, request, run).encode())
             if dependency_set.holds(request, self._digests):
                 return run, dependency_set
             log.debug("headers of %s changed during the compile: once more", request.source_name)
@@ -70,25 +69,23 @@ class Frontend:
 
     def _remember(self, request: Request, trace: Trace, asked_at: int) -> None:
         """Take over the digests of the files that the worker has read."""
-        search = request.search
         for path, answer in trace.files.items():
             if answer.opened:
-                real = search.path(search.rooted(path))
+                real = request.search.absolute(path)
                 self._digests.remember(real, answer.stamp, answer.digest, asked_at)
 
 
-def _unusable(request: Request, run: Compiled) -> str:
+def _unusable(request: Request, trace: Trace | None, answers: Answers | None) -> str:
     """Return why a result must not be cached, or nothing."""
-    trace = run.trace
     if not request.has_usable_name:
         return f"NVRTC takes the source's name {request.source_name!r} for something else"
-    if trace is None:
+    if trace is None or answers is None:
         return ""
     if any(not each.condition for each in _answered(request, trace)):
         return "its LTOIR may show the date or the time of its compile"
-    if request.self_contained and not (
-        only_names(trace, request.search) and not any(_more_variables(trace))
-    ):
+    # Two names of texts might be one file.
+    there = sum(each.kind == PathKind.FILE for each in trace.files.values())
+    if request.self_contained and (there > 1 or not answers.has_names_only()):
         return "it reads files or variables although nothing in it says so"
     return ""
 
@@ -99,24 +96,11 @@ def _answered(request: Request, trace: Trace) -> list[places.Question]:
     return [asked[number] for number in trace.found]
 
 
-def _dependency_set(request: Request, run: Compiled) -> DependencySet:
-    """Return the answers that a result depends on, and where it may be used."""
+def _completed(answers: Answers, request: Request, run: Compiled) -> Answers:
+    """Return the answers with where the result may be used."""
     artifact, trace = run.artifact, run.trace
     assert trace is not None
     names = "\n".join(artifact.lowered_names.values()).encode()
     outputs = (artifact.ptx, artifact.cubin, names)
-    raw = encode(
-        trace,
-        request.search,
-        _more_variables(trace),
-        conditions=places.conditions(request, _answered(request, trace), outputs),
-        home=request.location,
-    )
-    return DependencySet(raw)
-
-
-def _more_variables(trace: Trace) -> Iterator[tuple[str, str | None]]:
-    """Yield the variables that were asked for and are not in the key; see `variables`."""
-    for name, value in trace.variables.items():
-        if name not in (*variables.IN_KEY, variables.WORKING_DIRECTORY):
-            yield name, value
+    conditions = places.conditions(request, _answered(request, trace), outputs)
+    return answers._replace(conditions=conditions, home=request.location)

@@ -26,7 +26,7 @@ from contextlib import suppress
 
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
-from kcache.nvrtc.answers import Answers, decode, each_path
+from kcache.nvrtc.answers import Answers
 from kcache.nvrtc.files import FileDigests, Stamp
 from kcache.nvrtc.request import Request, digest_fields
 from kcache.nvrtc.verification import Difference, LocationState, differences
@@ -69,7 +69,7 @@ class DependencySet:
             CorruptEntryError: the encoding is malformed.
         """
         if self._answers is None:
-            self._answers = decode(self.raw)
+            self._answers = Answers.decode(self.raw)
         return self._answers
 
     def dependencies(self, request: Request) -> tuple[str, ...]:
@@ -91,8 +91,8 @@ class DependencySet:
         if not self._identity:
             text, digests = self.raw, b""
             with suppress(CorruptEntryError):  # intact, but not a dependency set
-                at = self.answers().digests_at
-                text, digests = self.raw[4:at].rpartition(b"\0\0")[0], self.raw[at:]  # no home
+                digests = self.answers().digests
+                text = self.raw[4 : len(self.raw) - len(digests)].rpartition(b"\0\0")[0]  # no home
             self._identity = digest_fields("kcache-set/2", [("set", text), ("digests", digests)])
         return self._identity
 
@@ -117,10 +117,9 @@ class DependencySet:
         location = request.location
         state = self._states.get(location)
         if state is None:
-            answers = self.answers()
-            state = LocationState([*map(request.search.path, each_path(answers.files))])
+            state = LocationState(self.answers(), request.search)
             if location in self.stamps:
-                state.unpack(self.stamps[location], absent=bool(answers.absent))
+                state.unpack(self.stamps[location])
             self._states[location] = state
         return state
 

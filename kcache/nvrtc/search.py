@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from copy import copy
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kcache import config
 from kcache.nvrtc.variables import WORKING_DIRECTORY
@@ -42,6 +42,10 @@ class RootedPath(NamedTuple):
 
     root: int
     path: str
+
+
+#: Paths by root.
+Groups: TypeAlias = list[tuple[int, list[str]]]
 
 
 class HeaderSearch:
@@ -88,6 +92,9 @@ class HeaderSearch:
         self.roots = (*roots, base)
         order = sorted(enumerate(self.roots), key=lambda pair: (len(pair[1]), pair[0]))
         self._longest = [(path, root) for root, path in reversed(order)]
+        self._bare = {path[:-1]: root for root, path in order}
+        #: Directory -> the root that the files in it have, and the length of its path.
+        self._in_folder: dict[str, tuple[int, int]] = {}
 
     def is_plain(self) -> bool:
         """Return whether every release writes the roots as in `prefixes`."""
@@ -95,17 +102,33 @@ class HeaderSearch:
 
     def rooted(self, asked: str) -> RootedPath:
         """Return the root of a path and the part below it, as the compiler asked for it."""
-        path = asked if asked[:1] == "/" else self.base + asked
-        for prefix, root in self._longest:
-            if path.startswith(prefix):
-                return RootedPath(root, path[len(prefix) :] or ".")
-            if path == prefix[:-1]:  # the directory of a root itself
-                return RootedPath(root, ".")
-        return RootedPath(ABSOLUTE, path)
+        path = self.absolute(asked)
+        if path in self._bare:  # the directory of a root itself
+            return RootedPath(self._bare[path], ".")
+        folder = path[: path.rfind("/") + 1]
+        found = self._in_folder.get(folder)
+        if found is None:
+            within = ((root, len(at)) for at, root in self._longest if folder.startswith(at))
+            found = self._in_folder[folder] = next(within, (ABSOLUTE, 0))
+        root, start = found
+        return RootedPath(root, path[start:] or ".")
+
+    def absolute(self, asked: str) -> str:
+        """Return the absolute path of one that the compiler asked for."""
+        return asked if asked[:1] == "/" else self.base + asked
 
     def path(self, rooted: RootedPath) -> str:
         """Return the absolute path."""
         return rooted.path if rooted.root == ABSOLUTE else self.roots[rooted.root] + rooted.path
+
+    def paths(self, groups: Groups) -> list[str]:
+        """Return the absolute paths in groups.
+
+        Raises:
+            IndexError: there is no such root.
+        """
+        starts = (("" if root == ABSOLUTE else self.roots[root], names) for root, names in groups)
+        return [start + name for start, names in starts for name in names]
 
     def moved(self, root: int, path: str) -> HeaderSearch:
         """Return a search in which one root lies elsewhere, for `path` alone."""
@@ -116,7 +139,7 @@ class HeaderSearch:
     def in_memory(self) -> tuple[str, ...]:
         """Return the absolute paths of the texts that the compiler has in memory, source first."""
         names = (self.source_name, *self._headers)
-        return tuple(name if name[:1] == "/" else self.base + name for name in names)
+        return tuple(map(self.absolute, names))
 
     def spelled(self) -> str:
         """Return the working directory as in debug information: LLVM uses the spelling of PWD."""

@@ -11,15 +11,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.nvrtc import places
-from kcache.nvrtc.answers import each_path, identity_of
-from kcache.nvrtc.files import NO_STAMP, Stamp, is_fresh, lasting, lasting_once, stamp_of
+from kcache.nvrtc.answers import identity_of
+from kcache.nvrtc.files import NO_STAMP, READ_ONLY, Stamp, is_fresh, lasting, lasting_once, stamp_of
 
 if TYPE_CHECKING:
     from kcache.nvrtc.answers import Answers
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.manifest import DependencySet
     from kcache.nvrtc.request import Request
-    from kcache.nvrtc.search import HeaderSearch, RootedPath
+    from kcache.nvrtc.search import HeaderSearch
 
 _STAMP = struct.Struct("<5q")
 
@@ -53,20 +53,19 @@ class Watched(NamedTuple):
     names: list[str] | None
 
 
-def _watched_from(directory: str, names: list[str], now: Stamp, read_at: int) -> Watched:
-    """Return a directory that was just checked, with its stamp if that will show a change."""
-    # An existing name (a link, a directory) may change without a trace in this directory.
-    firsts = {name.partition("/")[0] for name in names}
-    there = any(os.path.lexists(os.path.join(directory, first)) for first in firsts)
-    return Watched(NO_STAMP if there or is_fresh(now, read_at) else now, names)
-
-
 class LocationState:
     """What is known of a dependency set's files in one location.
 
+    Args:
+        answers: of the set.
+        search: where they lie here.
+
+    Raises:
+        IndexError: the set is for another include path.
+
     Attributes:
-        paths: absolute paths of the headers, in the set's order.
-        dependencies: the same, sorted.
+        files, absent, present, folders, names, same, denied: the answers, with absolute paths.
+        dependencies: the files, sorted.
         stamps: under which each had its digest; `NO_STAMP` for what must be read again.
         directories: what the last check for absent files found; None before the first.
         misplaced: why the result is not used here, as far as names decide; None before the first
@@ -74,12 +73,16 @@ class LocationState:
         readings: see `places`.
     """
 
-    __slots__ = ("dependencies", "directories", "misplaced", "paths", "readings", "stamps")
-
-    def __init__(self, paths: list[str]) -> None:
-        self.paths = paths
-        self.dependencies = tuple(sorted(paths))
-        self.stamps = [NO_STAMP] * len(paths)
+    def __init__(self, answers: Answers, search: HeaderSearch) -> None:
+        self.files = search.paths(answers.files)
+        self.absent = search.paths(answers.absent)
+        self.present = search.paths(answers.present)
+        self.folders = search.paths(answers.folders)
+        self.names = search.paths(answers.names)
+        self.same = [(number, search.path(rooted)) for number, rooted in answers.same]
+        self.denied = [(error, search.path(rooted)) for error, rooted in answers.denied]
+        self.dependencies = tuple(sorted(self.files))
+        self.stamps = [NO_STAMP] * len(self.files)
         self.directories: dict[str, Watched] | None = None
         self.misplaced: tuple[Difference, ...] | None = None
         self.readings: list[Request] = []
@@ -88,25 +91,22 @@ class LocationState:
         """Return what another process may trust, as the module describes it."""
         known = self.directories or {}
         watched = (each.stamp for each in known.values())
-        stamps = lasting((*self.paths, *known), (*self.stamps, *watched))
+        stamps = lasting((*self.files, *known), (*self.stamps, *watched))
         packed = [_STAMP.pack(*stamp) for stamp in stamps]
-        packed.insert(len(self.paths), struct.pack("<I", len(known)))
+        packed.insert(len(self.files), struct.pack("<I", len(known)))
         return b"".join((*packed, "\0".join(known).encode("utf-8", "surrogateescape")))
 
-    def unpack(self, raw: bytes, *, absent: bool) -> None:
-        """Take over what another process has verified. Without it, everything is checked.
-
-        `absent` is whether files were absent, so that there are directories.
-        """
-        end = _STAMP.size * len(self.paths)
+    def unpack(self, raw: bytes) -> None:
+        """Take over what another process has verified. Without it, everything is checked."""
+        end = _STAMP.size * len(self.files)
         with suppress(struct.error, ValueError):
             (count,) = struct.unpack_from("<I", raw, end)
             stamps = list(_STAMP.iter_unpack(raw[:end]))
             middle = end + 4 + count * _STAMP.size
             paths = raw[middle:].decode("utf-8", "surrogateescape").split("\0") if count else []
             watched = list(_STAMP.iter_unpack(raw[end + 4 : middle]))
-            if len(watched) == len(paths) and (count or not absent):
-                trusted = lasting_once((*self.paths, *paths), (*stamps, *watched))
+            if len(watched) == len(paths) and (count or not self.absent):
+                trusted = lasting_once((*self.files, *paths), (*stamps, *watched))
                 self.stamps = list(trusted[: len(stamps)])
                 self.directories = {
                     p: Watched(s, None) for p, s in zip(paths, trusted[len(stamps) :], strict=True)
@@ -133,58 +133,55 @@ def differences(
     Raises:
         CorruptEntryError: the set is malformed.
     """
-    answers, search = dependency_set.answers(), request.search
-    if answers.roots > len(search.roots):
+    answers = dependency_set.answers()
+    try:
+        state = dependency_set.state_at(request)
+    except IndexError:
         yield Difference("root", "")
         return
-    state = dependency_set.state_at(request)
     if not (reading or answers.home == request.location):
         if state.misplaced is None:
-            state.misplaced = tuple(_misplaced(dependency_set, request, state.readings))
+            state.misplaced = tuple(_misplaced(dependency_set, request, state))
         yield from state.misplaced
         for each in state.readings:
             yield from differences(dependency_set, each, digests, [], reading=True)
-    raw, at = dependency_set.raw, answers.digests_at
-    for path in digests.differing(state.paths, raw, at, state.stamps, verified):
+    for path in digests.differing(state.files, answers.digests, state.stamps, verified):
         yield Difference("changed" if is_header(path) else "gone", path)
-    yield from _appeared(answers, search, digests, state)
-    yield from _other_answers(answers, search, state)
-
-
-def _other_answers(
-    answers: Answers, search: HeaderSearch, state: LocationState
-) -> Iterator[Difference]:
-    """Yield the differences in what is neither the content nor the absence of a file."""
-    if answers.same and not _have_same_identities(answers.same, search):
-        yield Difference("identity", "")
-    for path in map(search.path, answers.present):
-        if not is_header(path):
-            yield Difference("vanished", path)
-    for path in map(search.path, answers.folders):
-        if not os.path.isdir(path):
-            yield Difference("vanished", path)
-    names = map(search.path, answers.names)
-    for path in _confused_names(names, search.in_memory()[0], state.paths):
-        yield Difference("identity", path)
-    for error, rooted in answers.denied:
-        if _error_now(search.path(rooted)) != error:
-            yield Difference("answer", search.path(rooted))
+    yield from _appeared(state, digests)
+    yield from _other_answers(state, request.search)
     for name, value in answers.variables:
-        if search.variable(name) != value:
+        if request.search.variable(name) != value:
             yield Difference("variable", name)
 
 
+def _other_answers(state: LocationState, search: HeaderSearch) -> Iterator[Difference]:
+    """Yield the differences in what is neither the content nor the absence of a file."""
+    if state.same and not _have_same_identities(state.same):
+        yield Difference("identity", "")
+    for path in state.present:
+        if not is_header(path):
+            yield Difference("vanished", path)
+    for path in state.folders:
+        if not os.path.isdir(path):
+            yield Difference("vanished", path)
+    for path in _confused_names(state.names, search.in_memory()[0], state.files):
+        yield Difference("identity", path)
+    for error, path in state.denied:
+        if _error_now(path) != error:
+            yield Difference("answer", path)
+
+
 def _misplaced(
-    dependency_set: DependencySet, request: Request, readings: list[Request]
+    dependency_set: DependencySet, request: Request, state: LocationState
 ) -> Iterator[Difference]:
     """Yield what keeps the result from being used where it was not compiled.
 
-    `readings` gets the other readings of the request for which the answers must hold, too.
+    `state.readings` gets the other readings of the request for which the answers must hold, too.
     """
-    answers, search = dependency_set.answers(), request.search
-    for condition in answers.conditions:
+    search = request.search
+    for condition in dependency_set.answers().conditions:
         try:
-            readings += places.readings(condition, request)
+            state.readings += places.readings(condition, request)
         except ValueError:
             yield Difference("place", places.text_of(condition))
     # A question for one of the compiler's own texts would be answered from memory.
@@ -193,17 +190,17 @@ def _misplaced(
     if source in headers:
         yield Difference("identity", source)
     if any(os.fsencode(os.path.basename(path)) in dependency_set.raw for path in own):
-        asked = map(os.path.normpath, map(search.path, _asked(answers)))
+        denied = (path for _, path in state.denied)
+        paths = (*state.files, *state.absent, *state.present, *state.folders, *denied)
+        asked = map(os.path.normpath, paths)
         yield from (Difference("identity", path) for path in own.intersection(asked))
 
 
-def _appeared(
-    answers: Answers, search: HeaderSearch, digests: FileDigests, state: LocationState
-) -> Iterator[Difference]:
+def _appeared(state: LocationState, digests: FileDigests) -> Iterator[Difference]:
     """Yield absent files that now exist, by the status of their directories if that is enough."""
     known = state.directories
     if known is None:
-        known = state.directories = _survey(answers, search)
+        known = state.directories = _survey(state.absent)
     for directory, watched in known.items():
         try:
             now = stamp_of(os.stat(directory))
@@ -213,39 +210,38 @@ def _appeared(
             continue
         if watched.names is None:  # another process stored it: check everything once
             state.directories = None
-            yield from _appeared(answers, search, digests, state)
+            yield from _appeared(state, digests)
             return
         digests.reads += 1
         read_at = digests.clock()
-        paths = (os.path.join(directory, name) for name in watched.names)
-        there = None
-        for there in filter(os.path.exists, paths):
-            yield Difference("appeared", there)
-        if there is None and now is not None:
-            known[directory] = _watched_from(directory, watched.names, now, read_at)
+        # What is there (a link, a directory) may change without a trace in this directory.
+        firsts = {name.partition("/")[0] for name in watched.names}
+        there = {first for first in firsts if os.path.lexists(f"{directory}/{first}")}
+        appeared = [
+            path
+            for name in watched.names
+            if name.partition("/")[0] in there and os.path.exists(path := f"{directory}/{name}")
+        ]
+        yield from (Difference("appeared", path) for path in appeared)
+        if not appeared and now is not None:
+            shows = not (there or is_fresh(now, read_at))
+            known[directory] = Watched(now if shows else NO_STAMP, watched.names)
 
 
-def _survey(answers: Answers, search: HeaderSearch) -> dict[str, Watched]:
-    """Group the absent files by the deepest directory that exists, stamps unknown."""
+def _survey(paths: Iterable[str]) -> dict[str, Watched]:
+    """Group absent files by the deepest directory that exists, stamps unknown."""
     found: dict[str, list[str]] = {}
     deepest: dict[str, str] = {}
-    for path in sorted(map(search.path, each_path(answers.absent))):
-        folder = os.path.dirname(path)
+    for path in sorted(paths):
+        folder = path.rpartition("/")[0]
         existing = deepest.get(folder)
         if existing is None:
             existing = folder
-            while existing not in ("", "/") and not os.path.isdir(existing):
-                existing = os.path.dirname(existing)
+            while existing and not os.path.isdir(existing):
+                existing = existing.rpartition("/")[0]
             deepest[folder] = existing
-        found.setdefault(existing, []).append(path[len(existing) :].lstrip("/"))
+        found.setdefault(existing or "/", []).append(path[len(existing) :].lstrip("/"))
     return {directory: Watched(NO_STAMP, names) for directory, names in found.items()}
-
-
-def _asked(answers: Answers) -> Iterator[RootedPath]:
-    """Yield every path that the compiler asked for, but the names of its own texts."""
-    yield from each_path((*answers.files, *answers.absent))
-    yield from (*answers.present, *answers.folders)
-    yield from (rooted for _, rooted in answers.denied)
 
 
 def is_header(path: str) -> bool:
@@ -276,11 +272,11 @@ def _confused_names(names: Iterable[str], source: str, files: Iterable[str]) -> 
             yield name
 
 
-def _have_same_identities(once: Iterable[tuple[int, RootedPath]], search: HeaderSearch) -> bool:
+def _have_same_identities(once: Iterable[tuple[int, str]]) -> bool:
     """Return whether equal numbers are one file, and different numbers different files."""
     files: dict[int, tuple[int, int]] = {}
-    for number, rooted in once:
-        file = identity_of(search.path(rooted))
+    for number, path in once:
+        file = identity_of(path)
         if file is None or files.setdefault(number, file) != file:
             return False
     return len(set(files.values())) == len(files)
@@ -293,8 +289,7 @@ def _error_now(path: str) -> int:
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISFIFO(mode):
             # A forged manifest may name a file that acts when it is opened.
             return 0 if os.access(path, os.R_OK) else errno.EACCES
-        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-        os.close(os.open(path, flags))
+        os.close(os.open(path, READ_ONLY))
     except OSError as error:
         return error.errno or 0
     return 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 _MAGIC = b"KCW1"
 _HEAD = struct.Struct("<4sI")
@@ -50,7 +51,8 @@ def receive(fd: int, read: Callable[[int, int], bytes] = os.read) -> list[bytes]
     sizes = struct.unpack(f"<{count}Q", _exactly(fd, 8 * count, read))
     if sum(sizes) > _MAX_BYTES:
         raise WireError("the message is too long")
-    return [_exactly(fd, size, read) for size in sizes]
+    data, ends = _exactly(fd, sum(sizes), read), accumulate(sizes)
+    return [data[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
 def number_in(field: bytes) -> int:

@@ -10,7 +10,7 @@ import pytest
 from core.helpers import become_nobody, command
 
 from kcache import Entry, KernelCache
-from kcache.nvrtc.answers import encode
+from kcache.nvrtc.answers import Answers
 from kcache.nvrtc.entries import coldest_first
 from kcache.nvrtc.manifest import DependencySet, Manifest
 from kcache.nvrtc.search import HeaderSearch
@@ -62,7 +62,8 @@ def dependency_set(name: str, digest: bytes) -> DependencySet:
     """Returns a set of one header that was read, and one that must be absent."""
     read, nothing = FileAnswer("f", 0, (1,) * 5, digest), FileAnswer("-", 0, (0,) * 5, b"")
     trace = Trace({f"inc/{name}": read, f"src/{name}": nothing}, {}, "", False)
-    return DependencySet(encode(trace, HeaderSearch("src/k.cu", ["inc"], directory="/here")))
+    search = HeaderSearch("src/k.cu", ["inc"], directory="/here")
+    return DependencySet(Answers.of(trace, search).encode())
 
 
 def manifest() -> Entry:

@@ -116,8 +116,8 @@ class Run:
                         self.check_set(dependency_set)
 
     def check_set(self, dependency_set: Any) -> None:
-        raw_set, start = dependency_set.raw, dependency_set.answers().digests_at
-        digests = [raw_set[at : at + 16] for at in range(start, len(raw_set), 16)]
+        joined = dependency_set.answers().digests
+        digests = [joined[at : at + 16] for at in range(0, len(joined), 16)]
         for raw in dependency_set.stamps.values():
             for stamp, digest in zip(
                 struct.iter_unpack("<5q", raw[: 40 * len(digests)]), digests, strict=True

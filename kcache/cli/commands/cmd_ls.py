@@ -385,13 +385,14 @@ def _time(seconds: float) -> str:
 def _parts(dependency_set: DependencySet) -> dict[str, Any]:
     """Return the parts of a dependency set, see `_KINDS`, and how many locations it holds at."""
     found = dependency_set.answers()
-    raw, start = dependency_set.raw, found.digests_at
-    digests = (raw[n : n + 16].hex() for n in range(start, len(raw), 16))
-    files = [_at(root, path) for root, paths in found.files for path in paths]
+    paths = {
+        name: [_at(root, path) for root, paths in getattr(found, name) for path in paths]
+        for name in ("files", "absent", "present", "folders", "names")
+    }
+    for at, each in enumerate(paths["files"]):
+        each["digest"] = found.digests[16 * at : 16 * at + 16].hex()
     return {
-        "files": [{**at, "digest": digest} for at, digest in zip(files, digests, strict=True)],
-        "absent": [_at(root, path) for root, paths in found.absent for path in paths],
-        **{n: [_at(*each) for each in getattr(found, n)] for n in ("present", "folders", "names")},
+        **paths,
         "same": [{"number": number, **_at(*each)} for number, each in found.same],
         "denied": [{"error": os.strerror(error), **_at(*each)} for error, each in found.denied],
         "variables": [

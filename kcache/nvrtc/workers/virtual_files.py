@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import xxhash
 
 from kcache.nvrtc import variables
-from kcache.nvrtc.files import PathKind, stamp_of
+from kcache.nvrtc.files import NO_STAMP, OF_PROCESSES, READ_ONLY, PathKind, content_of, stamp_of
 
 #: Errors of a path that does not exist.
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
@@ -23,7 +23,8 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR)
 _SYSTEM = frozenset((b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo"))
 #: A path below one of these leads to different files in different processes; `/proc/self/cwd`, for
 #: example.
-_OF_PROCESSES = (b"/proc/", b"/sys/")
+_OF_PROCESSES = tuple(map(os.fsencode, OF_PROCESSES))
+_IS_AARCH64 = hasattr(os, "uname") and os.uname().machine == "aarch64"
 _FAILED = (PathKind.MISSING, PathKind.NOT_OPENED, PathKind.ERROR)
 assert sys.byteorder == "little" or not sys.platform.startswith("linux")
 _FIXED = {
@@ -78,7 +79,7 @@ def _packed(status: os.stat_result) -> bytes:
     used, used_ns = divmod(status.st_atime_ns, 10**9)
     times = (used, used_ns, seconds, nanoseconds, changed, changed_ns)
     owner = (status.st_uid, status.st_gid)
-    if os.uname().machine == "aarch64":
+    if _IS_AARCH64:
         return struct.pack(
             "<QQIIIIQQqiiq6q8x",
             *(status.st_dev, status.st_ino, status.st_mode, status.st_nlink, *owner),
@@ -112,11 +113,7 @@ class VirtualFiles:
         try:
             status = os.stat(path)
         except OSError as error:
-            number = error.errno or errno.EIO
-            kind = PathKind.MISSING if number in _MISSING else PathKind.ERROR
-            answer = PathAnswer(kind, number, (0, 0, 0, 0, 0), b"")
-        except ValueError:  # the path can't contain a NUL
-            answer = PathAnswer(PathKind.ERROR, errno.EINVAL, (0, 0, 0, 0, 0), b"")
+            answer = _failed(error.errno or errno.EIO)
         else:
             answer = answer_of(status)
         return self.answers.setdefault(path, answer)
@@ -136,7 +133,7 @@ class VirtualFiles:
         if answer is not None and answer.kind in _FAILED:
             return _not_opened(answer)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(path, READ_ONLY)
         except OSError as error:
             return self._unopened(path, answer, error.errno or errno.EIO)
         try:
@@ -149,7 +146,9 @@ class VirtualFiles:
 
     def _unopened(self, path: bytes, answer: PathAnswer | None, number: int) -> PathAnswer:
         """Return the answer for a path at which nothing can be opened."""
-        answer = self.stat(path) if answer is None else answer
+        if answer is None and number in _MISSING:
+            answer = self.answers[path] = _failed(number)
+        answer = answer or self.stat(path)
         if answer.kind in _FAILED:
             return _not_opened(answer)
         if number in _MISSING:  # it was removed a moment ago
@@ -165,19 +164,24 @@ class VirtualFiles:
             if not stat.S_ISDIR(status.st_mode):
                 self.unfollowed.append(f"{os.fsdecode(path)} is not a regular file")
             return None
-        with open(fd, "rb", buffering=0, closefd=False) as file:
-            content = file.read()
-        fresh = answer_of(status)
-        if answer is not None and answer.stamp[3:] != fresh.stamp[3:]:
+        content = content_of(fd, status.st_size)
+        stamp = stamp_of(status)
+        if answer is not None and answer.stamp[3:] != stamp[3:]:
             self.unfollowed.append(f"{os.fsdecode(path)} was replaced during the compile")
-        if answer is None or answer.stamp != fresh.stamp:
-            self.answers[path] = answer = fresh
-        if stamp_of(os.fstat(fd)) != answer.stamp or len(content) != answer.stamp[0]:
+        if answer is None or answer.stamp != stamp:
+            self.answers[path] = answer = answer_of(status)
+        if stamp_of(os.fstat(fd)) != stamp or len(content) != stamp[0]:
             # Written just now, so its status can't be trusted.
-            answer.stamp = (0, 0, 0, *answer.stamp[3:])
+            answer.stamp = (0, 0, 0, *stamp[3:])
         answer.content = content
         answer.digest = xxhash.xxh3_128_digest(content)
         return answer
+
+
+def _failed(number: int) -> PathAnswer:
+    """Return the answer about a path whose stat or open fails with this errno."""
+    kind = PathKind.MISSING if number in _MISSING else PathKind.ERROR
+    return PathAnswer(kind, number, NO_STAMP, b"")
 
 
 def _not_opened(answer: PathAnswer) -> PathAnswer:
