@@ -1,10 +1,9 @@
 """Forks: makes kcache safe in a forked child, and at the end of an interpreter.
 
-Objects with locks of their own register with `after_fork`. Imports are made safe, too. kcache
-imports most of its modules when they are first needed, perhaps in one thread while another forks.
-If a thread was importing a module, the child inherits the lock but not the thread, and would wait
-for ever. So a fork waits for running imports, at most `PATIENCE` seconds. The child begins those
-imports again that still run after that.
+Objects with locks of their own register with `after_fork`. Imports are made safe, too. What only a
+miss needs is imported at the first miss, perhaps in one thread while another forks. If a thread was
+importing a module, the child inherits the lock but not the thread, and would wait forever. So a
+fork waits for running imports, at most `PATIENCE` seconds.
 
 When an interpreter ends, it kills daemon threads in the middle of any operation. Some operations
 must not be killed in this way (a call of a database, a line to standard error). So from then on,
@@ -18,13 +17,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 from weakref import ref
 
 #: How many seconds a fork waits for imports of other threads. The largest import that kcache begins
-#: (NVRTC's bindings) takes 0.1 s. An import that hangs must not hold up the fork for long.
+#: (the resolver of misses) takes 0.1 s. An import that hangs must not hold up the fork for long.
 PATIENCE = 2.0
 _PAUSE = 0.0005
 
@@ -87,46 +86,28 @@ def _end() -> None:
 # -- imports ---------------------------------------------------------------------------------------
 
 
-def _module_locks() -> dict[str, Any]:
-    """Return importlib's locks, module name -> weak reference; none if importlib has changed.
+def _others_import() -> bool:
+    """Return whether another thread is importing a module.
 
-    They are private to importlib: `importlib._bootstrap._module_locks`. The attribute `owner`, the
-    thread, is there in every version since 3.3.
+    importlib has a lock for each module that is being imported, private to itself; the attribute
+    `owner`, the thread, is there in every version since 3.3.
     """
     bootstrap = sys.modules.get("_frozen_importlib")
-    found = getattr(bootstrap, "_module_locks", None)
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    locks: dict[str, Any] = getattr(bootstrap, "_module_locks", {})
+    owners = [getattr(each(), "owner", None) for each in list(locks.values())]
+    return any(owner not in (None, threading.get_ident()) for owner in owners)
 
 
-def _imported_by_others() -> Iterator[str]:
-    """Yield the names of modules that other threads are importing."""
-    me = threading.get_ident()
-    for name, reference in list(_module_locks().items()):
-        owner = getattr(reference(), "owner", None)
-        if owner is not None and owner != me:
-            yield name
-
-
-def _import_to_the_end() -> None:
-    """Wait until no other thread imports anything, so that the child need not wait."""
+def _wait_for_imports() -> None:
+    """Wait until no other thread imports anything: the child would wait for that thread forever."""
     deadline = time.monotonic() + PATIENCE
-    while any(_imported_by_others()) and time.monotonic() < deadline:
+    while _others_import() and time.monotonic() < deadline:
         time.sleep(_PAUSE)
-
-
-def _import_anew() -> None:
-    """Forget, in a child, modules that a thread of the parent was importing."""
-    for name in list(_imported_by_others()):
-        _module_locks().pop(name, None)
-        spec = getattr(sys.modules.get(name), "__spec__", None)
-        if getattr(spec, "_initializing", False):
-            sys.modules.pop(name, None)
 
 
 def _in_child() -> None:
     global _ending  # noqa: PLW0603
     _ending = 0
-    _import_anew()
     for known in list(_objects.values()):
         each = known()
         if each is not None:
@@ -134,4 +115,4 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_import_to_the_end, after_in_child=_in_child)
+    os.register_at_fork(before=_wait_for_imports, after_in_child=_in_child)
