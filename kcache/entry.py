@@ -29,7 +29,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -349,3 +350,37 @@ class Candidate(NamedTuple):
     envelope: bytes
     keep: bool
     problem: CorruptEntryError | None = None
+
+
+# -- manifests -------------------------------------------------------------------------------------
+
+#: How many dependency sets a request keeps. If there are more, the least recently stored one is
+#: forgotten.
+MAX_SETS = 16
+#: Bytes of an entry beside its dependency sets, at most.
+_ROOM = 2048
+
+
+def manifest_of(sets: Sequence[bytes]) -> Entry:
+    """Return the entry that holds some dependency sets, most recently stored first."""
+    return Entry({f"set{number}": raw for number, raw in enumerate(sets)}, {"kind": "manifest"})
+
+
+def sets_in(manifest: Entry) -> list[bytes]:
+    """Return the dependency sets in a manifest, in their order."""
+    names = (f"set{number}" for number in range(MAX_SETS))
+    return [manifest.payload[name] for name in takewhile(manifest.payload.__contains__, names)]
+
+
+def merged(old: Entry, new: Entry, most: int) -> Entry | None:
+    """Return a manifest with the sets of both, the new ones first; None if `old` has all.
+
+    If there are more than `MAX_SETS`, or more than `most` bytes of them, the oldest are dropped.
+    The first one stays.
+    """
+    known = sets_in(old)
+    missing = [raw for raw in sets_in(new) if raw not in known]
+    sets = (missing + known)[:MAX_SETS]
+    while len(sets) > 1 and sum(map(len, sets)) + _ROOM > most:
+        sets.pop()
+    return manifest_of(sets) if missing else None

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from kcache.backend import Backend, EntryInfo, NoBackend
 from kcache.directory import MARKER
 from kcache.engine.engine import Put
-from kcache.entry import Entry, encode
+from kcache.entry import MAX_SETS, Entry, encode
 from kcache.errors import BackendError, ConfigError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.entries import DAMAGED, MANIFEST, Item, coldest_first, look_into
-from kcache.nvrtc.manifest import MAX_SETS, DependencySet, Manifest
+from kcache.nvrtc.manifest import DependencySet, Manifest
 from kcache.remote.daemon_protocol import Counts
 from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import Sealer, make_sealer

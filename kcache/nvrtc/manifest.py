@@ -24,16 +24,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
-from kcache.entry import Entry
+from kcache.entry import MAX_SETS, Entry, sets_in
 from kcache.errors import CorruptEntryError
 from kcache.nvrtc.answers import Answers
 from kcache.nvrtc.files import FileDigests, Stamp
 from kcache.nvrtc.request import Request, digest_fields
 from kcache.nvrtc.verification import Difference, LocationState, differences
 
-#: How many dependency sets a request keeps. If there are more, the least recently stored one is
-#: forgotten.
-MAX_SETS = 16
 #: For how many places a set keeps stamps: checkouts and containers that share a cache.
 MAX_LOCATIONS = 4
 
@@ -184,14 +181,8 @@ class Manifest:
         Raises:
             CorruptEntryError: the entry is not a manifest.
         """
-        dependency_sets: list[DependencySet] = []
-        payload = entry.payload
-        for number in range(MAX_SETS):
-            raw = payload.get(f"set{number}")
-            if raw is None:
-                break
-            dependency_sets.append(DependencySet(raw))
-        for name, raw in payload.items():
+        dependency_sets = [DependencySet(raw) for raw in sets_in(entry)]
+        for name, raw in entry.payload.items():
             which, dot, location = name.removeprefix("stamps").partition(".")
             if dot and which.isdecimal() and int(which) < len(dependency_sets):
                 dependency_sets[int(which)].stamps[location] = raw

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from kcache.entry import Entry, decode, encode, producer_of
+from kcache.entry import Entry, decode, encode, merged, producer_of
 from kcache.errors import ConfigError, CorruptEntryError
 from kcache.remote.limits import SOON, Breaker, TimeLimit
 from kcache.remote.signing import SEAL_ROOM, Sealer, SealError
@@ -332,32 +332,3 @@ def _decoded(envelope: bytes, key: str) -> Entry:
 def _printable(text: str) -> str:
     """Return the text of a server in one line, without characters that control a terminal."""
     return "".join(char if char.isprintable() else "?" for char in text[:_MOST_TEXT])
-
-
-# -- manifests -------------------------------------------------------------------------------------
-
-#: The same as `kcache.nvrtc.manifest.MAX_SETS`, the limit of the readers.
-MAX_SETS = 16
-#: Bytes of an entry beside its dependency sets, at most.
-_ROOM = 2048
-
-
-def _sets(entry: Entry) -> list[bytes]:
-    names = (f"set{number}" for number in range(len(entry.payload)))
-    return [entry.payload[name] for name in names if name in entry.payload]
-
-
-def merged(old: Entry, new: Entry, most: int) -> Entry | None:
-    """Return a manifest with the sets of both, the new ones first; None if `old` has all.
-
-    If there are more than `MAX_SETS`, or more than `most` bytes of them, the oldest are dropped.
-    The first one stays.
-    """
-    known = _sets(old)
-    missing = [raw for raw in _sets(new) if raw not in known]
-    if not missing:
-        return None
-    sets = (missing + known)[:MAX_SETS]
-    while len(sets) > 1 and sum(map(len, sets)) + _ROOM > most:
-        sets.pop()
-    return Entry({f"set{n}": raw for n, raw in enumerate(sets)}, {"kind": "manifest"})

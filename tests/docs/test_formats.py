@@ -16,9 +16,9 @@ from docs.pages import DOCS, blocks
 import kcache
 from kcache import Entry, KernelCache
 from kcache.engine.journal import EVENTS, Journal
-from kcache.entry import FORMAT_VERSION, MAX_SECTIONS, decode, encode
+from kcache.entry import FORMAT_VERSION, MAX_SECTIONS, MAX_SETS, decode, encode
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.manifest import MAX_SETS, Manifest
+from kcache.nvrtc.manifest import Manifest
 from kcache.readonly.bundle_file import MAX_VALUE
 from kcache_backends.file import FileBackend
 from kcache_backends.zstd import ZstdBackend

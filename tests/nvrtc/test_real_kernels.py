@@ -11,7 +11,7 @@ from nvrtc.reference import Fresh, compile_clean, write
 from nvrtc.talk import ask, worker
 
 from kcache import CompileError, CompileOptions, KernelCache
-from kcache.nvrtc.manifest import MAX_SETS
+from kcache.entry import MAX_SETS
 from kcache.nvrtc.workers.messages import Trace
 
 pytestmark = [

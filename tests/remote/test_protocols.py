@@ -19,8 +19,7 @@ from remote import servers
 from remote.machines import Machines, of_client, of_remote, source
 
 import kcache
-from kcache.entry import Entry, decode, encode
-from kcache.remote.guarded_storage import MAX_SETS, merged
+from kcache.entry import MAX_SETS, Entry, decode, encode, merged
 from kcache.remote.signing import make_keys, write_keys
 
 #: No miss on a loaded machine is a failure here.
