@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kcache.backend import require_backend
 from kcache.errors import ConfigError, UnknownBackendError
-from kcache.util.units import Size, parse_flag, parse_seconds, parse_size
+from kcache.util.units import parse_flag, parse_seconds, parse_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,8 +45,7 @@ def _parse_choice(value: str, *, name: str, allowed: tuple[str, ...]) -> str:
 
 
 def _parse_cap(value: str | int, *, name: str) -> int:
-    size = min(parse_size(value, name=name, least=1), _MAX_BYTES)
-    return size if size == value else Size.of(size, value)
+    return min(parse_size(value, name=name, least=1), _MAX_BYTES)
 
 
 def _parse_workers(value: str | int, *, name: str) -> int:

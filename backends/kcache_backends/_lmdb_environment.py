@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from typing import ClassVar, TypeVar, cast
+from typing import ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
 import lmdb
@@ -130,13 +130,10 @@ class Environment:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def read(
-        self, look: Callable[[lmdb.Transaction[bytes]], T], *, buffers: bool = False
-    ) -> T | None:
+    def read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T | None:
         """Return what `look` finds in this thread's write transaction, or in one for reading.
 
-        None if there is no database. With `buffers`, it finds views of the map, which it must not
-        look into: another thread may close the database.
+        None if there is no database.
 
         Raises:
             CorruptEntryError: the database is damaged; it has been replaced.
@@ -145,18 +142,18 @@ class Environment:
         try:
             if (own := self._own_transaction()) is not None:
                 return look(own)
-            return self._read(look, buffers=buffers)
+            return self._read(look)
         except (lmdb.Error, OSError) as error:
             raise self._failed("read", error) from error
 
-    def _read(self, look: Callable[[lmdb.Transaction[bytes]], T], *, buffers: bool) -> T | None:
+    def _read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T | None:
         reason: Exception = lmdb.Error("other processes replace the database at each try")
         for _ in range(_TRIES):
             env = None
             try:
                 if (env := self._current()) is None:
                     return None
-                txn = cast("lmdb.Transaction[bytes]", env.begin(buffers=buffers))  # type: ignore[call-overload]
+                txn = env.begin()
                 try:
                     return look(txn)
                 finally:
@@ -184,10 +181,8 @@ class Environment:
             except TimeoutError:
                 if self.env is None:
                     raise
-        # If another process has a larger cap, a value may be larger than the own cap.
-        if (env := self.env) is not None and env.info()["map_size"] <= self.map_size:
-            self.look_at = time.monotonic() + LOOK_AGAIN
-        return env
+        self.look_at = time.monotonic() + LOOK_AGAIN
+        return self.env
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -410,17 +405,12 @@ def _is_owned(mutex: threading.RLock) -> bool:
 @contextmanager
 def _held(mutex: threading.RLock, patience: float) -> Generator[None]:
     """Hold a lock between threads in the block; a thread that holds it already gets none."""
-    mine = _is_owned(mutex)
+    if _is_owned(mutex) or not mutex.acquire(timeout=patience):
+        raise TimeoutError(errno.ETIMEDOUT, "another thread is writing")
     try:
-        if mine or not mutex.acquire(timeout=patience):
-            raise TimeoutError(errno.ETIMEDOUT, "another thread is writing")
         yield
     finally:
-        if not mine:
-            try:  # noqa: SIM105  at once: any other call could be interrupted before it
-                mutex.release()
-            except RuntimeError:  # it was not acquired
-                pass
+        mutex.release()
 
 
 def _before_fork() -> None:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from stat import S_ISDIR, S_ISREG
 from typing import NamedTuple, Self
 
-from kcache.errors import BackendError, CorruptEntryError
+from kcache.errors import CorruptEntryError
 from kcache.util.locks import Patience, is_locked, lock, pread, pwrite, unlock
 from kcache.util.open_file import NotOursError, OwnFile, open_own
 from kcache.util.path_safety import foreign, make_directory
@@ -245,29 +245,6 @@ def is_directory(path: str) -> bool:
         return S_ISDIR(os.stat(path, follow_symlinks=False).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-def read_on(key: str, file: OwnFile, value: bytes, size: int) -> bytes:
-    """Return `size` bytes of a file, of which the system returned fewer at first.
-
-    Raises:
-        BackendError: the file has fewer by now.
-    """
-    while len(value) < size:
-        more = os.read(file.fd, size - len(value))
-        if not more:
-            raise BackendError(f"read {key}: file shrank from {size} to {len(value)} bytes")
-        value += more
-    return value
-
-
-def rename(temporary: str, path: str) -> None:
-    """Rename a file into place, also over an empty directory."""
-    try:
-        os.replace(temporary, path)
-    except IsADirectoryError:  # a directory that is not empty stays
-        os.rmdir(path)
-        os.replace(temporary, path)
 
 
 def require_own_shard(directory: str, *, make: bool = False) -> None:

@@ -61,7 +61,7 @@ class ColdSample:
         #: may still offer.
         self._pool: list[Used] = []
         self._left = 0
-        #: Entries that it offered and that are still there. They are the coldest.
+        #: Entries that were offered and not deleted since then.
         self._offered: dict[str, int] = {}
 
     def deleted(self, key: str) -> None:
@@ -76,7 +76,8 @@ class ColdSample:
         is being changed, perhaps by a stopped process.
         """
         offered: set[str] = set()
-        pool, left = self._take()
+        pool, left = self._pool, self._left
+        self._pool, self._left = [], 0  # no two iterations share them
         patient = True
         try:
             while True:  # each round samples every shard
@@ -106,8 +107,9 @@ class ColdSample:
                     return
                 # All entries are in constant use, or being changed, so some of them have to go.
                 patient = len(offered) > offered_before
-        finally:
-            self._pool, self._left = pool, left
+        finally:  # those that were offered and are still there are the coldest
+            back = [(used, key) for key, used in reversed(self._offered.items())]
+            self._pool, self._left, self._offered = pool + back, left + len(back), {}
 
     def _is_locked(self, shard: int) -> bool:
         with self._counters() as counters:
@@ -119,14 +121,6 @@ class ColdSample:
         except OSError:
             return None
         return EntryInfo(key, status.st_size, status.st_mtime_ns)
-
-    def _take(self) -> tuple[list[Used], int]:
-        """Take the entries that the last iteration left over; no two iterations share them."""
-        pool, left = self._pool, self._left
-        pool += sorted(((used, key) for key, used in self._offered.items()), reverse=True)
-        left += len(self._offered)
-        self._pool, self._left, self._offered = [], 0, {}
-        return pool, left
 
     def _sample(self, visited: set[int], *, patient: bool) -> tuple[list[Used], int, bool]:
         """Return a sample of the fullest unvisited shards, coldest last, and how many to offer.

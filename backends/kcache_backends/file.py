@@ -32,8 +32,6 @@ from kcache_backends._shards import (
     is_directory,
     listing,
     open_counters,
-    read_on,
-    rename,
     require_ours,
     require_own_shard,
     require_private,
@@ -48,9 +46,7 @@ if TYPE_CHECKING:
 TOUCH_AGAIN = 1_000_000_000
 #: ... and keeps at most this many notes.
 MAX_NOTED = 4096
-#: A value of up to this many bytes is read without a check that its size is credible...
-UNCHECKED = 1 << 20
-#: ... and a value that is larger than both this and the cap is never read.
+#: A value that is larger than both this and the cap is never read.
 MOST_ABOVE_CAP = 32 << 20
 _CAN_TOUCH_OPEN = os.utime in os.supports_fd
 _COUNTERS = "counters"
@@ -96,9 +92,8 @@ class FileBackend(Backend):
     ) -> None:
         if durability not in ("none", "full"):
             raise ConfigError(f"durability: expected 'none' or 'full', got {durability!r}")
-        #: No value is larger. One larger than `_unchecked` is checked before it is read.
+        #: No value is larger.
         self._most = ANY_SIZE if max_size is None else max(max_size, MOST_ABOVE_CAP)
-        self._unchecked = min(UNCHECKED, self._most if max_size is None else max_size)
         self._root = os.path.abspath(directory)
         self._read_only = read_only
         self._sync = durability == "full"
@@ -139,11 +134,11 @@ class FileBackend(Backend):
                 status = os.fstat(file.fd)
                 require_ours(status, key)
                 size = status.st_size
-                if size > self._unchecked:
-                    self._require_credible(key, size)
+                if size > self._most:
+                    raise CorruptEntryError(f"{key} has {size} bytes, more than any put has stored")
                 value = os.read(file.fd, size)
                 if len(value) != size:
-                    value = read_on(key, file, value, size)
+                    raise BackendError(f"read {key}: expected {size} bytes, got {len(value)}")
                 if used:
                     now = self._now()
                     if now < self._touch_due.get(key, 0):
@@ -335,7 +330,7 @@ class FileBackend(Backend):
             counters.begin(shard, count, size=len(value), entries=1)
             with opened(temporary, _CREATE) as file:
                 self._fill(file.fd, value)
-            rename(temporary, path)
+            os.replace(temporary, path)
         except BaseException as error:
             with suppress(OSError):
                 os.unlink(temporary)
@@ -398,18 +393,6 @@ class FileBackend(Backend):
         from kcache_backends._survey import examine
 
         return examine(f"{self._root}/{_names[shard]}", shard, counters, most=self._most)
-
-    def _require_credible(self, key: str, size: int) -> None:
-        """Reject a file that no put can have written, before it is read.
-
-        Raises:
-            CorruptEntryError: it has more than the most bytes, or more than its shard holds in all.
-        """
-        held = None
-        with suppress(OSError, BackendError), self._open_counters() as counters:
-            held = counters.read(int(key[:2], 16))
-        if size > self._most or (held is not None and size > held.bytes):
-            raise CorruptEntryError(f"{key} has {size} bytes, more than any put has stored")
 
     # -- for `coldest` -------------------------------------------------------------------------
 

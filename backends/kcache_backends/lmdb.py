@@ -116,10 +116,12 @@ class LmdbBackend(Backend):
                 finally:
                     txn.abort()
             except (lmdb.Error, AttributeError):  # another thread has closed it
-                return self._value(name)
-            if value is not None or not environment.is_replaced():
+                value = None
+            if value is not None and len(value) <= self._max_size:
                 return value
-        return self._value(name)
+        value = self._opened().read(lambda txn: txn.get(name))
+        # What is larger was stored by a process with a larger cap.
+        return None if value is None or len(value) > self._max_size else value
 
     def touch(self, key: str) -> None:
         """Note a use of `key`, to be written with the next ones.
@@ -236,15 +238,6 @@ class LmdbBackend(Backend):
         if self._environment is None:
             raise BackendError(f"{self._root} is closed")
         return self._environment
-
-    def _value(self, name: bytes) -> bytes | None:
-        """Return a copy of a value; None if it is larger than the cap, so that no put wrote it."""
-        environment = self._opened()
-        length = environment.read(lambda txn: len(txn.get(name, b"")), buffers=True)
-        if length and length > self._max_size:  # another process has a larger cap
-            return None
-        value = environment.read(lambda txn: txn.get(name))
-        return None if value is None or len(value) > self._max_size else value
 
     def _rows(
         self, look: Callable[..., list[tuple[bytes, bytes, int, int]]], after: bytes = b""

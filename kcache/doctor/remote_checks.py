@@ -18,8 +18,7 @@ from kcache.entry import Entry, encode
 from kcache.errors import ConfigError, KcacheError
 from kcache.kernels.tiers import open_layer, remotes_socket
 from kcache.remote.daemon_protocol import Counts
-from kcache.remote.guarded_storage import GuardedStorage
-from kcache.remote.limits import TimeLimit
+from kcache.remote.guarded_storage import GuardedStorage, TimeLimit
 from kcache.remote.signing import Sealer, make_sealer
 from kcache.remote.storage import RemoteError
 from kcache.util.units import format_time

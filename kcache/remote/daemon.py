@@ -10,7 +10,9 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from operator import methodcaller
 from typing import TYPE_CHECKING
 
@@ -21,7 +23,6 @@ from kcache.remote.daemon_protocol import Counts, GetReply, Setup, Upload, key_i
 from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import Sealer, make_sealer
 from kcache.remote.storage import RemoteError
-from kcache.remote.upload_queue import UploadQueue
 from kcache.util.wire import WireError, number_in
 
 if TYPE_CHECKING:
@@ -33,6 +34,12 @@ RENEWALS = 6
 #: The queues and values of a large job need a part of it. A server whose answer has no end gets no
 #: more, whatever a client library does.
 MEMORY = 1 << 30
+#: Most uploads that may wait for one remote, and most bytes of them; further ones are dropped. A
+#: run of CUTLASS examples makes some hundred kernels of up to 10 MB.
+MAX_WAITING = 1024
+MAX_BYTES = 256 << 20
+#: Uploads at a time to one remote, so that their latencies overlap.
+THREADS = 4
 #: Bytes of a thread's stack, which count in full. No code here recurses.
 _STACK = 512 << 10
 
@@ -179,8 +186,8 @@ class RemoteDaemon:
                 which, value = found
                 self._keep_above(index, keys[which], value)
                 return GetReply(value, index, 0.0, which, unanswered)
-        wait = min((remote.wait for remote in self._remotes), default=0.0)
-        return GetReply(None, len(self._remotes), wait, 0, unanswered)
+        pause = min((remote.wait for remote in self._remotes), default=0.0)
+        return GetReply(None, len(self._remotes), pause, 0, unanswered)
 
     def _keep_above(self, index: int, key: str, value: bytes) -> None:
         """Put the entry of a remote to those that are asked before it.
@@ -241,3 +248,61 @@ class RemoteDaemon:
                 if remote.ask_leases(methodcaller("renew", key, token, seconds)) is False:
                     # At worst, another program compiles the kernel, too.
                     self._leases.pop((key, token), None)
+
+
+class UploadQueue:
+    """A queue to one remote.
+
+    Threads: safe to share; it has up to `THREADS` of its own.
+
+    Args:
+        remote: gets the uploads.
+        done: called after each upload, successful or not.
+    """
+
+    def __init__(self, remote: GuardedStorage, done: Callable[[Upload], object]) -> None:
+        self._remote = remote
+        self._done = done
+        self._pool = ThreadPoolExecutor(THREADS)
+        self._adding = threading.Lock()
+        #: What waits or is under way, and its bytes.
+        self._sizes: dict[Future[None], int] = {}
+
+    @property
+    def pending(self) -> int:
+        """How many uploads wait or are under way."""
+        return len(self._sizes)
+
+    def add(self, upload: Upload) -> None:
+        """Queue an upload; drop and count it if the queue is full."""
+        future: Future[None] = Future()
+        with self._adding:
+            size = upload.size + sum(list(self._sizes.values()))
+            has_room = self.pending < MAX_WAITING and size <= MAX_BYTES
+            if has_room:
+                self._sizes[future] = upload.size
+        if not has_room:
+            self._remote.counts.add("dropped")
+            self._done(upload)
+            return
+        future.add_done_callback(self._sizes.pop)
+        with suppress(RuntimeError):  # no thread can start: it waits for the next upload
+            self._pool.submit(self._upload, upload, future)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until nothing is pending; return whether that happened in time."""
+        return not wait(list(self._sizes), seconds).not_done
+
+    def close(self) -> None:
+        """Drop what waits. Idempotent."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _upload(self, upload: Upload, future: Future[None]) -> None:
+        """Put the kernel first, because a manifest must not name a missing kernel."""
+        try:
+            there = upload.kernel is None or self._remote.put(*upload.kernel)
+            if there and upload.manifest is not None:
+                self._remote.merge(*upload.manifest)
+        finally:
+            self._done(upload)
+            future.set_result(None)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable, Iterable
 
 from kcache._version import __version__
@@ -57,30 +55,11 @@ def _letters(name: str) -> str:
 def how_to_install(extras: str) -> str:
     """Return how to install kcache with extras such as `cu13,cli`, as a command with a few words.
 
-    Until kcache is published, the command names the source of this installation: a checkout or a
-    wheel.
+    Until kcache is published, there are two commands: for a checkout, and for a wheel.
     """
     if PUBLISHED:
         return f"pip install '{NAME}[{extras}]'"
-    origin = _origin()
-    if origin:
-        return f"pip install '{origin}[{extras}]'"
     wheel = f"{NAME.replace('-', '_')}-{__version__}-py3-none-any.whl"
     return (
         f"pip install '.[{extras}]' in a checkout of kcache, or pip install './{wheel}[{extras}]'"
     )
-
-
-def _origin() -> str:
-    """Return the folder or the wheel that kcache was installed from; empty if it is gone."""
-    from importlib import metadata  # 15 ms, and only for a message
-    from urllib.parse import unquote, urlsplit
-
-    try:
-        text = metadata.distribution(NAME).read_text("direct_url.json")  # PEP 610
-        found: dict[str, object] = json.loads(text or "{}")
-        url = urlsplit(str(found.get("url", "")))
-    except (metadata.PackageNotFoundError, ValueError, OSError):
-        return ""
-    path = unquote(url.path) if url.scheme == "file" else ""
-    return path if os.path.exists(path) else ""

@@ -11,7 +11,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Generator, Hashable
+from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -105,21 +105,23 @@ def lock(file: OwnFile, start: int, length: int = 1, *, timeout: float = 0.0) ->
         TimeoutError: another process held it all the time.
         OSError: the file can't be locked.
     """
-    pause = _FIRST_PAUSE
-    deadline: float | None = None
     try:
-        while not _range_lock(file.fd, start, length):
-            now = time.monotonic()
-            deadline = now + timeout if deadline is None else deadline
-            if now >= deadline:
-                raise TimeoutError(errno.ETIMEDOUT, "the lock timed out: another process holds it")
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+        _acquire(lambda: _range_lock(file.fd, start, length), timeout)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
         return False
     return True
+
+
+def _acquire(take: Callable[[], bool], timeout: float) -> None:
+    """Try to take a lock until that succeeds; raise TimeoutError after `timeout` seconds."""
+    pause, deadline = _FIRST_PAUSE, time.monotonic() + timeout
+    while not take():
+        if time.monotonic() >= deadline:
+            raise TimeoutError(errno.ETIMEDOUT, "the lock timed out: another process holds it")
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def is_locked(file: OwnFile, start: int, length: int = 1) -> bool:
@@ -158,16 +160,15 @@ def locked_directory(path: str, timeout: float) -> Generator[None]:
     if sys.platform == "win32":
         raise OSError("directories have no locks on Windows")
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def take() -> bool:
+        with suppress(BlockingIOError):
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
     try:
-        deadline = time.monotonic() + timeout
-        while True:
-            try:
-                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(errno.ETIMEDOUT, "another process holds the lock") from None
-            time.sleep(_LONGEST_PAUSE)
+        _acquire(take, timeout)
         yield
     finally:
         with suppress(OSError):  # a child that was forked in the block has a copy

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from kcache.util.forks import is_ending
@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 
 #: Levels of `logging`.
 _DEBUG, _INFO = 10, 20
-#: The logger, once it exists.
-_known: Logger | None = None
 _said: set[str] = set()
 #: The process group that reads the log, if it is not this process's own.
 _readers: int | None = None
 
 
+@cache
 def _logger() -> Logger:
     import logging
 
@@ -37,24 +36,8 @@ def _logger() -> Logger:
 
 
 def _wants(level: int) -> bool:
-    """Return whether messages of a level of `logging` are wanted.
-
-    `getLogger` and `isEnabledFor` take a lock of `logging`. An interrupt there leaves it locked,
-    and a put in any other thread would wait for ever.
-    """
-    global _known  # noqa: PLW0603  the logger is the process's, too
-    logger = _known
-    if logger is None:
-        if "logging" not in sys.modules:
-            return False
-        import logging
-
-        found = logging.root.manager.loggerDict.get("kcache")
-        if isinstance(found, logging.Logger):
-            _known = found
-        logger = _known or logging.root  # nothing is configured for kcache
-    wanted = logger.getEffectiveLevel() <= level and logger.manager.disable < level
-    return wanted and not is_ending()
+    """Return whether messages of a level of `logging` are wanted."""
+    return "logging" in sys.modules and _logger().isEnabledFor(level) and not is_ending()
 
 
 def _texts(args: tuple[object, ...]) -> tuple[object, ...]:

@@ -39,29 +39,6 @@ def counted(count: int, noun: str = "entry") -> str:
     return f"{count:,} {noun}"
 
 
-class Size(int):
-    """A size in bytes that remembers the text of the user, such as `"64TiB"`; `repr` shows it.
-
-    So a message that refuses a size (`f"{size!r}"`) shows the user's own text. Otherwise it is an
-    int.
-    """
-
-    given: object
-
-    @classmethod
-    def of(cls, size: int, given: object) -> Size:
-        """Return a size that was given as `given`."""
-        made = cls(size)
-        made.given = given
-        return made
-
-    def __repr__(self) -> str:
-        """Return what was given, as Python writes it."""
-        return repr(self.given)
-
-    __str__ = int.__repr__
-
-
 def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:
     """Return a size in bytes from an integer or text such as `"512MB"` or `"1.5GiB"`.
 

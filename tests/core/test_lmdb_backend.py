@@ -126,8 +126,8 @@ def test_what_a_wrong_clock_put_into_the_future_goes_first(name: str, tmp_path: 
             assert engine.get(key(number)) == entry()
 
 
-@pytest.mark.parametrize("given", [17 << 40, "99999999TiB"])
+@pytest.mark.parametrize("given", [17 << 40, "17TiB"])
 @pytest.mark.parametrize("name", ["lmdb", "zstd+lmdb"])
 def test_caps_that_lmdb_refuses(name: str, given: int | str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=rf"^max_size: expected .* with LMDB.*, got {given!r}"):
+    with pytest.raises(ConfigError, match=rf"^max_size: expected .* with LMDB.*, got {17 << 40};"):
         KernelCache(tmp_path / "cache", backend=name, max_size=given)

@@ -17,8 +17,7 @@ from kcache.entry import Entry, encode
 from kcache.errors import ConfigError
 from kcache.remote.daemon_client import DaemonClient, Lease
 from kcache.remote.daemon_protocol import Counts, GetReply, Upload
-from kcache.remote.guarded_storage import GuardedStorage
-from kcache.remote.limits import FAILURES, FIRST_PAUSE, Breaker
+from kcache.remote.guarded_storage import FAILURES, FIRST_PAUSE, Breaker, GuardedStorage
 from kcache.remote.signing import make_keys, make_sealer, write_keys
 from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong
 from kcache.testing import FakeClock
@@ -226,7 +225,7 @@ def test_what_a_server_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
 
 
 def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kcache.remote.upload_queue.MAX_WAITING", 5)
+    monkeypatch.setattr("kcache.remote.daemon.MAX_WAITING", 5)
     store, go_on = MemoryClient(), threading.Event()
     store.trouble = lambda _: go_on.wait(60)
     with service(tmp_path, remote(store)) as client:

@@ -22,7 +22,7 @@ from remote.machines import Machines, of_client, of_remote, service_of, source
 from remote.proxy import Faults, Proxy
 
 import kcache
-from kcache.remote.limits import FAILURES
+from kcache.remote.guarded_storage import FAILURES
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 #: No miss on a loaded machine is a failure here.
