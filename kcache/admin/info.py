@@ -7,17 +7,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from kcache.backend import Usage
+from kcache.engine.engine import CacheEngine
 from kcache.engine.stats import FIELDS, Stats
 from kcache.errors import KcacheError
 from kcache.nvrtc.entries import KERNEL, MANIFEST, items
 from kcache.remote.daemon_protocol import COUNTS
 from kcache.util.units import counted, format_size, format_time
-
-if TYPE_CHECKING:
-    from kcache.backend import Usage
-    from kcache.engine.engine import CacheEngine
 
 #: How many entries are read to count kernels and manifests. 2,000 entries take 0.06 s with LMDB and
 #: 0.15 s as files. Keys are digests, so the first keys are a fair sample: with 2,000, the result is

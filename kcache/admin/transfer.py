@@ -13,25 +13,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from kcache.backend import Backend, EntryInfo, NoBackend
+from kcache.config import Config
 from kcache.directory import MARKER
-from kcache.engine.engine import Put
+from kcache.engine.engine import CacheEngine, Put
 from kcache.entry import MAX_SETS, Entry, encode
 from kcache.errors import BackendError, ConfigError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.entries import DAMAGED, MANIFEST, Item, coldest_first, look_into
 from kcache.nvrtc.manifest import DependencySet, Manifest
+from kcache.remote.address import Address
 from kcache.remote.daemon_protocol import Counts
 from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import Sealer, make_sealer
 from kcache.util.units import parse_age
-
-if TYPE_CHECKING:
-    from kcache.config import Config
-    from kcache.engine.engine import CacheEngine
-    from kcache.remote.address import Address
 
 #: The kind of an entry that takes more room than the target's cap.
 TOO_LARGE = "too_large"

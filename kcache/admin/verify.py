@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
+from kcache.backend import Backend, EntryInfo
 from kcache.errors import BackendError
 from kcache.nvrtc.entries import DAMAGED, UNREADABLE, Item, look_into
 from kcache.util import log
-
-if TYPE_CHECKING:
-    from kcache.backend import Backend, EntryInfo
 
 #: How many further looks must find the same problem. A busy writer is in the same one of 256
 #: shards at two looks once in 256 times.

@@ -12,20 +12,17 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from kcache.config import Config, default_cache_directory, unknown_variables
+from kcache.directory import CacheDirectory
 from kcache.doctor import OK, PROBLEM, WARNING, Finding
+from kcache.engine.opening import OpenedBackend
 from kcache.environment import variables
 from kcache.errors import KcacheError
 from kcache.util.cuda_driver import Version, driver_version
 from kcache.util.hints import how_to_install
 from kcache.util.mounts import FileSystem, file_system
 from kcache.util.units import format_size
-
-if TYPE_CHECKING:
-    from kcache.directory import CacheDirectory
-    from kcache.engine.opening import OpenedBackend
 
 #: The packages that kcache needs.
 _LIBRARIES = ("lmdb", "platformdirs", "xxhash", "zstandard")

@@ -11,21 +11,18 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
-from typing import TYPE_CHECKING
 
+from kcache.config import Config
 from kcache.doctor import OK, PROBLEM, WARNING, Finding
 from kcache.entry import Entry, encode
 from kcache.errors import ConfigError, KcacheError
 from kcache.kernels.tiers import open_layer, remotes_socket
+from kcache.remote.address import Address
 from kcache.remote.daemon_protocol import Counts
 from kcache.remote.guarded_storage import GuardedStorage, TimeLimit
 from kcache.remote.signing import Sealer, make_sealer
 from kcache.remote.storage import RemoteError
 from kcache.util.units import format_time
-
-if TYPE_CHECKING:
-    from kcache.config import Config
-    from kcache.remote.address import Address
 
 #: The key of a small entry that is stored in each writable remote. It is always the same one,
 #: because a remote has no way to delete an entry.

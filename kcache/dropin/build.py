@@ -7,10 +7,9 @@ installed.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -36,8 +35,6 @@ _PARTS = {
     ),
     "preload": ("preload.c", "linked.c", "search.c", os.path.join(_NVCC, "exec.c")),
 }
-#: A function of NVRTC in the output of nm(1): its address, its kind, its name.
-_OURS = re.compile(r"^\w+ [TWi] ((?:__)?nvrtc\w+)", re.MULTILINE)
 #: Seconds; a build takes 3.
 _TIMEOUT = 300
 
@@ -70,7 +67,6 @@ def compiler() -> str | None:
 def build(
     folder: str,
     *,
-    extra: Mapping[int, Iterable[str]] | None = None,
     flags: Sequence[str] = (),
     toolchain: Toolchain | None = None,
 ) -> None:
@@ -78,8 +74,6 @@ def build(
 
     Args:
         folder: the folder for them; it is left as it is if it exists.
-        extra: functions that a newer NVRTC exports beyond those of `native/table.h`, by its major
-            version; see `unknown_exports`.
         flags: further flags for the interface libraries, such as a sanitizer's.
         toolchain: by default, the C compiler of this machine.
 
@@ -94,7 +88,7 @@ def build(
     temporary = f"{folder}.{os.getpid()}"
     try:
         _make_folder(temporary)
-        for command in _commands(temporary, toolchain.machine, extra or {}, flags):
+        for command in _commands(temporary, toolchain.machine, flags):
             _run([*toolchain.command, *_FLAGS, *command])
         for command in _commands_for_nvcc(os.path.join(temporary, toolchain.machine)):
             _run([*toolchain.command, *_NVCC_FLAGS, *command])
@@ -107,9 +101,7 @@ def build(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _commands(
-    folder: str, machine: str, extra: Mapping[int, Iterable[str]], flags: Sequence[str]
-) -> Iterable[list[str]]:
+def _commands(folder: str, machine: str, flags: Sequence[str]) -> Iterable[list[str]]:
     _make_folder(os.path.join(folder, machine))
     for major in MAJORS:
         for kind, parts in _PARTS.items():
@@ -118,7 +110,6 @@ def _commands(
                 *(flags if own else ()),
                 *(("-Wl,-z,nodelete", "-lpthread") if own else ()),
                 f"-DKCACHE_MAJOR={major}",
-                *_extra(extra.get(major, ())),
                 "-o",
                 os.path.join(folder, *([] if own else [machine]), name(major, kind)),
                 *parts,
@@ -160,30 +151,12 @@ def _spread(folder: str, toolchain: Toolchain) -> None:
         file.write(_WHY_ASAN)
 
 
-def _extra(functions: Iterable[str]) -> list[str]:
-    """Return the flag that adds functions that are only forwarded."""
-    listed = " ".join(f"X({function})" for function in sorted(set(functions)))
-    return [f"-DKD_EXTRA(X)={listed}"] if listed else []
-
-
-def unknown_exports(path: str) -> set[str]:
-    """Return the functions of the NVRTC at `path` that `native/table.h` does not have.
-
-    It returns nothing without `nm`, which comes with a C compiler, or if that can't read the file.
-    """
-    with open(os.path.join(SOURCES, "table.h"), encoding="ascii") as table:
-        known = set(re.findall(r"X\((\w+)\)", table.read()))
-    with suppress(BuildError):
-        return {*_OURS.findall(_run(["nm", "-D", "--defined-only", path]))} - known
-    return set()
-
-
-def _run(command: Sequence[str]) -> str:
-    """Return the output of a command; raise BuildError if it can't run, or fails."""
+def _run(command: Sequence[str]) -> None:
+    """Run a command; raise BuildError if it can't run, or fails."""
     try:
-        return subprocess.run(
+        subprocess.run(
             command, cwd=SOURCES, check=True, capture_output=True, timeout=_TIMEOUT, text=True
-        ).stdout
+        )
     except subprocess.CalledProcessError as error:
         raise BuildError(f"{command[0]} failed: {error.stderr.strip()}") from error
     except (OSError, subprocess.TimeoutExpired) as error:

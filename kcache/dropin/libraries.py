@@ -51,7 +51,7 @@ def find(environment: Mapping[str, str]) -> str:
     try:
         _check(folder)
         make_private(os.path.dirname(folder))
-        build(folder, extra=_newer_functions())
+        build(folder)
         _check(folder)
     except (OSError, BuildError) as error:
         raise MissingError(f"{_CANT}: {error}") from error
@@ -156,19 +156,6 @@ def _own_folder(environment: Mapping[str, str]) -> str:
         raise MissingError(f"{_CANT}: there is no home directory for its libraries")
     name = f"{__version__}-{_digest():08x}-{os.uname().machine}"
     return os.path.join(home, "kcache-dropin", name)
-
-
-def _newer_functions() -> dict[int, set[str]]:
-    """Return the functions of the installed NVRTC that the table lacks, by its major version."""
-    from kcache.dropin.build import MAJORS, unknown_exports
-    from kcache.nvrtc import library
-
-    found = library.find()
-    if found is None:
-        return {}
-    name = os.path.basename(found.path)
-    majors = [major for major in MAJORS if name.startswith(f"libnvrtc.so.{major}")]
-    return {major: unknown_exports(found.path) for major in majors}
 
 
 def _digest() -> int:

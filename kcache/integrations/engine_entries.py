@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from kcache.engine.opening import engine_of, open_configured
-from kcache.entry import Entry, encode
+from kcache.entry import JSON, Entry, encode
 from kcache.errors import BackendError
 from kcache.gpu_code import arch_of, kernels_of
 from kcache.kernels.lookup import Damaged, LocalTier, RequestCounts, SharedTier
@@ -19,11 +20,6 @@ from kcache.nvrtc.entries import KERNEL
 from kcache.remote.daemon_protocol import Upload
 from kcache.remote.storage import RemoteError
 from kcache.util import log
-
-if TYPE_CHECKING:
-    import os
-
-    from kcache.entry import JSON
 
 T = TypeVar("T")
 

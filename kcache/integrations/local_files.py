@@ -14,10 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from kcache.util import log
-from kcache.util.locks import Patience, pread, pwrite, release
-from kcache.util.open_file import OwnFile, open_own, replacing
+from kcache.util.locks import lock, pread, pwrite
+from kcache.util.open_file import open_own, replacing
 
 _SUM, _RECORD = "kcache.bytes", "kcache.files"
 #: Seconds for which a folder stays after a use: a process is about to read files by their paths.
@@ -33,9 +34,6 @@ _LOW_WATER = 0.97
 _FUTURE = 86_400.0
 #: Bytes of a record or a note that are read. A record takes some 100 bytes for each file.
 MAX_NOTE = 1 << 16
-#: Follows the sum if a process wrote files after such a wait, which are not in the sum. The next
-#: process that counts removes it.
-_UNKNOWN = b"?"
 #: A file that a killed process has not finished.
 _DRAFT = re.compile(r"^\.(.+)\.[0-9a-f]{16}\.tmp$")
 #: The errors of a record that is damaged, or is none.
@@ -64,7 +62,7 @@ class LocalFiles:
         self._directory = directory
         self._max_size = max_size
         self._clock = clock
-        self._patience = Patience(_PATIENCE)
+        self._patience = _PATIENCE
 
     def write(self, folder: str, files: Mapping[str, bytes]) -> dict[str, str]:
         """Write files into a folder, each atomically; return their paths.
@@ -84,8 +82,8 @@ class LocalFiles:
                 log.warning_once(f"{self._directory}: files there are not counted: {error}")
             os.makedirs(self.path(folder), exist_ok=True)  # noqa: TID251  as Triton does
         for name, data in changed.items():
-            with replacing(paths[name]) as draft, open(draft, "wb") as file:
-                file.write(data)
+            with replacing(paths[name]) as draft:
+                Path(draft).write_bytes(data)
         self.use(folder)
         return paths
 
@@ -105,24 +103,23 @@ class LocalFiles:
         """Count files that are about to be written, and make room for them; raises OSError."""
         os.makedirs(self.path(folder), exist_ok=True)  # noqa: TID251  as Triton does
         self.use(folder)
-        file = open_own(self.path("", _SUM), os.O_RDWR | os.O_CREAT)
-        try:
+        known, path = self._sizes(folder), self.path("", _SUM)
+        record = {**known, **sizes}
+        more = sum(record.values()) - sum(known.values())
+        with open_own(path, os.O_RDWR | os.O_CREAT) as file:
             try:
-                is_locked = self._patience.lock(file, 0)
-                known = self._sizes(folder)
-                more = sum({**known, **sizes}.values()) - sum(known.values())
-                total = _sum_in(file) + more if is_locked else sys.maxsize
+                is_locked = lock(file, 0, timeout=self._patience)
+            except TimeoutError:  # its holder is stopped: the next process counts all
+                self._patience = 0.0
+                os.unlink(path)
+            else:
+                raw = pread(file.fd, 20, 0)
+                total = int(raw) + more if is_locked and raw.isdigit() else sys.maxsize
                 if total > self._max_size:
                     total = self._make_room(folder, more)
                 pwrite(file.fd, b"%020d" % total, 0)
-            except TimeoutError:
-                known = self._sizes(folder)
-                pwrite(file.fd, _UNKNOWN, 20)
-            record = self.path(folder, _RECORD)
-            with replacing(record) as draft, open(draft, "w", encoding="utf-8") as names:
-                json.dump({**known, **sizes}, names)
-        finally:
-            release(file)
+            with replacing(self.path(folder, _RECORD)) as draft:
+                Path(draft).write_text(json.dumps(record), "utf-8")
 
     def _make_room(self, incoming: str, more: int) -> int:
         """Delete the coldest folders until there is room for `more` bytes in the incoming one.
@@ -168,17 +165,6 @@ class LocalFiles:
             named = json.loads(record.read(MAX_NOTE)).items()
             return {name: max(0, int(size)) for name, size in named if is_name(name)}
         return {}
-
-
-def _sum_in(file: OwnFile) -> int:
-    """Return the sum; if it is not known, more than any cap, so that all is counted again."""
-    raw = pread(file.fd, 21, 0)
-    if raw[20:] == _UNKNOWN:
-        raw = (
-            b"?" * 20 + b" "
-        )  # in one write: a process that is killed before it has counted leaves no sum
-        pwrite(file.fd, raw, 0)
-    return int(raw[:20]) if raw[:20].isdigit() else sys.maxsize
 
 
 def is_name(name: str) -> bool:

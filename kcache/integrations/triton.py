@@ -14,7 +14,7 @@ import json
 import os
 import time
 from functools import cache
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from triton.runtime.cache import FileCacheManager
 
@@ -27,8 +27,7 @@ try:
 except ImportError:  # before 3.4
     knobs = None
 
-if TYPE_CHECKING:
-    from kcache.entry import Entry
+from kcache.entry import Entry
 
 #: Names of notes about a group: Triton's own, which Inductor reads, too; and kcache's.
 _GROUP, _STAMP = "__grp__", "__kcache__"

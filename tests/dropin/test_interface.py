@@ -1,6 +1,7 @@
 """Random calls on NVRTC's interface: the drop-in returns what the real library returns."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,11 +98,17 @@ def test_nvrtcs_own_headers_are_installed_and_then_it_hits(
 
 
 def test_the_table_has_every_function_of_the_installed_nvrtc(real: Path) -> None:
-    assert build.unknown_exports(str(real)) == set()
+    symbols = subprocess.run(
+        ["nm", "-D", "--defined-only", real], capture_output=True, text=True, check=True
+    )
+    ours = set(re.findall(r"^\w+ [TWi] ((?:__)?nvrtc\w+)", symbols.stdout, re.MULTILINE))
+    table = Path(build.SOURCES, "table.h").read_text()
+    assert ours <= set(re.findall(r"X\((\w+)\)", table))
+    assert len(ours) > 20
 
 
 def test_a_newer_nvrtc_loses_nothing(real: Path, dropin: Dropin, tmp_path: Path) -> None:
-    """A library with a function more is passed on, and stood for once it is in the table."""
+    """A program that loads a library with a function more gets that library."""
     compiler = build.compiler()
     assert compiler is not None
     newer = tmp_path / real.name
@@ -109,15 +116,9 @@ def test_a_newer_nvrtc_loses_nothing(real: Path, dropin: Dropin, tmp_path: Path)
     (tmp_path / "newer.c").write_text(source + "{ return a + b + c + d + e + f + g * h; }")
     command = [compiler, "-shared", "-fPIC", tmp_path / "newer.c", "-o", newer, real]
     subprocess.run([*map(str, command), f"-Wl,-soname,{real.name}"], check=True)
-    assert build.unknown_exports(str(newer)) == {"nvrtcNewest"}
     code = (
         "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); "
         "print(library.nvrtcNewest(*map(ctypes.c_long, (1, 2, 3, 4, 5, 6, 7, 8))), "
         "hasattr(library, 'kcache_dropin_load'))"
     )
     assert dropin.run(sys.executable, "-c", code, newer).output == "77 False\n"
-    major = int(real.name.rpartition(".")[2])
-    folder = tmp_path / "libraries"
-    build.build(str(folder), extra={major: build.unknown_exports(str(newer))}, flags=("-Werror",))
-    dropin.environment["KCACHE_DROPIN_LIBRARIES"] = str(folder)
-    assert dropin.run(sys.executable, "-c", code, newer).output == "77 True\n"

@@ -10,11 +10,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from kcache.admin.bundles import (
+    BundleContents,
     Exported,
     Source,
     export_bundle,
@@ -24,7 +25,7 @@ from kcache.admin.bundles import (
     verify_bundle,
 )
 from kcache.admin.oci_layout import bundle_at, export_layout
-from kcache.admin.transfer import parse_filters
+from kcache.admin.transfer import Pushed, parse_filters
 from kcache.admin.transfer import push as push_to_remotes
 from kcache.cli.app import Group
 from kcache.cli.commands.cmd_ls import item_json, listing
@@ -46,10 +47,6 @@ from kcache.nvrtc.entries import MANIFEST, unique_length
 from kcache.remote.signing import id_of, make_keys, public_part, read_keys, write_keys
 from kcache.util.units import counted, format_size, plain
 from kcache.warm.kernel_list import read_list
-
-if TYPE_CHECKING:
-    from kcache.admin.bundles import BundleContents
-    from kcache.admin.transfer import Pushed
 
 #: How many problems are named one by one.
 _NAMED = 5

@@ -11,11 +11,11 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
-from kcache import CompileOptions
+from kcache import CompiledKernel, CompileOptions, KernelCache
 from kcache.cli.options import (
     directory_option,
     flag,
@@ -47,9 +47,6 @@ from kcache.nvrtc.request import as_text
 from kcache.util.cuda_driver import current_arch
 from kcache.util.units import counted, format_size, format_time
 from kcache.warm.kernel_list import seen_from
-
-if TYPE_CHECKING:
-    from kcache import CompiledKernel, KernelCache
 
 #: The name of a source that comes through a pipe, as in other compilers.
 _STDIN_NAME = "<stdin>"

@@ -9,7 +9,6 @@ import os
 from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING
 
 import click
 
@@ -28,7 +27,7 @@ from kcache.cli.options import (
     repeatable,
 )
 from kcache.cli.terminal import columns, notify, progress, show, write_stdout
-from kcache.config import SAVED, VARIABLES, Config, parse_saved, require_saved
+from kcache.config import SAVED, VARIABLES, Config, Setting, parse_saved, require_saved
 from kcache.directory import CacheDirectory, change_settings, open_directory
 from kcache.engine.opening import backends_in, elsewhere
 from kcache.errors import KcacheError
@@ -36,9 +35,6 @@ from kcache.nvrtc import library
 from kcache.nvrtc.entries import DAMAGED, OTHER, UNREADABLE
 from kcache.util.hints import how_to_install
 from kcache.util.units import counted, format_size, plain
-
-if TYPE_CHECKING:
-    from kcache.config import Setting
 
 _SIZES = ("max_size", "memory_size")
 

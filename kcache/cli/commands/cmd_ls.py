@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from kcache.admin.transfer import Filters, is_wanted, parse_filters
-from kcache.backend import KEY_LENGTH
+from kcache.backend import KEY_LENGTH, Backend, EntryInfo
 from kcache.cli.options import (
     directory_option,
     filter_options,
@@ -40,6 +40,7 @@ from kcache.cli.terminal import (
     width,
     write_output,
 )
+from kcache.entry import JSON, Entry
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.nvrtc.entries import (
     DAMAGED,
@@ -53,14 +54,9 @@ from kcache.nvrtc.entries import (
     matching,
     unique_length,
 )
-from kcache.nvrtc.manifest import Manifest
+from kcache.nvrtc.manifest import DependencySet, Manifest
 from kcache.nvrtc.metadata import stored_log
 from kcache.util.units import counted, format_age, format_size, format_time, local_time
-
-if TYPE_CHECKING:
-    from kcache.backend import Backend, EntryInfo
-    from kcache.entry import JSON, Entry
-    from kcache.nvrtc.manifest import DependencySet
 
 #: How many candidates a message names for an ambiguous prefix.
 _NAMED = 8

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from kcache import KernelCache
 from kcache._version import __version__
 from kcache.admin.info import (
     cache_lines,
@@ -62,8 +63,6 @@ from kcache.util.units import counted, format_age, format_size, format_time, loc
 
 if TYPE_CHECKING:
     import jinja2
-
-    from kcache import KernelCache
 
 _FOLDER = Path(__file__).parent
 #: How many rows the tables of single entries, targets and kernels have.

@@ -6,10 +6,11 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from kcache import CompiledKernel, KernelCache
 from kcache.cli.options import (
     directory_option,
     flag,
@@ -24,11 +25,7 @@ from kcache.config import Config
 from kcache.errors import CompileError
 from kcache.util.cpus import usable_cores
 from kcache.util.units import counted, format_size, format_time
-from kcache.warm.kernel_list import read_list
-
-if TYPE_CHECKING:
-    from kcache import CompiledKernel, KernelCache
-    from kcache.warm.kernel_list import ListedKernel
+from kcache.warm.kernel_list import ListedKernel, read_list
 
 
 @click.command(short_help="Compile a list of kernels ahead of time.")

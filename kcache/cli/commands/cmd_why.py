@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -21,13 +21,10 @@ from kcache.cli.options import (
 )
 from kcache.cli.terminal import SHORT, columns, show
 from kcache.config import Setting
-from kcache.kernels.explain import Explanation, explain
+from kcache.kernels.explain import Explanation, Near, explain
+from kcache.kernels.request_diff import Cause
 from kcache.kernels.request_factory import Requests
 from kcache.util.units import format_age, local_time
-
-if TYPE_CHECKING:
-    from kcache.kernels.explain import Near
-    from kcache.kernels.request_diff import Cause
 
 #: How many causes are shown with their old and new values. A new version of a library causes
 #: hundreds.

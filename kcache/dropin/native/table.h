@@ -1,5 +1,5 @@
 /* NVRTC's exports by major version: those that this library answers, and those that it only
-   forwards. They are from 12.4 to 13.5. The build adds those of a newer library as KD_EXTRA. */
+   forwards. They are from 12.4 to 13.5. A library with more is not replaced; see real.c. */
 #ifndef KCACHE_TABLE_H
 #define KCACHE_TABLE_H
 
@@ -42,13 +42,9 @@
     X(nvrtcSetFlowCallback)                                                                        \
     KD_ANSWERED_BY_MAJOR(X)
 
-#ifndef KD_EXTRA
-#define KD_EXTRA(X)
-#endif
-
 #define KD_FORWARDED(X)                                                                            \
     X(nvrtcGetPCHHeapSize)                                                                         \
-    X(nvrtcSetPCHHeapSize) X(__nvrtcCPEx) KD_FORWARDED_BY_MAJOR(X) KD_EXTRA(X)
+    X(nvrtcSetPCHHeapSize) X(__nvrtcCPEx) KD_FORWARDED_BY_MAJOR(X)
 
 /* What a call leads to if there is no such function: one for each type that a function returns. */
 static inline int kd_no_function(void) { return KD_INTERNAL_ERROR; }
