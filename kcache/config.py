@@ -32,7 +32,7 @@ DEFAULT_WAIT = 300.0
 #: 2**63.
 _MAX_BYTES = 1 << 60
 HEADER_CHECKS = ("always", "once")
-RELOCATIONS = ("on", "off")
+RELOCATIONS = ("on", "off", "lines")
 ON_MISS = ("compile", "error")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -183,9 +183,10 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "relocation",
-        "on or off",
+        "on, off or lines",
         "Whether a kernel that shows no path may be used in another directory, container or "
-        "machine.",
+        "machine; with lines, also what nvcc -lineinfo makes, whose line numbers name the first "
+        "directory.",
         partial(_parse_choice, allowed=RELOCATIONS),
         "on",
     ),

@@ -130,8 +130,6 @@ class CompileService:
             self.complaining.join(_LAST_WARNINGS)
         if self.remotes is not None:
             self.remotes.close()
-        if self._nvcc is not None:
-            self._nvcc.close()
         if self._handler is not None:
             self._handler.cache.close()
 

@@ -13,6 +13,7 @@ from kcache.nvrtc import names_and_log
 if TYPE_CHECKING:
     from kcache.entry import JSON
     from kcache.launch import LoadedKernel
+    from kcache.nvrtc.artifact import File
     from kcache.nvrtc.compiler import Compiled
     from kcache.nvrtc.search import HeaderSearch
 
@@ -58,6 +59,7 @@ class CompiledKernel(NamedTuple):
         compile_seconds: wall time of the compile that made it, in seconds.
         dependencies: absolute paths of the headers that were read from disk, sorted.
         raw_log: the log as NVRTC returned it, its NULs included; None if it is empty or unknown.
+        files: what nvcc wrote; empty for a kernel of NVRTC.
     """
 
     ptx: bytes | None
@@ -70,6 +72,7 @@ class CompiledKernel(NamedTuple):
     compile_seconds: float
     dependencies: tuple[str, ...] = ()
     raw_log: bytes | None = None
+    files: tuple[File, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Make it again from its fields: a mapping that is read-only can't be pickled."""
@@ -139,6 +142,7 @@ class CompiledKernel(NamedTuple):
             artifact.seconds,
             dependencies,
             artifact.raw_log,
+            artifact.files,
         )
 
     def to_entry(self, about: Mapping[str, JSON], search: HeaderSearch) -> Entry:
@@ -157,7 +161,11 @@ class CompiledKernel(NamedTuple):
         }
         if self.raw_log is not None:  # any bytes, as text for JSON
             metadata["log"] = portable_log(search, self.raw_log).decode("latin-1")
-        return Entry(self._outputs(), metadata)
+        payload = self._outputs()
+        if self.files:
+            metadata["files"] = [[*file[:4]] for file in self.files]
+            payload |= {f"file{n}": file.content for n, file in enumerate(self.files)}
+        return Entry(payload, metadata)
 
     def _outputs(self) -> dict[str, bytes]:
         found = {name: getattr(self, name) for name in _OUTPUTS}
@@ -173,7 +181,8 @@ class CompiledKernel(NamedTuple):
             CorruptEntryError: the entry is not what `to_entry` makes.
         """
         payload = entry.payload
-        if not any(name in payload for name in _OUTPUTS):
+        files = () if "files" not in entry.metadata else _files(entry)
+        if not files and not any(name in payload for name in _OUTPUTS):
             raise CorruptEntryError("the entry holds no kernel")
         outputs = payload.get("ptx"), payload.get("cubin"), payload.get("ltoir")
         lowered, stored = names_and_log(entry)
@@ -185,7 +194,27 @@ class CompiledKernel(NamedTuple):
 
             raw_log = log_at(search, stored)
             log = text_of_log(raw_log)
-        return cls(*outputs, names, log, key, True, entry.cost, dependencies, raw_log)
+        return cls(*outputs, names, log, key, True, entry.cost, dependencies, raw_log, files)
+
+
+def _files(entry: Entry) -> tuple[File, ...]:
+    """Return the files in an entry.
+
+    Raises:
+        CorruptEntryError: the entry is not what `to_entry` makes.
+    """
+    from kcache.nvrtc.artifact import File  # only nvcc writes files
+
+    listed = entry.metadata["files"]
+    found: list[File] = []
+    for number, each in enumerate(listed if isinstance(listed, list) else ()):
+        content = entry.payload.get(f"file{number}")
+        match each:
+            case [str(path), int(mode), bool(is_new), bool(is_text)] if content is not None:
+                found.append(File(path, mode & 0o777, is_new, is_text, content))
+            case _:
+                raise CorruptEntryError("malformed list of files")
+    return tuple(found)
 
 
 def _made(lowered_names: dict[str, str], fields: tuple[Any, ...]) -> CompiledKernel:

@@ -124,9 +124,8 @@ class LocalTier:
     def holding(self, request: Request, manifest: Manifest) -> DependencySet | None:
         """Return the dependency set of a manifest that holds now, or None."""
         dependency_set = manifest.checked.get(request.location)
-        if dependency_set is None or not (
-            self._once or dependency_set.holds(request, self.digests)
-        ):
+        once = self._once and request.start is None  # edited files of a build are always seen
+        if dependency_set is None or not (once or dependency_set.holds(request, self.digests)):
             dependency_set = manifest.matching(request, self.digests)
         if dependency_set is not None:
             manifest.checked[request.location] = dependency_set

@@ -111,9 +111,13 @@ class Requests:
             if call is not None:
                 self._known.put(call, request, 2 * len(request.source) + _REQUEST_OVERHEAD)
         if record:
-            for recorder in self.recorders:
-                recorder.note(request)
+            self.note(request)
         return request
+
+    def note(self, request: Request) -> None:
+        """Pass a request to the recorders."""
+        for recorder in self.recorders:
+            recorder.note(request)
 
     def record(self, path: str | os.PathLike[str]) -> RequestRecorder:
         """Record every request into a file, until the recorder that this returns is closed."""

@@ -186,7 +186,10 @@ class Resolver:
         engine, title = self._engine, request.source_name
         why = self._reason(request) if log.debugging() else ""
         try:
-            compiled, dependency_set = self._front().compile(request, track=self._writes)
+            if request.start is None:
+                compiled, dependency_set = self._front().compile(request, track=self._writes)
+            else:
+                compiled, dependency_set = request.start.compile(self.tiers.local.digests)
         except CompileError:
             if why:
                 log.debug("miss: %s does not compile", title_of(title, request.kernels()))
@@ -195,7 +198,7 @@ class Resolver:
             names: Sequence[str] = CompiledKernel.of(compiled, "", ()).functions()
             what = title_of(title, names or request.kernels())
             log.debug("miss: %s is compiled: %s", what, why)
-        if not request.names and request.caller is None:
+        if not request.names and request.caller is None and request.start is None:
             warn_if_empty(CompiledKernel.of(compiled, "", ()), request.source, title)
         engine.counters.add("compiles")
         engine.counters.add("compile_seconds", compiled.artifact.seconds)

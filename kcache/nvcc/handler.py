@@ -8,20 +8,27 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kcache.daemons.sockets import DONE, NO
-from kcache.nvcc import artifact
-from kcache.nvcc.artifact import Artifact
+from kcache.errors import MissError
+from kcache.nvcc.artifact import fields, read
 from kcache.nvcc.recording import Recording, RefusedError
-from kcache.nvcc.request import Request
-from kcache.nvcc.store import Store
-from kcache.util import log
+from kcache.nvcc.request import STREAMS, TERMINAL, Start
+from kcache.nvrtc.artifact import Artifact
+from kcache.nvrtc.compiler import Compiled
+from kcache.nvrtc.manifest import DependencySet
+from kcache.nvrtc.places import SHOWN
 from kcache.util.wire import WireError
 
 if TYPE_CHECKING:
     from kcache.daemons.daemon_server import Client
     from kcache.kernel_cache import KernelCache
+    from kcache.nvrtc.files import FileDigests
 
-#: The first field of a client's questions: for an artifact; and with what nvcc has made.
-ASK, MADE = b"nvcc", b"nvcc-made"
+#: The first field of what a client sends after a compile.
+MADE = b"nvcc-made"
+
+
+class NotStoredError(Exception):
+    """Nothing may be stored, so the client is not asked to record."""
 
 
 class NvccHandler:
@@ -36,15 +43,10 @@ class NvccHandler:
 
     def __init__(self, cache: KernelCache, recorder: str) -> None:
         self._cache = cache
-        self._store = Store(cache)
         self._recorder = os.fsencode(recorder)
 
-    def close(self) -> None:
-        """Send what is to be sent to remotes, and disconnect. Idempotent."""
-        self._store.close()
-
-    def answer(self, fields: Sequence[bytes], client: Client) -> Sequence[bytes]:
-        """Return the answer to a question, which has these fields after `ASK` and the standing.
+    def answer(self, question: Sequence[bytes], client: Client) -> Sequence[bytes]:
+        """Return the answer to a question, which has these fields after its kind and the standing.
 
         On a miss, the client gets the order to compile, and the answer is that to what it then
         sends.
@@ -52,72 +54,78 @@ class NvccHandler:
         Raises:
             WireError, OSError: the client sent something else, or has ended.
         """
-        request = Request.of(fields)
-        title = _title(request)
-        key = request.key
-        found = self._store.lookup(request, key)
-        if isinstance(found, Artifact):
-            log.debug("hit: %s", title)
-            return _hit(found, request)
-        on_miss, source = self._cache.config.on_miss
-        if on_miss == "error":
-            text = f"kcache: {title} is not in the cache, and {source}=error allows no compile"
-            return [DONE, b"refused", f"{text}: {found}\n".encode(errors="replace")]
-        log.debug("miss: %s: %s", title, found)
-        if not self._store.writes:
+
+        def compiles(start: Start, digests: FileDigests) -> tuple[Compiled, DependencySet | None]:
+            if self._cache.config.disable.value or self._cache.engine.read_only:
+                raise NotStoredError
+            return self._compiled(start, client, digests)
+
+        start = Start.of(question)._replace(compiles=compiles)
+        try:
+            request = start.request
+            self._cache._requests.note(request)
+            kernel = self._cache._answer(request, time.perf_counter())
+        except NotStoredError:
             return [NO, b"nothing may be stored"]
+        except MissError as error:
+            return [DONE, b"refused", f"kcache: {error}\n".encode(errors="replace")]
+        if not kernel.cached:
+            return [DONE]
+        return [DONE, b"hit", *fields(kernel.files, start.roots)]
 
-        def find() -> Sequence[bytes] | None:
-            again = self._store.lookup(request, key, again=True)
-            return _hit(again, request) if isinstance(again, Artifact) else None
-
-        def make() -> tuple[Sequence[bytes], bool]:
-            problem = self._compile(request, key, client)
-            if problem:
-                log.debug("not stored: %s: %s", title, problem)
-            return [DONE], not problem
-
-        return self._store.alone(key, find, make)
-
-    def _compile(self, request: Request, key: str, client: Client) -> str:
-        """Let the client compile, and store the result; return why it is not stored, or nothing."""
-        roots = b"".join(os.fsencode(path) + b"\0" for path in request.roots.paths)
-        started = time.perf_counter()
+    def _compiled(
+        self, start: Start, client: Client, digests: FileDigests
+    ) -> tuple[Compiled, DependencySet | None]:
+        """Let the client compile; return what that made, and what it depends on."""
+        roots = b"".join(os.fsencode(path) + b"\0" for path in start.roots.directories)
+        began = time.perf_counter()
         client.answer([DONE, b"compile", self._recorder, roots])
+        artifact, dependency_set, problem = Artifact(), None, ""
         try:
-            kind, problem, out, error, raw = client.next()
-        except (WireError, OSError, ValueError):
-            return "nvcc failed, or was ended"
-        seconds = time.perf_counter() - started
-        client.waits_since = time.monotonic()
-        if kind != MADE:
-            raise WireError("no recording")
-        reason = problem.decode() or self._keep(request, key, (out, error), raw, seconds)
-        self._store.missed(seconds, problem=reason)
-        return reason
-
-    def _keep(
-        self, request: Request, key: str, texts: Sequence[bytes], raw: bytes, seconds: float
-    ) -> str:
-        if request.terminal and any(texts):
-            return "it wrote text to a terminal"
-        try:
-            recording = Recording(request, raw)
-            if not recording.outputs:
-                return "it wrote no file"
-            made, shown = artifact.read(request, recording.outputs, texts, seconds)
-            shown |= recording.shown
-            if recording.bound:
-                shown |= set(range(len(request.roots.paths)))
-            evidence = recording.evidence(self._store.digests, shown)
-            return self._store.put(request, key, evidence, made)
-        except (RefusedError, OSError, ValueError) as error:
-            return str(error)
+            kind, reason, out, error, raw = client.next()
+            seconds = time.perf_counter() - began
+            client.waits_since = time.monotonic()
+            if kind != MADE:
+                raise WireError("no recording")
+            if reason:
+                raise RefusedError(reason.decode())
+            relocation = self._cache.config.relocation.value
+            recording = Recording(start, raw, relocation)
+            artifact, dependency_set = _stored(start, (out, error), recording, seconds, digests)
+        except (WireError, OSError, ValueError, RefusedError) as error:
+            problem = str(error) or "nvcc failed, or was ended"
+        return Compiled(artifact, "", (), None, problem), dependency_set
 
 
-def _hit(found: Artifact, request: Request) -> Sequence[bytes]:
-    return [DONE, b"hit", *found.fields(request.roots)]
+def _stored(
+    start: Start,
+    texts: Sequence[bytes],
+    recording: Recording,
+    seconds: float,
+    digests: FileDigests,
+) -> tuple[Artifact, DependencySet]:
+    """Return the artifact of a compile, and what it depends on.
 
-
-def _title(request: Request) -> str:
-    return " ".join(("nvcc", *request.arguments[1:]))[:200]
+    Raises:
+        RefusedError, OSError, ValueError: it must not be stored.
+    """
+    if start.terminal and any(texts):
+        raise RefusedError("it wrote text to a terminal")
+    if not recording.outputs:
+        raise RefusedError("it wrote no file")
+    artifact, shown = read(start.roots, recording.outputs, texts, seconds)
+    shown = recording.shown | (set() if recording.has_lines else shown)
+    if recording.bound:
+        shown |= set(range(1, len(start.roots.prefixes)))
+    if any(texts):
+        needed = STREAMS if start.one_stream or all(texts) else (TERMINAL,)
+        recording.variables.update(needed)
+    conditions = [f"{SHOWN} {root} {start.roots.prefixes[root]}" for root in sorted(shown)]
+    answers = recording.answers(digests)._replace(
+        conditions=conditions, home=start.request.location
+    )
+    made = DependencySet(answers.encode())
+    if not made.holds(start.request, digests):
+        difference = next(made.differences(start.request, digests), ("", "something"))
+        raise RefusedError(f"{difference[1]} changed during the compile")
+    return artifact, made

@@ -1,4 +1,4 @@
-"""Recording: what the recorder wrote down of one nvcc, made into evidence and a list of outputs.
+"""Recording: what the recorder wrote down of one nvcc: its answers, and a list of outputs.
 
 `native/recorder.c` has the kinds of records. A recording with anything that was not followed to its
 end is refused, and the compile is not stored.
@@ -10,15 +10,15 @@ import errno
 import os
 import re
 import stat
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.nvcc.evidence import Evidence, times_of, variable
-from kcache.nvrtc.files import FileDigests, Stamp, stamp_of
+from kcache.nvrtc.answers import Answers, above, alike, grouped, same
+from kcache.nvrtc.files import FileDigests, stamp_of
+from kcache.nvrtc.search import ABSOLUTE, RootedPath
 
 if TYPE_CHECKING:
-    from kcache.nvcc.request import Request
+    from kcache.nvcc.request import Start
 
 #: Errors that mean that nothing is there.
 _MISSING = {str(-errno.ENOENT), str(-errno.ENOTDIR)}
@@ -36,8 +36,10 @@ _ABOUT_MACHINE = re.compile(r"__nvcc_device_query|nvidia-smi")
 #: device code have names that must differ from all others; debug information and bytecode name
 #: directories, and may be compressed.
 _BINDING = re.compile(
-    r"--device-[cw]\b|[\x1f ]--?[fd]?lto\b|\x1f-g[^\x1f]*\x1f|line-?info|--device-debug"
+    r"--device-[cw]\b|[\x1f ]--?[fd]?lto\b|\x1f-g(?!enerate)[^\x1f]*\x1f|--device-debug"
 )
+#: ... and line numbers, which name them for profilers and debuggers alone.
+_LINES = re.compile(r"line-?info")
 #: Where the dynamic loader also looks in a directory, for each kind of processor.
 _VARIANTS = (
     "glibc-hwcaps",
@@ -56,7 +58,7 @@ _LOADER_FILES = ("/etc/ld.so.cache", "/etc/ld.so.preload")
 
 
 class RefusedError(Exception):
-    """The recording is not evidence; the message says why, in a few words."""
+    """The recording proves nothing; the message says why, in a few words."""
 
 
 class Record(NamedTuple):
@@ -72,43 +74,47 @@ class Recording:
     """One recording, sorted by what was asked.
 
     Args:
-        request: the request that was compiled.
+        start: of the nvcc that was recorded.
         raw: the records.
+        relocation: the setting.
 
     Attributes:
         outputs: absolute paths of the files that were written and are there now; True for those
             that were removed before, so that they are new files.
         shown: the numbers of roots that the source text names once it is preprocessed.
         bound: whether the outputs may name any of them, or must differ from place to place.
+        variables: that were asked for.
+        has_lines: whether line numbers name them, and the setting allows that.
 
     Raises:
         RefusedError: something was not followed.
     """
 
-    def __init__(self, request: Request, raw: bytes) -> None:
-        self._request = request
+    def __init__(self, start: Start, raw: bytes, relocation: str = "on") -> None:
+        self._start = start
         self._files: dict[str, tuple[int, ...] | None] = dict.fromkeys(
             path for path in _LOADER_FILES if os.path.exists(path)
         )
         self._missing = {path for path in _LOADER_FILES if not os.path.exists(path)}
         self._present: dict[str, tuple[str, tuple[int, ...]]] = {}
         self._access: dict[tuple[str, int], bool] = {}
-        self._resolved = {request.path(request.program)}
-        self._variables: set[str] = set()
+        self._resolved = {start.path(start.program)}
+        self.variables: set[str] = set()
         self._written: dict[str, bool] = {}
         self._removed: set[str] = set()
         self._programs: dict[str, str] = {}
         self._libraries: set[str] = set()
         self._folders: set[str] = set()
         self._searched: set[str] = set()
-        self._started = self._began = 0
+        self._starts = self._began = 0
         self.shown: set[int] = set()
-        self.bound = False
-        temporary = request.environment.get("TMPDIR") or "/tmp"
-        self._temporary = request.path(temporary).rstrip("/")
+        self.bound, self.has_lines = relocation == "off", False
+        self._allows_lines = relocation == "lines"
+        temporary = start.environment.get("TMPDIR") or "/tmp"
+        self._temporary = start.path(temporary).rstrip("/")
         for record in _records(raw):
             self._take(record)
-        if self._began != self._started + 1:
+        if self._began != self._starts + 1:
             raise RefusedError("a program was started that could not be recorded")
         self.outputs = dict(self._outputs())
 
@@ -116,20 +122,20 @@ class Recording:
 
     def _take(self, record: Record) -> None:  # noqa: PLR0912  one case for each kind
         kind, process, name, answer = record
-        path = self._request.path(name)
+        path = self._start.path(name)
         match kind:
             case "E":
                 if not name.startswith("KCACHE_"):
-                    self._variables.add(name)
+                    self.variables.add(name)
             case "T":
                 program = os.path.basename(self._programs.get(process, ""))
                 if not _CLOCKS.match(f"{program} {name}"):
                     raise RefusedError(f"{program or 'a program'} asks for the time")
             case "X":
-                self._started += 1
-                self._start(name, answer)
+                self._starts += 1
+                self._note_program(name, answer)
             case "x":
-                self._started -= 1
+                self._starts -= 1
                 self._missing.update([path] if answer.startswith("2 ") and "/" in name else [])
             case "Q":
                 self._search(name, answer.split(":"))
@@ -141,7 +147,7 @@ class Recording:
                 self._libraries.add(os.path.basename(path))
                 self._read(path, answer)
             case "D":
-                self._folders.add(self._request.path(name))
+                self._folders.add(self._start.path(name))
             case "!":
                 if answer != "opendir" or path.rstrip("/") != self._temporary:
                     raise RefusedError(f"{answer} of {name or 'a descriptor'}")
@@ -150,11 +156,14 @@ class Recording:
             case _ if name:  # there is nothing at a name without letters
                 self._answer(kind, path, answer)
 
-    def _start(self, name: str, arguments: str) -> None:
+    def _note_program(self, name: str, arguments: str) -> None:
         program = os.path.basename(name)
         if "=native" in arguments or _ABOUT_MACHINE.match(program):
             raise RefusedError("a tool looks at this machine")
         whole = program.startswith("cc1") and "\x1f-E\x1f" not in arguments
+        if _LINES.search(arguments):
+            self.has_lines = self._allows_lines
+            self.bound = self.bound or not self._allows_lines
         if (
             _BINDING.search(arguments)
             or (program == "nvlink" and "--shared" not in arguments)
@@ -162,12 +171,12 @@ class Recording:
         ):
             self.bound = True
         if "/" in name:
-            self._resolved.add(self._request.path(name))
+            self._resolved.add(self._start.path(name))
 
     def _search(self, name: str, folders: Iterable[str]) -> None:
         """Take the first program of a name, and what is missing before it, as execvp(3) does."""
         for folder in folders:
-            path = self._request.path(os.path.join(folder, name))
+            path = self._start.path(os.path.join(folder, name))
             if os.path.isfile(path):
                 self._resolved.add(path)
                 return
@@ -175,14 +184,14 @@ class Recording:
 
     def _change(self, record: Record) -> None:
         kind, _, name, answer = record
-        path = self._request.path(name)
+        path = self._start.path(name)
         if kind == "V":
             self._searched.add(path)
-            self.shown.update(map(int, answer.split()))
+            self.shown.update(1 + int(number) for number in answer.split())
         elif kind == "U":
             self._removed.add(path)
         elif kind == "N":
-            self._written[self._request.path(answer)] = True
+            self._written[self._start.path(answer)] = True
         elif answer.startswith("-"):
             self._missing.update([path] if answer in _MISSING else [])
         elif _SYSTEM.match(path):
@@ -245,61 +254,61 @@ class Recording:
                 raise RefusedError(f"{path} is left")
             yield path, is_new
 
-    # -- evidence ----------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
 
-    def evidence(self, digests: FileDigests, shown: Iterable[int]) -> Evidence:
-        """Return the evidence, of which the caller has yet to check that it holds.
-
-        Args:
-            digests: of files.
-            shown: the numbers of the roots that the artifact shows.
+    def answers(self, digests: FileDigests) -> Answers:
+        """Return the answers, of which the caller has yet to check that they hold.
 
         Raises:
             RefusedError: a file was changed during the compile.
         """
-        request, roots = self._request, self._request.roots
-        rooted = roots.rooted
+        rooted, roots = self._start.roots.rooted, self._start.roots.directories
         self._add_libraries()
         for path in [*filter(os.path.islink, self._missing)]:  # it leads to nothing
             self._missing.remove(path)
             self._resolved.add(path)
-        above = {path[: match.start()] for path in roots.paths for match in _ENDS.finditer(path)}
-        self._above = {path: os.path.realpath(path) for path in above}
+        ends = {path[: match.start()] for path in roots for match in _ENDS.finditer(path)}
+        self._above = {path: os.path.realpath(path) for path in ends}
+        files: dict[RootedPath, bytes] = {}
+        inodes: dict[RootedPath, tuple[int, ...]] = {}
+        seconds: dict[RootedPath, int] = {}
+        for path, stamp in self._files.items():
+            name = rooted(path)
+            files[name], inodes[name], seconds[name] = _read(digests, path, stamp)
+        present, folders = set[RootedPath](), set[RootedPath]()
+        for path, (letter, inode) in self._present.items():
+            if letter == "l":
+                self._resolved.add(path)
+            elif path not in self._files:
+                (folders if letter == "d" else present).add(rooted(path))
+                inodes[rooted(path)] = inode
         links: dict[str, str] = {}
         plain: set[str] = set()
         for path in sorted(self._resolved):
             self._walk(path, links, plain)
-        read = {path: self._digest(digests, path, stamp) for path, stamp in self._files.items()}
-        inodes: dict[tuple[int, ...], int] = {}
-        return Evidence(
-            files=[*map(rooted, read)],
-            digests=b"".join(digest for digest, _ in read.values()),
-            twins=_twins(read),
-            folders={rooted(path): names for path, names in self._by_folder(plain).items()},
-            present={
-                rooted(path): (letter, inodes.setdefault(inode, len(inodes)))
-                for path, (letter, inode) in self._present.items()
-                if path not in read
-            },
-            access=[(rooted(path), mode, ok) for (path, mode), ok in self._access.items()],
-            links={rooted(path): rooted(target) for path, target in links.items()},
-            roots=[rooted(os.path.realpath(path)) for path in roots.paths],
-            variables={name: variable(request, name) for name in sorted(self._variables)},
-            shown={str(number): roots.paths[number] for number in sorted(shown)},
+        return Answers(
+            grouped(files),
+            b"".join(files[name] for name in sorted(files)),
+            grouped({*map(rooted, self._missing - self._written.keys())}),
+            grouped(present),
+            grouped(folders.difference(above((*files, *present)))),
+            [],
+            same(inodes, files),
+            [],
+            [(name, self._start.roots.variable(name)) for name in sorted(self.variables)],
+            plain=grouped({*map(rooted, plain)}),
+            links=sorted((self._target(to), rooted(path)) for path, to in links.items())
+            + [
+                (rooted(os.path.realpath(path)), RootedPath(number, "."))
+                for number, path in enumerate(roots, 1)
+            ],
+            access=sorted((mode, ok, rooted(path)) for (path, mode), ok in self._access.items()),
+            times=[*_times(files, seconds)],
         )
 
-    def _digest(
-        self, digests: FileDigests, path: str, recorded: tuple[int, ...] | None
-    ) -> tuple[bytes, Stamp]:
-        try:
-            status = os.stat(path)
-            now = stamp_of(status)
-            size, changed, moved, inode, device = now
-            if recorded not in (None, (inode, device, size, changed, moved)):
-                raise RefusedError(f"{path} was changed during the compile")
-            return digests.digest(path, status), now
-        except OSError as error:
-            raise RefusedError(f"{path} is gone: {error}") from error
+    def _target(self, path: str) -> RootedPath:
+        """Return where a link leads; nothing is changed in a relative path."""
+        return self._start.roots.rooted(path) if path[:1] == "/" else RootedPath(ABSOLUTE, path)
 
     def _add_libraries(self) -> None:
         """Add what the dynamic loader has looked for before it found each library."""
@@ -343,19 +352,34 @@ class Recording:
                 parts += target.split("/")[::-1]
                 at = "" if target.startswith("/") else at
 
-    def _by_folder(self, plain: Iterable[str]) -> dict[str, tuple[list[str], list[str]]]:
-        """Return missing and plain names by the directory that is there."""
-        found: dict[str, tuple[list[str], list[str]]] = defaultdict(lambda: ([], []))
-        known: dict[str, str] = {}
-        for path in sorted(self._missing - self._written.keys()):
-            folder = os.path.dirname(path)
-            if folder not in known:
-                known[folder] = _existing(folder)
-            found[known[folder]][0].append(path[len(known[folder]) :].lstrip("/"))
-        for path in sorted(plain):
-            folder, _, name = path.rpartition("/")
-            found[folder or "/"][1].append(name)
-        return found
+
+def _read(
+    digests: FileDigests, path: str, recorded: tuple[int, ...] | None
+) -> tuple[bytes, tuple[int, ...], int]:
+    """Return digest, inode and time of a file that was read.
+
+    Raises:
+        RefusedError: it was changed since then.
+    """
+    try:
+        status = os.stat(path)
+        size, changed, moved, inode, device = stamp_of(status)
+        if recorded not in (None, (inode, device, size, changed, moved)):
+            raise RefusedError(f"{path} was changed during the compile")
+        return digests.digest(path, status), (inode, device), int(status.st_mtime)
+    except OSError as error:
+        raise RefusedError(f"{path} is gone: {error}") from error
+
+
+def _times(
+    files: Mapping[RootedPath, bytes], seconds: Mapping[RootedPath, int]
+) -> Iterator[tuple[int, int, RootedPath]]:
+    """Yield a group, a number and a path for files of equal content; see `Answers.times`."""
+    for group, paths in enumerate(alike(files)):
+        times = [seconds[path] for path in paths]
+        for path, time in zip(paths, times, strict=True):
+            if len({*times}) > 1:
+                yield group, times.index(time), path
 
 
 def _records(raw: bytes) -> Iterator[Record]:
@@ -366,22 +390,3 @@ def _records(raw: bytes) -> Iterator[Record]:
         if len(record[0]) != 1:
             raise RefusedError("the recording is damaged")
         yield Record(*record)
-
-
-def _existing(folder: str) -> str:
-    """Return the deepest directory that exists on the way to one."""
-    while folder not in ("", "/") and not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
-    return folder or "/"
-
-
-def _twins(read: dict[str, tuple[bytes, Stamp]]) -> list[tuple[list[int], list[int]]]:
-    groups: dict[bytes, list[int]] = defaultdict(list)
-    for number, (digest, _) in enumerate(read.values()):
-        groups[digest].append(number)
-    paths, stamps = [*read], [stamp for _, stamp in read.values()]
-    return [
-        (numbers, times_of(paths[number] for number in numbers))
-        for numbers in groups.values()
-        if len({stamps[number][3:] for number in numbers}) > 1
-    ]

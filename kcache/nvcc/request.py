@@ -1,9 +1,9 @@
-"""Request: one start of nvcc, and its key, in which the directories of the call are numbers.
+"""Start: one start of nvcc, and the request that it makes of a cache.
 
-The *roots* of a call are the working directory, the directory for temporary files, the toolkit, and
-the directories of the absolute paths among the arguments. A path below a root is a number and a
-rest. So the same command in another directory has the same key, and its evidence can be checked
-there.
+The *roots* of a start are the working directory, the directory for temporary files, the toolkit,
+and the directories of the absolute paths among the arguments. In the key, a path below a root is a
+number and a rest. So the same command in another directory has the same key, and its answers can be
+checked there.
 """
 
 from __future__ import annotations
@@ -12,11 +12,22 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kcache.nvrtc.request import digest_fields
+import xxhash
+
+from kcache.errors import ConfigError
+from kcache.nvrtc.options import CompileOptions
+from kcache.nvrtc.request import Request, digest_fields
+from kcache.nvrtc.search import ABSOLUTE, HeaderSearch
 from kcache.util.wire import WireError, number_in, split_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kcache.nvrtc.compiler import Compiled
+    from kcache.nvrtc.files import FileDigests
+    from kcache.nvrtc.manifest import DependencySet
 
 #: Stands before the number of a root, which is one character from `_ZERO` on.
 _MARK = "\x01"
@@ -31,44 +42,63 @@ _UNSEEN = re.compile(
     r"LC_|LD_|LANG|GLIBC_|BASH|MALLOC_|(?:TZ|LOCPATH|NLSPATH|GCONV_PATH|CHARSET|OUTPUT_CHARSET|ENV|IFS"
     r"|TMPDIR|SHELLOPTS|POSIXLY_CORRECT)$"
 )
-#: Files whose content counts in the key. Outputs of these names are not usual.
+#: Other variables that nvcc and gcc read, as far as a recording may have them.
+_KNOWN = re.compile(
+    rf"(?:{_UNSEEN.pattern})|(?:NV|CUDA|GCC_|CICC)|(?:.*PATH|.*FLAGS|.*_ROOT|PWD|TERM|TE?MP(DIR)?)$"
+)
+#: Files whose content counts in the key.
 _SOURCES = (".cu", ".cpp", ".cc", ".cxx", ".c")
 #: A directory whose name make(1) or a shell would escape in a text.
 _ODD = re.compile(r"[^\w./+@%~,=-]")
 #: What stands before a path in an argument or a text, and behind a root.
 _BEFORE = r"(?:(?<![^\s=,:;\"'`(\[<])|(?<=^-[ILBo])|(?<=^-MF)|(?<=^-isystem))"
 _BEHIND = r"(?![^/\s=,:;\"'`)\]>])"
+#: What counts as a variable if nvcc has printed text: whether standard output and standard error
+#: are one file, in which their order counts; and whether one is a terminal, for its colours.
+STREAMS = ONE_STREAM, TERMINAL = "(one stream)", "(terminal)"
 
 
-class Roots:
-    """The directories of a call: paths and texts with numbers in their place, and back.
+class Roots(HeaderSearch):
+    """The directories of a start: paths and texts with numbers in their place, and back.
 
     Immutable, so safe to share between threads.
 
     Args:
         directories: absolute paths, of which the first of equal ones counts.
+        directory: the working directory.
+        environment: the variables.
+
+    Attributes:
+        directories: the roots.
+        odd: the numbers of those that may stand in a text in another form.
     """
 
-    def __init__(self, directories: Iterable[str]) -> None:
-        named = dict.fromkeys(path.rstrip("/") for path in directories)
-        self.paths = tuple(path for path in named if path)[:_MAX_ROOTS]
-        marks = {path: _MARK + chr(_ZERO + number) for number, path in enumerate(self.paths)}
-        longest = sorted(marks, key=len, reverse=True)
-        self._marks = marks
-        self._longest = [(path, f"{path}/", marks[path]) for path in longest]
+    exists = staticmethod(os.path.lexists)
+
+    def __init__(
+        self, directories: Iterable[str], directory: str, environment: Mapping[str, str]
+    ) -> None:
+        named = dict.fromkeys(path.rstrip("/") for path in directories if path == path.strip(" "))
+        self.directories = tuple(path for path in named if path)[:_MAX_ROOTS]
+        super().__init__("", self.directories, directory=directory, variable=self._digest_of)
+        self._longest = [pair for pair in self._longest if 0 < pair[1] <= len(self.directories)]
+        self._bare = {path: number for number, path in enumerate(self.directories, 1)}
+        self._environment = environment
+        self._marks = {path: _MARK + chr(_ZERO + number) for path, number in self._bare.items()}
+        longest = sorted(self.directories, key=len, reverse=True)
         either = "|".join(map(re.escape, longest))
         self._pattern = re.compile(f"{_BEFORE}({either}){_BEHIND}") if longest else None
+        self.odd = {number for path, number in self._bare.items() if _ODD.search(path)}
 
-    def rooted(self, path: str) -> str:
-        """Return an absolute path with a number in place of its root, if it is below one."""
-        for root, below, mark in self._longest:
-            if path.startswith(below) or path == root:
-                return mark + path[len(root) :]
-        return path
+    def in_memory(self) -> tuple[str, ...]:
+        """Return nothing: nvcc reads all its texts from files."""
+        return ()
 
-    def absolute(self, path: str) -> str:
-        """Return the path that `rooted` has returned, below the roots here; raises LookupError."""
-        return self.paths[ord(path[1]) - _ZERO] + path[2:] if path[:1] == _MARK else path
+    def numbered_path(self, path: str) -> str:
+        """Return an absolute path with a number in place of its root."""
+        root, below = self.rooted(path)
+        below = below.replace(_MARK, _MARK + _ITSELF)
+        return below if root == ABSOLUTE else f"{_MARK}{chr(_ZERO + root)}/{below}"
 
     def numbered(self, text: str) -> str:
         """Return a text with numbers in place of the roots, wherever a path stands in it."""
@@ -80,27 +110,28 @@ class Roots:
     def named(self, text: str) -> str:
         """Return the text that `numbered` has returned, with the roots here; raises LookupError."""
         first, *others = text.split(_MARK)
-        paths = {chr(_ZERO + number): path for number, path in enumerate(self.paths)}
-        paths[_ITSELF] = _MARK
+        paths = {mark[1:]: path for path, mark in self._marks.items()} | {_ITSELF: _MARK}
         return first + "".join(paths[part[:1]] + part[1:] for part in others)
 
     def shown(self, content: bytes) -> set[int]:
         """Return the numbers of the roots that a file shows, as text or as PTX has text."""
         found: set[int] = set()
-        for number, path in enumerate(self.paths):
+        for number, path in enumerate(self.directories, 1):
             raw = os.fsencode(path)
             if raw in content or ", ".join(map(str, raw)).encode() in content:
                 found.add(number)
         return found
 
-    @cached_property
-    def odd(self) -> set[int]:
-        """The numbers of those that may stand in a text in another form."""
-        return {number for number, path in enumerate(self.paths) if _ODD.search(path)}
+    def _digest_of(self, name: str) -> str | None:
+        """Return the digest of a variable: its value may be a secret."""
+        value = self._environment.get(name)
+        if value is None:
+            return None
+        return xxhash.xxh3_128_hexdigest(os.fsencode(self.numbered(value)))
 
 
-class Request(NamedTuple):
-    """One start of nvcc.
+class Start(NamedTuple):
+    """One start of nvcc. Immutable.
 
     Attributes:
         program: path of the file that is started.
@@ -110,7 +141,8 @@ class Request(NamedTuple):
         terminal: whether one of the two is a terminal.
         arguments: all of them, with argv[0].
         environment: all variables, but for those of kcache.
-        roots: the directories of the call.
+        roots: the directories.
+        compiles: starts nvcc, and records it; None where only the cache is asked.
     """
 
     program: str
@@ -121,10 +153,11 @@ class Request(NamedTuple):
     arguments: Sequence[str]
     environment: Mapping[str, str]
     roots: Roots
+    compiles: Callable[[Start, FileDigests], tuple[Compiled, DependencySet | None]] | None = None
 
     @classmethod
-    def of(cls, fields: Sequence[bytes]) -> Request:
-        """Return the request in the fields of a client's question, in the order of the attributes.
+    def of(cls, fields: Sequence[bytes]) -> Start:
+        """Return the start in the fields of a client's question, in the order of the attributes.
 
         Raises:
             WireError: there is none.
@@ -133,28 +166,39 @@ class Request(NamedTuple):
             raise WireError("no start of nvcc")
         program, directory = map(os.fsdecode, fields[:2])
         mask, one_stream, terminal = map(number_in, fields[2:5])
-        arguments, variables = map(split_texts, fields[5:])
-        environment = _without_kcache(text.partition("=") for text in variables)
+        arguments, texts = map(split_texts, fields[5:])
+        variables = dict(text.partition("=")[::2] for text in texts)
+        streams = one_stream == 1, terminal == 1
+        return cls.make(program, directory, arguments, variables, mask=mask, streams=streams)
+
+    @classmethod
+    def make(
+        cls,
+        program: str,
+        directory: str,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        *,
+        mask: int,
+        streams: tuple[bool, bool] = (False, False),
+    ) -> Start:
+        """Return the start of a program; `streams` are `one_stream` and `terminal`."""
+        environment = _without_kcache(variables)
         if environment.get("PWD") == directory:  # what tools find out without it, too
             del environment["PWD"]
-        return cls(
-            program,
-            directory,
-            mask,
-            one_stream == 1,
-            terminal == 1,
-            arguments,
-            environment,
-            Roots(_roots(program, directory, arguments, environment)),
-        )
+        found = _roots(program, directory, arguments, environment)
+        told = dict(zip(STREAMS, map(str, streams), strict=True))
+        roots = Roots(found, directory, {**environment, **told})
+        return cls(program, directory, mask, *streams, arguments, environment, roots)
 
     @property
-    def key(self) -> str:
-        """The key of the request: everything that the caller passes, and where.
+    def request(self) -> Request:
+        """The request of a cache; its key has everything that the caller passes, and where.
 
         The sources count, too: programs compile many under one name in random directories.
         """
-        number = self.roots.numbered
+        roots = self.roots
+        number = roots.numbered
         unseen = [
             f"{name}={number(value)}"
             for name, value in sorted(self.environment.items())
@@ -162,28 +206,65 @@ class Request(NamedTuple):
         ]
         fields = [
             ("program", number(self.program)),
-            ("directory", self.roots.rooted(self.directory)),
+            ("directory", number(self.directory)),
             ("mask", f"{self.mask:o}"),
             *(("argument", number(text)) for text in self.arguments),
             *(("variable", text) for text in unseen),
         ]
         encoded = [(name, os.fsencode(text)) for name, text in fields]
-        return digest_fields("kcache-nvcc/2", [*encoded, *self._sources()])
+        options = CompileOptions()
+        sources = dict(self._sources())
+        with suppress(ConfigError):  # they are shown only
+            options = CompileOptions(extra_options=self.arguments[1:])
+        return Request(
+            source=b"".join(sources.values()).decode("latin-1"),
+            names=(),
+            options=options,
+            headers={},
+            extra_key=b"",
+            source_name=next(map(os.path.basename, sources), "nvcc"),
+            compiler=self.program,
+            key=digest_fields(
+                "kcache-nvcc/2", [*encoded, *(("source", s) for s in sources.values())]
+            ),
+            self_contained=False,
+            anywhere=False,
+            search=roots,
+            location=digest_fields("location", [(path, b"") for path in roots.directories]),
+            spelled="",
+            bound=tuple(f"variable={text}" for text in unseen),
+            variables=(),
+            start=self,
+        )
+
+    def compile(self, digests: FileDigests) -> tuple[Compiled, DependencySet | None]:
+        """Return what nvcc makes, and what that depends on; see `Frontend.compile`."""
+        assert self.compiles is not None
+        return self.compiles(self, digests)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what `kcache.dropin.recorded_starts` reads, with the texts of the sources."""
+        names = ("program", "directory", "mask", "one_stream", "arguments")
+        found = {name: getattr(self, name) for name in names}
+        known = {name: value for name, value in self.environment.items() if _KNOWN.match(name)}
+        sources = {path: os.fsdecode(text) for path, text in self._sources()}
+        return {**found, "environment": known, "sources": sources}
 
     def _sources(self) -> Iterator[tuple[str, bytes]]:
-        for text in self.arguments[1:]:
+        """Yield path and content of each source; outputs have other names."""
+        for path in map(self.path, self.arguments[1:]):
             with suppress(OSError):
-                if text.endswith(_SOURCES) and os.path.isfile(self.path(text)):
-                    with open(self.path(text), "rb") as file:
-                        yield "source", file.read()
+                if path.endswith(_SOURCES) and os.path.isfile(path):
+                    with open(path, "rb") as file:
+                        yield path, file.read()
 
     def path(self, name: str) -> str:
         """Return the absolute path of a file as a tool has named it; nothing else is changed."""
         return name if name.startswith("/") else f"{self.directory}/{name}"
 
 
-def _without_kcache(variables: Iterable[tuple[str, str, str]]) -> dict[str, str]:
-    found = {name: value for name, _, value in variables if not name.startswith("KCACHE_")}
+def _without_kcache(variables: Mapping[str, str]) -> dict[str, str]:
+    found = {name: value for name, value in variables.items() if not name.startswith("KCACHE_")}
     preloaded = found.pop("LD_PRELOAD", "").replace(" ", ":").split(":")
     others = [p for p in preloaded if p and not os.path.basename(p).startswith("libkcache_")]
     return {**found, "LD_PRELOAD": ":".join(others)} if others else found
@@ -193,9 +274,6 @@ def _roots(
     program: str, directory: str, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> Iterable[str]:
     yield directory
-    spelled = environment.get("PWD", "")
-    if os.path.isabs(spelled) and _is_same(spelled, directory):
-        yield spelled
     temporary = environment.get("TMPDIR", "")
     if os.path.isabs(temporary):
         yield temporary
@@ -204,6 +282,9 @@ def _roots(
     for text in arguments[1:]:
         if os.path.isabs(text):
             yield os.path.dirname(text)
+    spelled = environment.get("PWD", "")
+    if os.path.isabs(spelled) and _is_same(spelled, directory):
+        yield spelled
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import groupby
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 _UNOPENED = (PathKind.MISSING, PathKind.FILE, PathKind.ERROR)
 #: Texts of the compiler itself. It looks for them in the working directory, but never opens them.
 _OWN_NAMES = ("__nv_nvrtc_builtin_header.h", "__nv_name_map")
+#: A longer text is compressed. One of nvcc for a PyTorch extension has 2 MB.
+_LONG_TEXT = 1 << 15
+#: Decoding refuses more.
+_MAX_TEXT = 256 << 20
 #: Variables of which the key has the values.
 _KNOWN = frozenset((*IN_KEY, WORKING_DIRECTORY))
 
@@ -48,6 +53,10 @@ class _Kind(StrEnum):
     VARIABLE = "v"
     CONDITIONS = "c"
     HOME = "x"
+    PLAIN = "u"
+    LINK = "l"
+    ACCESS = "m"
+    TIME = "t"
 
 
 class Answers(NamedTuple):
@@ -66,6 +75,11 @@ class Answers(NamedTuple):
         variables: name and value; None for one that is not set.
         conditions: for the use of the result elsewhere; see `places`.
         home: location of the compile.
+        plain: names that were no links; this and what follows is asked by nvcc's tools alone.
+        links: where each link leads, and its path; for a root itself, where that leads.
+        access: access(2): the mode and whether it was granted, and the path.
+        times: a number for each of several files with equal content; among those, equal numbers
+            have the same second of their last change. `#pragma once` of gcc goes by that.
     """
 
     files: Groups
@@ -79,6 +93,10 @@ class Answers(NamedTuple):
     variables: list[tuple[str, str | None]]
     conditions: Sequence[str] = ()
     home: str = ""
+    plain: Groups = []  # noqa: RUF012  of a tuple, never changed
+    links: Sequence[tuple[RootedPath, RootedPath]] = ()
+    access: Sequence[tuple[int, bool, RootedPath]] = ()
+    times: Sequence[tuple[int, int, RootedPath]] = ()
 
     @classmethod
     def of(cls, trace: Trace, search: HeaderSearch) -> Answers:
@@ -110,13 +128,16 @@ class Answers(NamedTuple):
         for rooted in files.keys() & present.keys():
             del present[rooted]
         return cls(
-            _grouped(files),
+            grouped(files),
             b"".join(files[rooted].digest for rooted in sorted(files)),
-            _grouped(absent - files.keys()),
-            _grouped(present),
-            _grouped(folders.difference(_above((*files, *present)))),
-            _grouped(names - files.keys()),
-            _same(files, present),
+            grouped(absent - files.keys()),
+            grouped(present),
+            grouped(folders.difference(above((*files, *present)))),
+            grouped(names - files.keys()),
+            same(
+                {rooted: each.stamp[3:] for rooted, each in (files | present).items()},
+                {rooted: each.digest for rooted, each in files.items()},
+            ),
             sorted(denied, key=itemgetter(1)),
             sorted(each for each in trace.variables.items() if each[0] not in _KNOWN),
         )
@@ -141,11 +162,22 @@ class Answers(NamedTuple):
                 (_Kind.VARIABLE, 0, (name if value is None else f"{name}={value}",))
                 for name, value in self.variables
             ),
+            *_of_kind(_Kind.PLAIN, self.plain),
+            *((_Kind.LINK, root, (str(to.root), to.path, path)) for to, (root, path) in self.links),
+            *(
+                (_Kind.ACCESS, root, (str(mode), str(int(granted)), path))
+                for mode, granted, (root, path) in self.access
+            ),
+            *(
+                (_Kind.TIME, root, (str(group), str(number), path))
+                for group, number, (root, path) in self.times
+            ),
             (_Kind.CONDITIONS, 0, self.conditions),
             (_Kind.HOME, 0, (self.home,)),
         ]
         texts = ("\0".join((f"{kind}{root}", *fields)) for kind, root, fields in groups)
         text = "\0\0".join(texts).encode("utf-8", "surrogateescape")
+        text = text if len(text) < _LONG_TEXT else zlib.compress(text, 1)
         return struct.pack("<I", len(text)) + text + self.digests
 
     @classmethod
@@ -157,7 +189,7 @@ class Answers(NamedTuple):
         """
         try:
             (length,) = struct.unpack_from("<I", raw)
-            text = raw[4 : 4 + length].decode("utf-8", "surrogateescape")
+            text = text_in(raw).decode("utf-8", "surrogateescape")
             found: dict[str, Groups] = {kind: [] for kind in _Kind}
             for group in text.split("\0\0"):
                 head, *fields = group.split("\0")
@@ -182,9 +214,42 @@ class Answers(NamedTuple):
                 [_variable(text) for _, (text,) in found[_Kind.VARIABLE]],
                 conditions,
                 home,
+                found[_Kind.PLAIN],
+                [
+                    (RootedPath(int(to), target), RootedPath(root, path))
+                    for root, (to, target, path) in found[_Kind.LINK]
+                ],
+                [
+                    (int(mode), granted == "1", RootedPath(root, path))
+                    for root, (mode, granted, path) in found[_Kind.ACCESS]
+                ],
+                [
+                    (int(group), int(number), RootedPath(root, path))
+                    for root, (group, number, path) in found[_Kind.TIME]
+                ],
             )
         except (struct.error, ValueError, LookupError) as error:
             raise CorruptEntryError(f"malformed dependency set: {error}") from error
+
+
+def text_in(raw: bytes) -> bytes:
+    """Return the text of an encoding.
+
+    Raises:
+        ValueError, struct.error: the encoding is malformed.
+    """
+    (length,) = struct.unpack_from("<I", raw)
+    text = raw[4 : 4 + length]
+    if text[:2] != zlib.compress(b"", 1)[:2]:  # no kind of group begins so
+        return text
+    unpacker = zlib.decompressobj()
+    try:
+        text = unpacker.decompress(text, _MAX_TEXT)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not unpacker.eof:
+        raise ValueError("its text is cut, or too long")
+    return text
 
 
 def _is_directory(path: str, search: HeaderSearch) -> bool:
@@ -214,7 +279,7 @@ def identity_of(path: str) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _above(paths: Iterable[RootedPath]) -> set[RootedPath]:
+def above(paths: Iterable[RootedPath]) -> set[RootedPath]:
     """Return the directories of paths below their roots, and the roots: each is there."""
     found: set[RootedPath] = set()
     for root, path in paths:
@@ -225,8 +290,8 @@ def _above(paths: Iterable[RootedPath]) -> set[RootedPath]:
     return found
 
 
-def _same(
-    files: Mapping[RootedPath, FileAnswer], present: Mapping[RootedPath, FileAnswer]
+def same(
+    inodes: Mapping[RootedPath, Sequence[int]], digests: Mapping[RootedPath, bytes]
 ) -> list[tuple[int, RootedPath]]:
     """Return a number for each path that may be another name of another path's file.
 
@@ -234,21 +299,25 @@ def _same(
     Files of different content are different files. So only files of equal content count, and files
     that were not opened, whose content is unknown.
     """
-    inodes = {rooted: each.stamp[3:] for rooted, each in (*files.items(), *present.items())}
-    by_inode: dict[tuple[int, ...], list[RootedPath]] = {}
-    by_digest: dict[bytes, list[RootedPath]] = {}
+    by_inode: dict[Sequence[int], list[RootedPath]] = {}
     for rooted, inode in inodes.items():
         by_inode.setdefault(inode, []).append(rooted)
-    for rooted, each in files.items():
-        by_digest.setdefault(each.digest, []).append(rooted)
-    doubtful = {each for paths in by_digest.values() if len(paths) > 1 for each in paths}
-    for rooted in present:  # in one class with the file that has this other name
+    doubtful = {each for paths in alike(digests) for each in paths}
+    for rooted in inodes.keys() - digests.keys():  # in one class with the file of this other name
         doubtful.update(by_inode[inodes[rooted]])
-    numbers: dict[tuple[int, ...], int] = {}
+    numbers: dict[Sequence[int], int] = {}
     return [(numbers.setdefault(inodes[each], len(numbers)), each) for each in sorted(doubtful)]
 
 
-def _grouped(paths: Collection[RootedPath]) -> Groups:
+def alike(digests: Mapping[RootedPath, bytes]) -> list[list[RootedPath]]:
+    """Return the files with the content of others, by their content."""
+    by_digest: dict[bytes, list[RootedPath]] = {}
+    for rooted, digest in digests.items():
+        by_digest.setdefault(digest, []).append(rooted)
+    return [paths for paths in by_digest.values() if len(paths) > 1]
+
+
+def grouped(paths: Collection[RootedPath]) -> Groups:
     """Return paths by root."""
     found = groupby(sorted(paths), key=itemgetter(0))
     return [(root, [rooted.path for rooted in group]) for root, group in found]

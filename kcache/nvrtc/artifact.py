@@ -7,6 +7,25 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 
+class File(NamedTuple):
+    """What nvcc wrote into one file, or printed.
+
+    Attributes:
+        path: below a root, as `kcache.nvcc.request.Roots.numbered` returns it; empty for what was
+            printed.
+        mode: its permissions; 1 for standard output, 2 for standard error.
+        is_new: whether nvcc removes a file that is there, or else writes into it.
+        is_text: whether roots in it are numbers, as in `path`.
+        content: its bytes.
+    """
+
+    path: str
+    mode: int
+    is_new: bool
+    is_text: bool
+    content: bytes
+
+
 class Artifact(NamedTuple):
     """What one compile produced. Of a compile that failed, there are the log and the time.
 
@@ -15,6 +34,7 @@ class Artifact(NamedTuple):
         lowered_names: name expression -> mangled name.
         raw_log: the compiler's log as it returned it, NULs included; None if it has no text.
         seconds: wall time of the compile alone, without the wait for a worker.
+        files: what nvcc wrote, in the order of their last changes; NVRTC writes none.
     """
 
     ptx: bytes | None = None
@@ -23,6 +43,7 @@ class Artifact(NamedTuple):
     lowered_names: Mapping[str, str] = MappingProxyType({})
     raw_log: bytes | None = None
     seconds: float = 0.0
+    files: tuple[File, ...] = ()
 
     @property
     def outputs(self) -> dict[str, bytes]:

@@ -42,7 +42,7 @@ class Compiled(NamedTuple):
 
     artifact: Artifact
     identity: str
-    version: tuple[int, int]
+    version: tuple[int, ...]
     trace: Trace | None
     problem: str
 

@@ -4,15 +4,20 @@ Stored as an entry under the request's key. Answers: `set0`, `set1`, ... the dep
 recent first; `stamps0.LOCATION` what `FileDigests` remembered of set 0's files where the include
 directories have the digest LOCATION.
 
-A set is a u32 length, a text of that length, and 16 bytes of digest per file that was read. The
-text is groups separated by two NULs; a group is a KIND and a root's number, then fields separated
-by NULs. Kinds whose fields are paths below the root: ``f`` files that were read, ``a`` absent,
+A set is a u32 length, a text of that length, and 16 bytes of digest per file that was read. A long
+text is compressed by zlib. It is groups separated by two NULs; a group is a KIND and a root's
+number, then fields separated by NULs. Kinds whose fields are paths below the root: ``f`` files
+that were read, ``a`` absent,
 ``p`` present and not opened, ``d`` directories, ``n`` names of in-memory texts. Others: ``i`` a
 number and one path: paths with equal numbers are one file, others are not; ``e`` an error's number
 and a path; ``v`` (root 0) a variable,
-``NAME=VALUE`` or ``NAME`` for one that is not set. Two groups come last: ``c`` (root 0) has the
-conditions for the use of the result elsewhere, see `places`; ``x`` (root 0) has the location of the
-compile. The key of a kernel is made of everything else in the set.
+``NAME=VALUE`` or ``NAME`` for one that is not set. Of nvcc alone: ``u`` names that were no links;
+``l`` the root and the path that a link leads to, and the link; ``m`` a mode, whether access(2)
+granted it, and a path; ``t`` two numbers and a path, see `Answers.times`.
+
+Two groups come last: ``c`` (root 0) has the conditions for the use of the result elsewhere, see
+`places`; ``x`` (root 0) has the location of the compile. The key of a kernel is made of everything
+else in the set.
 
 Stamps are five signed 64-bit integers (`Stamp`), zeros for what is not trusted: first one per
 file; then a u32 count of directories, their stamps, and their absolute paths separated by NULs.
@@ -26,7 +31,7 @@ from contextlib import suppress
 
 from kcache.entry import MAX_SETS, Entry, sets_in
 from kcache.errors import CorruptEntryError
-from kcache.nvrtc.answers import Answers
+from kcache.nvrtc.answers import Answers, text_in
 from kcache.nvrtc.files import FileDigests, Stamp
 from kcache.nvrtc.request import Request, digest_fields
 from kcache.nvrtc.verification import Difference, LocationState, differences
@@ -89,7 +94,7 @@ class DependencySet:
             text, digests = self.raw, b""
             with suppress(CorruptEntryError):  # intact, but not a dependency set
                 digests = self.answers().digests
-                text = self.raw[4 : len(self.raw) - len(digests)].rpartition(b"\0\0")[0]  # no home
+                text = text_in(self.raw).rpartition(b"\0\0")[0]  # no home
             self._identity = digest_fields("kcache-set/2", [("set", text), ("digests", digests)])
         return self._identity
 
@@ -117,6 +122,11 @@ class DependencySet:
             state = LocationState(self.answers(), request.search)
             if location in self.stamps:
                 state.unpack(self.stamps[location])
+            elif self.stamps:  # the same files may have been verified in another place
+                state.unpack([*self.stamps.values()][-1])
+                state.directories = None
+            if len(self._states) >= MAX_LOCATIONS:
+                self._states.pop(next(iter(self._states)), None)
             self._states[location] = state
         return state
 

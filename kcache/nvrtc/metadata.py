@@ -110,17 +110,17 @@ def metadata_of(request: Request, key: str, version: tuple[int, ...] = ()) -> di
     """
     extra_key = digest_fields("extra_key", [("", request.extra_key)])[:32]
     found: dict[str, JSON] = {
-        "source_name": _shown(request.source_name),
+        "source_name": shown_text(request.source_name),
         "names": [*request.names],
         "arch": request.options.target,
-        "flags": [*map(_shown, request.options.flags())],
-        "compiler": request.compiler,
+        "flags": [*map(shown_text, request.options.flags())],
+        "compiler": shown_text(request.compiler),
         "created": time.time(),
         "source_hash": hash_source(request.source),
     }
     optional: dict[str, JSON] = {
         "request": "" if request.key == key else request.key,
-        "bound": [*map(_shown, request.bound)],
+        "bound": [*map(shown_text, request.bound)],
         "headers": {name: hash_source(text) for name, text in request.headers.items()},
         "extra_key": extra_key if request.extra_key else "",
         "nvrtc": ".".join(map(str, version)),
@@ -128,7 +128,7 @@ def metadata_of(request: Request, key: str, version: tuple[int, ...] = ()) -> di
     return found | {name: value for name, value in optional.items() if value}
 
 
-def _shown(text: str) -> str:
+def shown_text(text: str) -> str:
     """Return a text as Unicode: a path may have bytes that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 

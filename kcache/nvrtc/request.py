@@ -7,13 +7,18 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from kcache import config
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.nvrtc.options import CompileOptions, are_harmless
 from kcache.nvrtc.search import SOURCE, HeaderSearch, may_include
 from kcache.nvrtc.variables import IN_KEY, in_environment
+
+if TYPE_CHECKING:
+    from kcache.nvrtc.compiler import Compiled
+    from kcache.nvrtc.files import FileDigests
+    from kcache.nvrtc.manifest import DependencySet
 
 #: Part of every key. Raise it when the meaning of a field changes.
 KEY_SCHEMA = "kcache-key/3"
@@ -61,6 +66,18 @@ class Caller(NamedTuple):
         return tuple(f"{name}={value}" for name, value in found if value is not None)
 
 
+class Start(Protocol):
+    """One start of nvcc."""
+
+    def compile(self, digests: FileDigests) -> tuple[Compiled, DependencySet | None]:
+        """Return what nvcc makes, as `Frontend.compile` does."""
+        ...
+
+    def recorded(self) -> dict[str, Any]:
+        """Return what `kcache warm` needs to start nvcc again, ready for JSON."""
+        ...
+
+
 class Request(NamedTuple):
     """One thing to compile.
 
@@ -84,6 +101,7 @@ class Request(NamedTuple):
         variables: the environment variables that are in the key; see `config`.
         caller: of the process that asks, or None if that is this one.
         relocatable: whether the result may be used elsewhere if it shows no path.
+        start: of nvcc, which compiles; None if NVRTC does.
     """
 
     source: str
@@ -103,6 +121,7 @@ class Request(NamedTuple):
     variables: tuple[str, ...]
     caller: Caller | None = None
     relocatable: bool = True
+    start: Start | None = None
 
     def is_here(self) -> bool:
         """Return whether the working directory is still the one that the request was made in."""

@@ -96,6 +96,9 @@ class HeaderSearch:
         #: Directory -> the root that the files in it have, and the length of its path.
         self._in_folder: dict[str, tuple[int, int]] = {}
 
+    #: Whether a path is there that the compiler has found absent.
+    exists = staticmethod(os.path.exists)
+
     def is_plain(self) -> bool:
         """Return whether every release writes the roots as in `prefixes`."""
         return not any(map(_odd, self._given))

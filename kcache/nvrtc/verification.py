@@ -6,13 +6,14 @@ import errno
 import os
 import stat
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.nvrtc import places
 from kcache.nvrtc.answers import identity_of
 from kcache.nvrtc.files import NO_STAMP, READ_ONLY, Stamp, is_fresh, lasting, lasting_once, stamp_of
+from kcache.nvrtc.search import ABSOLUTE, RootedPath
 
 if TYPE_CHECKING:
     from kcache.nvrtc.answers import Answers
@@ -47,10 +48,12 @@ class Watched(NamedTuple):
     Attributes:
         stamp: its status when the files were absent; zeros if it shows nothing.
         names: the absent files below it, or None if another process checked them.
+        plain: names below it that were no links.
     """
 
     stamp: Stamp
     names: list[str] | None
+    plain: Sequence[str] = ()
 
 
 class LocationState:
@@ -64,7 +67,8 @@ class LocationState:
         IndexError: the set is for another include path.
 
     Attributes:
-        files, absent, present, folders, names, same, denied: the answers, with absolute paths.
+        files, absent, present, folders, names, same, denied, plain: the answers, with absolute
+            paths.
         dependencies: the files, sorted.
         stamps: under which each had its digest; `NO_STAMP` for what must be read again.
         directories: what the last check for absent files found; None before the first.
@@ -81,6 +85,7 @@ class LocationState:
         self.names = search.paths(answers.names)
         self.same = [(number, search.path(rooted)) for number, rooted in answers.same]
         self.denied = [(error, search.path(rooted)) for error, rooted in answers.denied]
+        self.plain = search.paths(answers.plain)
         self.dependencies = tuple(sorted(self.files))
         self.stamps = [NO_STAMP] * len(self.files)
         self.directories: dict[str, Watched] | None = None
@@ -105,7 +110,7 @@ class LocationState:
             middle = end + 4 + count * _STAMP.size
             paths = raw[middle:].decode("utf-8", "surrogateescape").split("\0") if count else []
             watched = list(_STAMP.iter_unpack(raw[end + 4 : middle]))
-            if len(watched) == len(paths) and (count or not self.absent):
+            if len(watched) == len(paths) and (count or not (self.absent or self.plain)):
                 trusted = lasting_once((*self.files, *paths), (*stamps, *watched))
                 self.stamps = list(trusted[: len(stamps)])
                 self.directories = {
@@ -147,8 +152,9 @@ def differences(
             yield from differences(dependency_set, each, digests, [], reading=True)
     for path in digests.differing(state.files, answers.digests, state.stamps, verified):
         yield Difference("changed" if is_header(path) else "gone", path)
-    yield from _appeared(state, digests)
+    yield from _appeared(state, digests, request.search)
     yield from _other_answers(state, request.search)
+    yield from _more_answers(answers, request.search)
     for name, value in answers.variables:
         if request.search.variable(name) != value:
             yield Difference("variable", name)
@@ -164,11 +170,39 @@ def _other_answers(state: LocationState, search: HeaderSearch) -> Iterator[Diffe
     for path in state.folders:
         if not os.path.isdir(path):
             yield Difference("vanished", path)
-    for path in _confused_names(state.names, search.in_memory()[0], state.files):
+    for path in _confused_names(state.names, search.in_memory(), state.files):
         yield Difference("identity", path)
     for error, path in state.denied:
         if _error_now(path) != error:
             yield Difference("answer", path)
+
+
+def _more_answers(answers: Answers, search: HeaderSearch) -> Iterator[Difference]:
+    """Yield the differences in what nvcc's tools ask, and NVRTC does not."""
+    for mode, granted, rooted in answers.access:
+        if os.access(search.path(rooted), mode) != granted:
+            yield Difference("answer", search.path(rooted))
+    for target, rooted in answers.links:
+        if _target_of(rooted, search) != target:
+            yield Difference("answer", search.path(rooted))
+    times: dict[int, dict[int, int]] = {}
+    for group, number, rooted in answers.times:
+        known = times.setdefault(group, {})
+        with suppress(OSError):  # it is among the files that were read
+            now = int(os.stat(search.path(rooted)).st_mtime)
+            if known.setdefault(number, now) != now or len({*known.values()}) != len(known):
+                yield Difference("identity", search.path(rooted))
+
+
+def _target_of(link: RootedPath, search: HeaderSearch) -> RootedPath | None:
+    """Return where a link leads; for a root itself, where it leads with all links followed."""
+    try:
+        if link.path == ".":
+            return search.rooted(os.path.realpath(search.path(link)))
+        target = os.readlink(search.path(link))
+    except OSError:
+        return None
+    return search.rooted(target) if target.startswith("/") else RootedPath(ABSOLUTE, target)
 
 
 def _misplaced(
@@ -184,6 +218,8 @@ def _misplaced(
             state.readings += places.readings(condition, request)
         except ValueError:
             yield Difference("place", places.text_of(condition))
+    if not search.in_memory():
+        return
     # A question for one of the compiler's own texts would be answered from memory.
     source, *headers = map(os.path.normpath, search.in_memory())
     own = {source, *headers}
@@ -196,11 +232,13 @@ def _misplaced(
         yield from (Difference("identity", path) for path in own.intersection(asked))
 
 
-def _appeared(state: LocationState, digests: FileDigests) -> Iterator[Difference]:
+def _appeared(
+    state: LocationState, digests: FileDigests, search: HeaderSearch
+) -> Iterator[Difference]:
     """Yield absent files that now exist, by the status of their directories if that is enough."""
     known = state.directories
     if known is None:
-        known = state.directories = _survey(state.absent)
+        known = state.directories = _survey(state.absent, state.plain)
     for directory, watched in known.items():
         try:
             now = stamp_of(os.stat(directory))
@@ -210,7 +248,7 @@ def _appeared(state: LocationState, digests: FileDigests) -> Iterator[Difference
             continue
         if watched.names is None:  # another process stored it: check everything once
             state.directories = None
-            yield from _appeared(state, digests)
+            yield from _appeared(state, digests, search)
             return
         digests.reads += 1
         read_at = digests.clock()
@@ -220,16 +258,21 @@ def _appeared(state: LocationState, digests: FileDigests) -> Iterator[Difference
         appeared = [
             path
             for name in watched.names
-            if name.partition("/")[0] in there and os.path.exists(path := f"{directory}/{name}")
+            if name.partition("/")[0] in there and search.exists(path := f"{directory}/{name}")
         ]
         yield from (Difference("appeared", path) for path in appeared)
-        if not appeared and now is not None:
+        linked = [path for name in watched.plain if os.path.islink(path := f"{directory}/{name}")]
+        yield from (Difference("answer", path) for path in linked)
+        if not (appeared or linked) and now is not None:
             shows = not (there or is_fresh(now, read_at))
-            known[directory] = Watched(now if shows else NO_STAMP, watched.names)
+            known[directory] = watched._replace(stamp=now if shows else NO_STAMP)
 
 
-def _survey(paths: Iterable[str]) -> dict[str, Watched]:
-    """Group absent files by the deepest directory that exists, stamps unknown."""
+def _survey(paths: Iterable[str], plain: Iterable[str]) -> dict[str, Watched]:
+    """Group absent files by the deepest directory that exists, stamps unknown.
+
+    `plain` are names that are no links; they are grouped by their directories.
+    """
     found: dict[str, list[str]] = {}
     deepest: dict[str, str] = {}
     for path in sorted(paths):
@@ -241,7 +284,13 @@ def _survey(paths: Iterable[str]) -> dict[str, Watched]:
                 existing = existing.rpartition("/")[0]
             deepest[folder] = existing
         found.setdefault(existing or "/", []).append(path[len(existing) :].lstrip("/"))
-    return {directory: Watched(NO_STAMP, names) for directory, names in found.items()}
+    unlinked: dict[str, list[str]] = {}
+    for folder, _, name in (path.rpartition("/") for path in plain):
+        unlinked.setdefault(folder or "/", []).append(name)
+    return {
+        folder: Watched(NO_STAMP, found.get(folder, []), unlinked.get(folder, ()))
+        for folder in dict.fromkeys((*found, *unlinked))
+    }
 
 
 def is_header(path: str) -> bool:
@@ -249,18 +298,22 @@ def is_header(path: str) -> bool:
     return os.path.isfile(path) and os.access(path, os.R_OK)
 
 
-def _confused_names(names: Iterable[str], source: str, files: Iterable[str]) -> Iterator[str]:
+def _confused_names(
+    names: Iterable[str], own_texts: Sequence[str], files: Iterable[str]
+) -> Iterator[str]:
     """Yield names of in-memory texts that lead to a file which also exists under another name.
 
     The compiler takes the two for one.
 
     Args:
         names: those that the compiler has looked for.
-        source: the present name of the source; it may have been compiled under another name.
+        own_texts: the present names of the texts, the source first; it may have been compiled under
+            another name.
         files: those that were read.
     """
     own = tuple(names)
-    there = {path: file for path in dict.fromkeys((*own, source)) if (file := identity_of(path))}
+    asked = dict.fromkeys((*own, *own_texts[:1]))
+    there = {path: file for path in asked if (file := identity_of(path))}
     if not there:
         return
     read = [(path, identity_of(path)) for path in files]

@@ -10,6 +10,8 @@ A recording is text, one JSON object per line:
 the directories of the recording and of the Python environment. If a path below one of them no
 longer exists, a reader looks for it below the present one. That holds for include paths, also for
 those in `extra_options`, for `directory`, and for the folder of an absolute `source_name`.
+A start of nvcc is `{"kcache_request": 1, "nvcc": {...}}`, see `kcache.nvcc.request.Start`.
+
 Every line is appended by one write, which first ends a line that a killed process left incomplete.
 So such a line spoils only itself. Readers skip empty lines, which concurrent writers may leave.
 """
@@ -20,6 +22,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, cast
 
 from kcache.errors import ArgumentTypeError, ConfigError
@@ -32,6 +35,8 @@ from kcache.util.open_file import NotOursError, open_own
 #: How a line of a recording begins, and the version of its format.
 MARK = "kcache_request"
 VERSION = 1
+#: The field of a line with a start of nvcc.
+NVCC = "nvcc"
 _BEGIN = f'{{"{MARK}"'.encode()
 
 
@@ -117,8 +122,23 @@ def refuse_other_file(path: str) -> None:
         raise ConfigError(f"kernels can't be recorded in {path}: {error.strerror}") from error
 
 
+def read_starts(path: str) -> list[dict[str, Any]]:
+    """Return the starts of nvcc in the recording at `path`; none if it is another file."""
+    with open(path, "rb") as file:
+        data = file.read()
+    found: list[dict[str, Any]] = []
+    for line in data.split(b"\n") if data and is_recording(data) else ():
+        with suppress(ValueError, RecursionError):  # a torn line
+            start = json.loads(line or b"{}").get(NVCC)
+            if isinstance(start, dict) and start not in found:
+                found.append(start)
+    return found
+
+
 def read_recording(path: str, data: bytes) -> Iterator[tuple[CompileRequest, str | None]]:
     """Yield each request in `data`, the contents of the recording at `path`, and its directory.
+
+    Starts of nvcc are left out.
 
     That is the working directory of the request; None if it makes no difference.
 
@@ -137,6 +157,8 @@ def read_recording(path: str, data: bytes) -> Iterator[tuple[CompileRequest, str
         except (ValueError, RecursionError):
             log.warning("%s, line %d is torn: skipped", path, number)
             continue
+        if isinstance(found, dict) and NVCC in found:
+            continue
         try:
             yield _decode(found, now, missing)
         except ConfigError as error:
@@ -152,6 +174,8 @@ _NO_RECORDING = "it is not a recording; expected a new file, or one that kcache 
 
 
 def _encode(request: Request, roots: tuple[str, ...]) -> bytes:
+    if request.start is not None:
+        return json.dumps({MARK: VERSION, NVCC: request.start.recorded()}).encode()
     options, defaults = request.options, CompileOptions()
     line = {
         MARK: VERSION,

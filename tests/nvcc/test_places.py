@@ -113,6 +113,34 @@ def test_many_sources_of_one_command_hit_in_other_places(service: Service, tmp_p
     assert service.counts["hits"] == len(sources)
 
 
+LINES = {
+    "cubin": (PLAIN, ["-cubin"], 1),
+    "ptx": (PLAIN, ["-ptx"], 1),
+    "object": (PLAIN, ["-c"], 1),
+    "a path": (ASSERTS, ["-cubin"], 0),
+    "a path in host code": (HOST_FILE, ["-c"], 0),
+    "debug": (PLAIN, ["-c", "-g", "-G"], 0),
+}
+
+
+@pytest.mark.parametrize(("source", "options", "hits"), [*LINES.values()], ids=[*LINES])
+def test_with_a_setting_line_numbers_may_name_the_first_place(
+    source: str, options: list[str], hits: int, service: Service, tmp_path: Path
+) -> None:
+    service.restart(KCACHE_RELOCATION="lines")
+    one, other = place(tmp_path, "one", source), place(tmp_path, "another", source)
+    first = compile_in(service, one, "-lineinfo", *options)
+    assert (compile_in(service, other, "-lineinfo", *options) == first) == bool(hits)
+    assert service.counts["hits"] == hits
+
+
+def test_relocation_off_binds_everything_to_its_place(service: Service, tmp_path: Path) -> None:
+    service.restart(KCACHE_RELOCATION="off")
+    for name in ("one", "another"):
+        compile_in(service, place(tmp_path, name, PLAIN), "-cubin")
+    assert service.counts["hits"] == 0
+
+
 def test_a_list_of_dependencies_names_the_files_of_its_own_place(
     service: Service, tmp_path: Path
 ) -> None:

@@ -1,22 +1,25 @@
 """What is stored, and how the commands know it; no compiler runs here."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-import kcache
+from kcache.errors import CorruptEntryError
 from kcache.nvcc.recording import Recording, RefusedError
-from kcache.nvcc.request import Request, Roots
-from kcache.nvcc.store import Store
+from kcache.nvcc.request import Roots, Start
+from kcache.nvrtc.answers import Answers
+from kcache.nvrtc.files import FileDigests
+from kcache.nvrtc.manifest import DependencySet
+from kcache.nvrtc.search import RootedPath
 
 
-def request(*arguments: str, directory: str = "/a/work", **variables: str) -> Request:
+def start(*arguments: str, directory: str = "/a/work", **variables: str) -> Start:
     texts = b"".join(f"{name}={value}".encode() + b"\0" for name, value in variables.items())
     told = b"".join(os.fsencode(text) + b"\0" for text in ("nvcc", *arguments))
     fields = ("/opt/cuda/bin/nvcc", directory, "18", "0", "0")
-    return Request.of([*map(os.fsencode, fields), told, texts])
+    return Start.of([*map(os.fsencode, fields), told, texts])
 
 
 def records(*rows: Sequence[str]) -> bytes:
@@ -39,7 +42,7 @@ def records(*rows: Sequence[str]) -> bytes:
     ],
 )
 def test_a_text_comes_back(text: str) -> None:
-    roots = Roots(["/a/work", "/tmp/t"])
+    roots = Roots(["/a/work", "/tmp/t"], "/a/work", {})
     assert roots.named(roots.numbered(text)) == text
 
 
@@ -47,18 +50,21 @@ def test_a_text_comes_back(text: str) -> None:
     "text", ["/a/workshop/k.cu", "x/a/work/k.cu", "/b/a/work", "-Dx/a/work", "/a/work.cu"]
 )
 def test_what_only_looks_like_a_root_stays(text: str) -> None:
-    roots = Roots(["/a/work"])
+    roots = Roots(["/a/work"], "/a/work", {})
     assert roots.numbered(text) == text
-    assert roots.rooted(text) == text
+
+
+def key(*arguments: str, **variables: str) -> str:
+    return start(*arguments, **variables).request.key
 
 
 def test_a_key_does_not_depend_on_the_place() -> None:
-    one = request("-c", "/x/1/k.cu", "-o", "/x/1/k.o")
-    assert one.key == request("-c", "/y/2/k.cu", "-o", "/y/2/k.o", directory="/b").key
-    assert one.key != request("-c", "/x/1/k.cu", "-o", "/x/2/k.o").key
-    assert one.key != request("-c", "/x/1/k.cu", "-o", "/x/1/k.o", "-DX").key
-    assert one.key != request("-c", "/x/1/k.cu", "-o", "/x/1/k.o", LC_ALL="C").key
-    assert one.key == request("-c", "/x/1/k.cu", "-o", "/x/1/k.o", KCACHE_LOG="debug").key
+    one = key("-c", "/x/1/k.cu", "-o", "/x/1/k.o")
+    assert one == key("-c", "/y/2/k.cu", "-o", "/y/2/k.o", directory="/b")
+    assert one != key("-c", "/x/1/k.cu", "-o", "/x/2/k.o")
+    assert one != key("-c", "/x/1/k.cu", "-o", "/x/1/k.o", "-DX")
+    assert one != key("-c", "/x/1/k.cu", "-o", "/x/1/k.o", LC_ALL="C")
+    assert one == key("-c", "/x/1/k.cu", "-o", "/x/1/k.o", KCACHE_LOG="debug")
 
 
 def test_sources_have_keys_of_their_own(tmp_path: Path) -> None:
@@ -66,7 +72,7 @@ def test_sources_have_keys_of_their_own(tmp_path: Path) -> None:
 
     def key(source: str, *arguments: str) -> str:
         (tmp_path / "k.cu").write_text(source)
-        return request("-ptx", "k.cu", "-o", "k.ptx", *arguments, directory=str(tmp_path)).key
+        return start("-ptx", "k.cu", "-o", "k.ptx", *arguments, directory=str(tmp_path)).request.key
 
     first = key("one")
     assert key("another") != first
@@ -98,34 +104,120 @@ BEGIN = ("B", "1", "/opt/cuda/bin/nvcc", "f 1 2 3 4 5")
 )
 def test_what_was_not_followed_is_refused(row: Sequence[str], reason: str) -> None:
     with pytest.raises(RefusedError, match=reason):
-        Recording(request("-c", "k.cu"), records(BEGIN, row))
+        Recording(start("-c", "k.cu"), records(BEGIN, row))
 
 
 def test_a_cut_recording_is_refused() -> None:
     whole = records(BEGIN, ("O", "1", "k.cu", "f 1 2 3 4 5"))
     with pytest.raises(RefusedError, match="damaged"):
-        Recording(request("-c", "k.cu"), whole[:-1])
+        Recording(start("-c", "k.cu"), whole[:-1])
 
 
 def test_two_states_of_one_file_are_refused() -> None:
     rows = [("O", "1", "k.cu", "f 1 2 3 4 5"), ("O", "2", "k.cu", "f 1 2 3 9 9")]
     with pytest.raises(RefusedError, match="changed during the compile"):
-        Recording(request("-c", "k.cu"), records(BEGIN, *rows))
+        Recording(start("-c", "k.cu"), records(BEGIN, *rows))
 
 
-# -- the store -------------------------------------------------------------------------------------
+# -- what is stored --------------------------------------------------------------------------------
 
 
-def test_large_files_are_read_once_for_all_processes(tmp_path: Path) -> None:
-    tool = tmp_path / "tool"
-    tool.write_bytes(b"x" * (2 << 20))
-    os.utime(tool, (1, 1))
-    with kcache.KernelCache(tmp_path / "cache") as cache:
-        first = Store(cache, clock=lambda: 2**62)
-        digest = first.digests.digest(str(tool), tool.stat())
-        first.remember_tools()
-        again = Store(cache, clock=lambda: 2**62)
-        assert again.digests.digest(str(tool), tool.stat()) == digest
-        assert (first.digests.reads, again.digests.reads) == (1, 0)
-        tool.write_bytes(b"y" * (2 << 20))
-        assert again.digests.digest(str(tool), tool.stat()) != digest
+def of_folder(folder: Path) -> tuple[Start, DependencySet]:
+    """Makes a start in a folder, and what depends on a link, a right and two equal files there."""
+    (folder / "equal").mkdir(parents=True)
+    for name in ("k.cu", "equal/k.cu"):
+        (folder / name).write_text("text")
+        os.utime(folder / name, (1, 1))
+    (folder / "link").symlink_to("equal")
+    made = start("-c", "k.cu", directory=str(folder))
+    os.utime(folder / "k.cu", (2, 2))  # the two differ
+    rooted, digests = made.roots.rooted, FileDigests()
+    names = sorted(("k.cu", "equal/k.cu"))
+    statuses = [(folder / name).stat() for name in names]
+    answers = Answers(
+        [(1, names)],
+        b"".join(map(digests.digest, (str(folder / name) for name in names), statuses)),
+        [(1, ["absent.h"])],
+        *([], [], []),
+        [(number, rooted(name)) for number, name in enumerate(names)],
+        [],
+        [("PATH", None)],
+        plain=[(1, ["equal"])],
+        links=[(RootedPath(-1, "equal"), rooted("link"))],
+        access=[(os.X_OK, os.access(folder / "k.cu", os.X_OK), rooted("k.cu"))],
+        times=[(0, number, rooted(name)) for number, name in enumerate(names)],
+    )
+    return made, DependencySet(answers.encode())
+
+
+def relink(folder: Path) -> None:
+    (folder / "link").unlink()
+    (folder / "link").symlink_to("elsewhere")
+
+
+def unlink(folder: Path) -> None:
+    (folder / "link").unlink()
+    (folder / "link").mkdir()
+
+
+def add(folder: Path) -> None:
+    (folder / "absent.h").symlink_to("nowhere")
+
+
+def make_link(folder: Path) -> None:
+    (folder / "equal").rename(folder / "moved")
+    (folder / "equal").symlink_to("moved")
+
+
+def make_executable(folder: Path) -> None:
+    (folder / "k.cu").chmod(0o755)
+
+
+def set_equal_times(folder: Path) -> None:
+    os.utime(folder / "k.cu", (1, 1))
+
+
+def make_one(folder: Path) -> None:
+    (folder / "equal/k.cu").unlink()
+    (folder / "equal/k.cu").hardlink_to(folder / "k.cu")
+
+
+@pytest.mark.parametrize(
+    "change", [relink, unlink, add, make_link, make_executable, set_equal_times, make_one]
+)
+def test_an_answer_that_changed_does_not_hold(
+    change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    made, answers = of_folder(tmp_path / "one")
+    assert answers.holds(made.request, FileDigests())
+    assert answers.holds(made.request, FileDigests(lambda: 2**62))
+    change(tmp_path / "one")
+    assert not answers.holds(made.request, FileDigests())
+
+
+def test_answers_hold_in_another_place(tmp_path: Path) -> None:
+    _, answers = of_folder(tmp_path / "one")
+    other, _ = of_folder(tmp_path / "other")
+    assert answers.holds(other.request, FileDigests())
+
+
+def test_a_long_text_is_compressed_and_checked() -> None:
+    paths = [(1, [f"{number:064}" for number in range(4000)])]
+    answers = Answers([], b"", paths, [], [], [], [], [], [])
+    raw = answers.encode()
+    assert len(raw) < 1 << 16
+    assert Answers.decode(raw).absent == answers.absent
+    for damaged in (raw[:4] + raw[4:6] + raw[5:], raw[:200]):
+        with pytest.raises(CorruptEntryError):
+            Answers.decode(damaged)
+
+
+def test_what_another_place_has_verified_is_not_read_again(tmp_path: Path) -> None:
+    made, answers = of_folder(tmp_path / "one")
+    assert answers.holds(made.request, FileDigests(lambda: 2**62))
+    answers.remember(made.request)
+    later = DependencySet(answers.raw)
+    later.stamps = {"another location": next(iter(answers.stamps.values()))}
+    digests = FileDigests(lambda: 2**62)
+    assert later.holds(made.request, digests)
+    assert digests.reads == 1  # of the directory with what must be absent

@@ -291,6 +291,9 @@ _KINDS = {
     "same": "names of equal files; equal numbers are one file",
     "denied": "paths that can't be read",
     "variables": "environment variables",
+    "plain": "names that are no links",
+    "links": "links, and where they lead",
+    "access": "rights, as access(2)",
     "conditions": "conditions elsewhere",
 }
 
@@ -355,7 +358,7 @@ def _files(listed: JSON) -> Iterator[tuple[str, ...]]:
     """Yield the permissions and the path of each file that nvcc wrote."""
     for each in listed if isinstance(listed, list) else ():
         match each:
-            case [str(path), int(mode), *_]:
+            case [str(path), int(mode), *_] if path:
                 yield f"{mode:04o}", path
 
 
@@ -394,6 +397,11 @@ def _parts(dependency_set: DependencySet) -> dict[str, Any]:
         "variables": [
             {"name": name, "value": "(not set)" if value is None else value}
             for name, value in found.variables
+        ],
+        "plain": [_at(root, path) for root, paths in found.plain for path in paths],
+        "links": [{**_at(*path), "to": _at(*to)["path"]} for to, path in found.links],
+        "access": [
+            {"mode": mode, "granted": granted, **_at(*path)} for mode, granted, path in found.access
         ],
         "conditions": [{"condition": each} for each in found.conditions],
         "locations": len(dependency_set.stamps),

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -22,10 +23,14 @@ from kcache.cli.options import (
 )
 from kcache.cli.terminal import columns, interruptible, notify, progress, show, wants_json
 from kcache.config import Config
+from kcache.dropin.recorded_starts import compile_all, start_of
 from kcache.errors import CompileError
+from kcache.nvcc.request import Start
+from kcache.nvrtc.request import CompileRequest
 from kcache.util.cpus import usable_cores
 from kcache.util.units import counted, format_size, format_time
 from kcache.warm.kernel_list import ListedKernel, read_list
+from kcache.warm.recording import read_starts
 
 
 @click.command(short_help="Compile a list of kernels ahead of time.")
@@ -58,25 +63,32 @@ def warm(
     """Compile every kernel that FILE lists and that is not in the cache yet, in parallel.
 
     FILE is a list in TOML or JSON, or a recording of a program: KCACHE_RECORD=FILE, or kcache run
-    --record FILE. No GPU is needed. If a kernel does not compile, the command compiles the others
+    --record FILE. A recorded nvcc is started again where it was, and writes its files; --arch does
+    not change it. No GPU is needed. If a kernel does not compile, the command compiles the others
     and exits with 1.
     """
     if quiet and wants_json():
         raise click.UsageError("--quiet and --json exclude each other.")
-    wanted = read_list(file, archs)
-    if not wanted:
+    kernels, recorded = read_list(file, archs), read_starts(file)
+    if not kernels and not recorded:
         notify(f"warning: {file} lists no kernels")
     config, _ = load_settings(directory, changes=True)
-    if dry_run or check:
-        with open_cache(config.directory.value, read_only=True) as cache:
-            cached = cached_ones(wanted, cache)
-        _show_plan(wanted, cached, quiet=quiet)
-        raise click.exceptions.Exit(int(check and not all(cached)))
-    may_write("warm", directory)
+    if not (dry_run or check):
+        may_write("warm", directory)
     started = time.perf_counter()
     path = config.directory.value
-    with open_cache(path, workers=_workers(config, jobs), on_miss="compile") as cache:
-        results = _compile(cache, wanted, jobs)
+    with contextlib.ExitStack() as stack:
+        starts = [start_of(each, stack) for each in recorded]
+        wanted = [*kernels, *map(_listed, starts)]
+        if dry_run or check:
+            cache = stack.enter_context(open_cache(path, read_only=True))
+            found = (cache._on_miss().hit(each.request) for each in starts)
+            cached = [*cached_ones(kernels, cache), *(each is not None for each in found)]
+            _show_plan(wanted, cached, quiet=quiet)
+            raise click.exceptions.Exit(int(check and not all(cached)))
+        workers = _workers(config, jobs)
+        cache = stack.enter_context(open_cache(path, workers=workers, on_miss="compile"))
+        results = [*_compile(cache, kernels, jobs), *_compile_starts(cache, starts, jobs)]
         seconds = time.perf_counter() - started
         pairs = zip(wanted, results, strict=True)
         failed = [(each, error) for each, error in pairs if isinstance(error, CompileError)]
@@ -127,6 +139,22 @@ def _compile(
             found = cache.compile_many(requests, jobs=jobs, progress=step)
             results.update(zip(numbers, found, strict=True))
     return [results[number] for number in range(len(wanted))]
+
+
+def _listed(start: Start) -> ListedKernel:
+    request = start.request
+    about = CompileRequest("", (), request.options, source_name=request.source_name)
+    return ListedKernel(about, None, request.source_name, (request.key, None))
+
+
+def _compile_starts(
+    cache: KernelCache, starts: list[Start], jobs: int | None
+) -> list[CompiledKernel | CompileError]:
+    """Start nvcc for what is missing; return the result of each start."""
+    if not starts:
+        return []
+    with progress("nvcc", len(starts)) as advance:
+        return compile_all(cache, starts, jobs or usable_cores(), partial(advance, 1))
 
 
 def _by_directory(wanted: list[ListedKernel]) -> Iterator[list[int]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
+from kcache import environment
 from kcache.cli.commands.cmd_compile import Job, compile_options, jobs_of
 from kcache.cli.options import (
     directory_option,
@@ -21,17 +23,38 @@ from kcache.cli.options import (
 )
 from kcache.cli.terminal import SHORT, columns, show
 from kcache.config import Setting
+from kcache.dropin.run_environment import undo_locale
+from kcache.errors import ConfigError
 from kcache.kernels.explain import Explanation, Near, explain
 from kcache.kernels.request_diff import Cause
 from kcache.kernels.request_factory import Requests
+from kcache.nvcc.request import Start
+from kcache.nvrtc.request import Request
 from kcache.util.units import format_age, local_time
 
 #: How many causes are shown with their old and new values. A new version of a library causes
 #: hundreds.
 _SHOWN = 20
+#: Where a start of nvcc is among the arguments.
+_COMMAND = "kcache.nvcc"
 
 
-@click.command(short_help="Show why a compile would miss the cache, or that it would hit.")
+class _Why(click.Command):
+    """Takes a start of nvcc behind `--`, in place of a file and options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Set the start aside: its options are not click's."""
+        at = args.index("--") if "--" in args else len(args)
+        command = args[at + 1 :]
+        if command and os.path.basename(command[0]) == "nvcc":
+            ctx.meta[_COMMAND] = command
+            args = [*args[:at], os.devnull]
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    cls=_Why, short_help="Show why a compile would miss the cache, or that it would hit."
+)
 @compile_options
 @flag("-q", "--quiet", help="Accepted as by `compile`.")
 @json_option("object")
@@ -39,27 +62,23 @@ _SHOWN = 20
 def why(*, quiet: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
     """Show why the next `kcache compile` with these arguments would miss, or that it would hit.
 
-    Takes the arguments of `kcache compile`: replace `compile` by `why`. Compiles nothing, changes
-    nothing, and is not counted.
+    Takes the arguments of `kcache compile`: replace `compile` by `why`. Or takes a start of nvcc:
+    `kcache why -- nvcc -c kernel.cu -o kernel.o`, in its directory and with its variables. Compiles
+    nothing, changes nothing, and is not counted.
     """
     del quiet
-    jobs = jobs_of(**given)
-    if len(jobs) > 1:
-        raise click.UsageError("This command takes one file and one architecture.")
-    (job,) = jobs
+    command = click.get_current_context().meta.get(_COMMAND)
+    request, source = _of_nvcc(command) if command else _of_kernel(jobs_of(**given))
     settings, _ = load_settings(directory)
     if given["no_cache"]:
         settings = settings._replace(disable=Setting(True, "--no-cache"))
     if given["recache"]:
         settings = settings._replace(recache=Setting(True, "--recache"))
-    # In the file's folder, like the compile.
-    with open_existing(directory, quiet=True) as cache, contextlib.chdir(job.folder or os.curdir):
-        # Not through the cache: with KCACHE_RECORD set, the cache would record this request.
-        request = Requests(0).make(job.source, job.names, job.options, source_name=job.source_name)
+    with open_existing(directory, quiet=True) as cache:
         found = explain(cache.engine, request, settings)
         path = cache.opened.path
     path, backend = path or named_directory(directory), settings.backend.value
-    sentence = _sentence(job, found)
+    sentence = _sentence(request, source, found)
     rows = [("directory", f"{path} ({backend})")]
     rows += [("kernel", found.kernel)] if found.kernel else []
     rows += [("manifest", found.manifest)] if found.manifest else []
@@ -70,8 +89,8 @@ def why(*, quiet: bool, directory: str | None, **given: Any) -> None:  # noqa: A
         "cached": found.hit,
         "why": sentence,
         "causes": [_cause(cause) for cause in found.causes],
-        "source": job.path,
-        "arch": job.options.target,
+        "source": source,
+        "arch": request.options.target,
         "key": found.key,
         "kernel": found.kernel or None,
         "manifest": found.manifest or None,
@@ -82,8 +101,33 @@ def why(*, quiet: bool, directory: str | None, **given: Any) -> None:  # noqa: A
     show(lambda: f"{sentence}\n\n{columns(rows)}", record)
 
 
-def _sentence(job: Job, found: Explanation) -> str:
-    what = f"{job.source_name if job.path == '-' else job.path} for {job.options.target}"
+def _of_kernel(jobs: Sequence[Job]) -> tuple[Request, str]:
+    """Return the request of a compile, and its source as it was named."""
+    if len(jobs) > 1:
+        raise click.UsageError("This command takes one file and one architecture.")
+    (job,) = jobs
+    # In the file's folder, like the compile. Not through the cache: with KCACHE_RECORD set, the
+    # cache would record this request.
+    with contextlib.chdir(job.folder or os.curdir):
+        made = Requests(0).make(job.source, job.names, job.options, source_name=job.source_name)
+    return made, job.path
+
+
+def _of_nvcc(command: list[str]) -> tuple[Request, str]:
+    """Return the request of a start of nvcc, and the name of its source."""
+    program = shutil.which(command[0])
+    if program is None:
+        raise ConfigError(f"{command[0]}: no such program")
+    undo_locale()
+    mask = os.umask(0)
+    os.umask(mask)
+    start = Start.make(program, os.getcwd(), command, environment.variables(), mask=mask)
+    return start.request, start.request.source_name
+
+
+def _sentence(request: Request, source: str, found: Explanation) -> str:
+    target, name = request.options.target, request.source_name if source == "-" else source
+    what = f"{name} for {target}" if target else name
     if found.hit:
         return f"{what} is in the cache: it would not be compiled."
     return f"{what} would be compiled: {found.clauses}."

@@ -97,8 +97,7 @@ static bool read_call(int argc, char **argv, struct call *call) {
     if (!find("nvcc", found))
         return false;
     *call = (struct call){found, launched ? argv + 1 : argv};
-    if (!launched)
-        argv[0] = found;
+    call->argv[0] = found;
     return true;
 }
 
@@ -202,27 +201,28 @@ static bool write_file(const char *path, mode_t mode, bool is_new, struct kd_byt
     return close(fd) == 0 && written;
 }
 
-/* Fields after `done` and `hit`: standard output, standard error; then for each file its mode,
-   whether it is made anew, its path and its content. */
+/* Fields after `done` and `hit`: for each file its mode, whether it is made anew, its path and its
+   content; a text without a path is printed, and its mode is the number of the stream. */
 static bool write_hit(const struct kd_reply *reply) {
     uint32_t mode, is_new;
-    if (reply->count < 4 || reply->count % 4 != 0)
+    if (reply->count % 4 != 2)
         return false;
     signal(SIGXFSZ, SIG_IGN); /* a file that is too large for the caller's limit is left to nvcc */
     for (int writing = 0; writing < 2; writing++)
-        for (uint32_t at = 4; at < reply->count; at += 4) {
+        for (uint32_t at = 2; at < reply->count; at += 4) {
             char path[PATH_MAX];
             size_t size = reply->fields[at + 2].size;
+            struct kd_bytes content = reply->fields[at + 3];
             if (!kd_number(reply, at, &mode) || !kd_number(reply, at + 1, &is_new) ||
                 size >= sizeof path)
                 return false;
             memcpy(path, reply->fields[at + 2].data, size);
             path[size] = '\0';
-            if (!(writing ? write_file(path, mode, is_new, reply->fields[at + 3]) : is_plain(path)))
+            if (size == 0 && writing)
+                write_all((int)mode, content.data, content.size);
+            else if (size > 0 && !(writing ? write_file(path, mode, is_new, content) : is_plain(path)))
                 return false;
         }
-    write_all(1, reply->fields[2].data, reply->fields[2].size);
-    write_all(2, reply->fields[3].data, reply->fields[3].size);
     return true;
 }
 

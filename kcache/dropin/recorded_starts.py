@@ -1,0 +1,110 @@
+"""Recorded starts: starts nvcc as a recording says, so that a cache has what it makes.
+
+A directory that is no longer there, such as the random one of a program that compiles while it
+runs, is replaced by a temporary one with the recorded sources.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from kcache.daemons import sockets, spawn
+from kcache.dropin import libraries
+from kcache.dropin import run_environment as env
+from kcache.errors import CompileError, ConfigError
+from kcache.nvcc.request import Roots, Start
+
+if TYPE_CHECKING:
+    from kcache.kernel_cache import KernelCache
+    from kcache.kernels.compiled_kernel import CompiledKernel
+
+
+def start_of(recorded: Mapping[str, Any], stack: ExitStack) -> Start:
+    """Return a recorded start of nvcc, in directories that are there.
+
+    Args:
+        recorded: what `Start.recorded` has returned.
+        stack: removes temporary directories at its end.
+
+    Raises:
+        ConfigError: it is none; OSError: there is no room for its sources.
+    """
+    try:
+        start = _made(recorded, lambda text: text)
+        paths = {path: path for path in start.roots.directories}
+        for path in paths:
+            if not os.path.isdir(path):
+                paths[path] = stack.enter_context(tempfile.TemporaryDirectory(prefix="kcache-"))
+        if paths.keys() == {*paths.values()}:
+            return start
+        here = Roots(paths.values(), "/", {})
+        for path, text in recorded["sources"].items():
+            moved = here.named(start.roots.numbered_path(path))
+            if not os.path.exists(moved):
+                with open(moved, "xb") as file:
+                    file.write(os.fsencode(text))
+        return _made(recorded, lambda text: here.named(start.roots.numbered(text)))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(f"expected a recorded start of nvcc: {error!r}") from error
+
+
+def _made(recorded: Mapping[str, Any], here: Callable[[str], str]) -> Start:
+    return Start.make(
+        here(recorded["program"]),
+        here(recorded["directory"]),
+        [*map(here, recorded["arguments"])],
+        {name: here(value) for name, value in recorded["environment"].items()},
+        mask=int(recorded["mask"]),
+        streams=(bool(recorded["one_stream"]), False),
+    )
+
+
+def compile_all(
+    cache: KernelCache, starts: Sequence[Start], jobs: int, done: Callable[[], object]
+) -> list[CompiledKernel | CompileError]:
+    """Return what the cache has for each start, in order; nvcc runs for those that it lacks.
+
+    Raises:
+        MissingError, OSError: nvcc can't be started and recorded here.
+    """
+    variables = env.of_service(env.current()) | {"KCACHE_DIR": str(cache.directory)}
+    client = libraries.client(variables)
+    socket = spawn.spawn_own(env.service(variables), variables, logs=False)
+
+    def make(start: Start) -> CompiledKernel | CompileError:
+        found = cache._on_miss().hit(start.request)
+        if found is None:
+            said = _run(client, socket, start)
+            found = cache._on_miss().hit(start.request)
+            if found is None:
+                return CompileError(said or "nvcc's output can't be stored", log=said)
+            found = found._replace(cached=False)
+        done()
+        return found
+
+    try:
+        with ThreadPoolExecutor(jobs) as pool:
+            return [*pool.map(make, starts)]
+    finally:
+        sockets.ask(socket, sockets.STOP)
+
+
+def _run(client: str, socket: str, start: Start) -> str:
+    """Start nvcc; return its text."""
+    done = subprocess.run(
+        [client, "--program", start.program, *start.arguments],
+        cwd=start.directory,
+        env={**start.environment, env.SOCKET: socket},
+        umask=start.mask,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if start.one_stream else subprocess.PIPE,
+        check=False,
+    )
+    return os.fsdecode(done.stdout + (done.stderr or b""))
