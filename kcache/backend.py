@@ -170,54 +170,54 @@ class WrappingBackend(Backend):
         self.inner = inner
         self.overhead = inner.overhead
 
-    def asked(self, method: str) -> Backend:
+    def inner_for(self, method: str) -> Backend:
         """Return the other backend, before a method of it is called."""
         del method
         return self.inner
 
     def get(self, key: str) -> bytes | None:
         """Return what the other backend returns; so do the methods below."""
-        return self.asked("get").get(key)
+        return self.inner_for("get").get(key)
 
     def use(self, key: str) -> bytes | None:
         """Pass on."""
-        return self.asked("use").use(key)
+        return self.inner_for("use").use(key)
 
     def put(self, key: str, value: bytes) -> int:
         """Pass on."""
-        return self.asked("put").put(key, value)
+        return self.inner_for("put").put(key, value)
 
     def delete(self, key: str) -> int:
         """Pass on."""
-        return self.asked("delete").delete(key)
+        return self.inner_for("delete").delete(key)
 
     def touch(self, key: str) -> None:
         """Pass on."""
-        self.asked("touch").touch(key)
+        self.inner_for("touch").touch(key)
 
     def batch(self) -> AbstractContextManager[None]:
         """Pass on."""
-        return self.asked("batch").batch()
+        return self.inner_for("batch").batch()
 
     def usage(self) -> Usage:
         """Pass on."""
-        return self.asked("usage").usage()
+        return self.inner_for("usage").usage()
 
     def coldest(self) -> Iterator[EntryInfo]:
         """Pass on."""
-        return self.asked("coldest").coldest()
+        return self.inner_for("coldest").coldest()
 
     def scan(self) -> Iterator[EntryInfo]:
         """Pass on."""
-        return self.asked("scan").scan()
+        return self.inner_for("scan").scan()
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
         """Pass on."""
-        return self.asked("check").check(repair=repair)
+        return self.inner_for("check").check(repair=repair)
 
     def close(self) -> None:
         """Pass on."""
-        self.asked("close").close()
+        self.inner_for("close").close()
 
 
 class NoBackend(Backend):

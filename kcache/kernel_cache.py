@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from kcache.backend import Backend
-from kcache.engine.opening import engine_of, open_configured, warn_if_elsewhere
+from kcache.engine.opening import engine_of, open_configured, warn_of_other_backend
 from kcache.errors import CompileError, KcacheError
 from kcache.kernels.lookup import RequestCounts, Tiers
 from kcache.kernels.request_factory import Requests
@@ -297,7 +297,7 @@ class KernelCache:
             found = self._on_miss().lookup_remotely(request, started)
             kernel = None if found is None else self._counts.record(request, found, started)
         if kernel is None:
-            warn_if_elsewhere(self.opened)
+            warn_of_other_backend(self.opened)
             self.engine.counters.add("misses")
         return kernel
 
@@ -452,7 +452,7 @@ class KernelCache:
         if self._resolver is None:
             from kcache.kernels.resolver import Resolver  # a hit does not need it
 
-            warn_if_elsewhere(self.opened)
+            warn_of_other_backend(self.opened)
             with self.engine.counters.lock:
                 if self._resolver is None:
                     for_compiler = self._requests.for_compiler

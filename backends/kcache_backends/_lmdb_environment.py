@@ -27,7 +27,7 @@ T = TypeVar("T")
 #: end, so only the holder of the byte `_WRITING` asks for it.
 PATIENCE = 10.0
 #: ... if what it wants to do can as well be done later.
-HARDLY = 0.1
+SHORT_WAIT = 0.1
 #: How long a fork waits for a transaction of this process, in seconds. A commit takes some 10 ms;
 #: on a busy disk it can take a second.
 FORK_PATIENCE = 5.0
@@ -163,7 +163,7 @@ class Environment:
                 raise CorruptEntryError(f"{self.root} is damaged: {error}") from error
             except lmdb.Error as error:  # closed by another thread, enlarged by a process, ...
                 reason = error
-                with suppress(TimeoutError), _held(self._busy, HARDLY):
+                with suppress(TimeoutError), _held(self._busy, SHORT_WAIT):
                     if env is None or env is self.env:  # an interrupt may have left a closed one
                         self._close()
             time.sleep(_PAUSE)
@@ -293,14 +293,14 @@ class Environment:
 
     def begin_anew(self, env: lmdb.Environment | None) -> None:
         """Replace the damaged database `env` by an empty one, unless that is done already."""
-        with suppress(TimeoutError), _held(self._busy, HARDLY):
+        with suppress(TimeoutError), _held(self._busy, SHORT_WAIT):
             if env is self.env and not self.read_only:
                 self._begin_anew()
 
     # -- opening and closing: the caller holds `_busy` -----------------------------------------
 
     def _begin_anew(self) -> None:
-        with self._locked(_OPENING, HARDLY):
+        with self._locked(_OPENING, SHORT_WAIT):
             theirs = self.is_replaced()
             self._close()
             if not theirs:
@@ -362,7 +362,7 @@ class Environment:
         Then it stays open until the process ends, because LMDB must not open a file twice.
         """
         if self.env is not None and not self._is_whole():
-            files.keep_for_ever(self.env)
+            files.leak(self.env)
             self._lost = _CLOSED
         elif self.env is not None:
             self._numbers = {}
@@ -391,7 +391,7 @@ class Environment:
         """Forget, in a child process, everything that belongs to the parent."""
         lost = self._lost
         if self.env is not None:
-            files.keep_for_ever(self.env)
+            files.leak(self.env)
             lost = "the process was forked in the middle of a transaction"
             self.env = None
         Environment.__init__(self, self.root, self.map_size, read_only=self.read_only)
@@ -429,7 +429,7 @@ def _at_end() -> None:
     for each in list(Environment._all.values()):
         each.suspend()
         if each.env is not None:
-            files.keep_for_ever(each.env)
+            files.leak(each.env)
         each.resume()
 
 

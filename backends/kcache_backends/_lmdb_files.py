@@ -280,7 +280,7 @@ def leads_to(number: int, file: tuple[int, int]) -> bool:
         return False
 
 
-def keep_for_ever(each: object) -> None:
+def leak(each: object) -> None:
     """Keep an object of LMDB from being freed, at the end of the process too.
 
     To free it would close files of the program, or wait for threads that no longer exist.

@@ -143,7 +143,7 @@ class ColdSample:
                 passed_by = True
             else:
                 sample += self._look(shard)
-        # An entry that a wrong clock dated into the future would stay for ever. It goes first.
+        # An entry that a wrong clock dated into the future would stay forever. It goes first.
         future = self._now() + FUTURE
         sample.sort(key=lambda used: (used[0] < future, *used), reverse=True)
         return sample, max(1, int(len(sample) * share)), passed_by

@@ -15,7 +15,7 @@ from kcache.backend import Backend, EntryInfo, Usage
 from kcache.errors import BackendError, ConfigError, DiskFullError
 from kcache.util.mounts import FileSystem, file_system
 from kcache_backends import _lmdb_records as records
-from kcache_backends._lmdb_environment import HARDLY, Environment
+from kcache_backends._lmdb_environment import SHORT_WAIT, Environment
 from kcache_backends._lmdb_files import DAMAGE, has_room
 
 _now = time.monotonic
@@ -181,9 +181,9 @@ class LmdbBackend(Backend):
 
     def coldest(self) -> Iterator[EntryInfo]:
         """Yield entries in the order of the index, `ROWS` per transaction."""
-        self._write_uses(HARDLY)
+        self._write_uses(SHORT_WAIT)
         offered: set[bytes] = set()
-        # An entry that a wrong clock dated into the future would stay for ever.
+        # An entry that a wrong clock dated into the future would stay forever.
         future = records.time_key(self._now() + records.FUTURE)
         for info in chain(self._rows(records.cold_rows, future), self._rows(records.cold_rows)):
             raw = bytes.fromhex(info.key)
@@ -194,7 +194,7 @@ class LmdbBackend(Backend):
 
     def scan(self) -> Iterator[EntryInfo]:
         """Yield every entry, in the order of the keys."""
-        self._write_uses(HARDLY)
+        self._write_uses(SHORT_WAIT)
         return self._rows(records.entry_rows)
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
@@ -206,7 +206,7 @@ class LmdbBackend(Backend):
         from lmdb import verify  # it reads the bytes of the file; few calls need it
 
         environment = self._opened()
-        self._write_uses(HARDLY)
+        self._write_uses(SHORT_WAIT)
         if environment.read(lambda txn: txn.id()) is None:
             return
         env = environment.env
@@ -229,7 +229,7 @@ class LmdbBackend(Backend):
         """
         environment = self._environment
         if environment is not None and environment.env and not environment.is_replaced():
-            self._write_uses(HARDLY)
+            self._write_uses(SHORT_WAIT)
         self._environment = None
 
     # -- reading -------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import click
 from kcache.backend import NoBackend
 from kcache.cli.terminal import note_json, notify
 from kcache.config import Config, variable
-from kcache.engine.opening import default_directory, find_cache, warn_if_elsewhere
+from kcache.engine.opening import default_directory, find_cache, warn_of_other_backend
 from kcache.errors import BackendError, ConfigError
 from kcache.util import log
 
@@ -168,7 +168,7 @@ def open_existing(
             notify("nothing has been cached yet")
         return cache
     if backend is None:
-        warn_if_elsewhere(cache.opened)
+        warn_of_other_backend(cache.opened)
     if read_only or not os.path.isdir(files.backend(cache.config.backend.value)):
         return cache
     cache.close()

@@ -20,8 +20,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from kcache._version import __version__
-from kcache.daemons.channel import Channel
-from kcache.daemons.sockets import DONE, STATUS, STOP, WAIT, bound, socket_identity, sweep
+from kcache.daemons.sockets import DONE, STATUS, STOP, WAIT, Channel, bound, socket_identity, sweep
 from kcache.util import log
 from kcache.util.child_process import detach
 from kcache.util.path_safety import present_user

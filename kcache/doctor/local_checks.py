@@ -126,7 +126,7 @@ def _cache(
 
 
 def _entries(opened: OpenedBackend, directory: CacheDirectory) -> Iterator[Finding]:
-    from kcache.engine.opening import elsewhere
+    from kcache.engine.opening import other_backend_hint
     from kcache.nvrtc.entries import DAMAGED, UNREADABLE, items
 
     kinds = [item.kind for item in islice(items(opened.backend), _SAMPLE)]
@@ -137,7 +137,7 @@ def _entries(opened: OpenedBackend, directory: CacheDirectory) -> Iterator[Findi
         yield Finding(PROBLEM, "entries", f"{what} were read", do)
     else:
         yield Finding(OK, "entries", f"{len(kinds)} read, none is damaged")
-    sentence = elsewhere(directory, opened.config.backend, opened.backend)
+    sentence = other_backend_hint(directory, opened.config.backend, opened.backend)
     if sentence:
         yield Finding(WARNING, "backend", sentence)
 

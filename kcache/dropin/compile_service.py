@@ -38,7 +38,7 @@ def make(settings: bytes, group: int, stderr_fd: int) -> CompileService:
     os.chdir("/")  # the program's directory may be removed, or its disk unmounted
     if env.current().get(env.LOG):
         os.dup2(stderr_fd, 2)
-        log.speak_to(group)
+        log.set_readers(group)
     service = CompileService(dict(zip(*[iter(split_texts(settings))] * 2, strict=True)))
     if group:
         service.complaining = threading.Thread(target=_complain, args=(service, stderr_fd, group))

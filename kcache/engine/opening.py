@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 READ_SIZE = 1 << 34
 #: Each is looked up only if it is needed: finding all takes longer than a hit.
 _DEFAULTS = (default_cache_directory, temporary_cache_directory)
-#: Directories in which `warn_if_elsewhere` has looked.
+#: Directories in which `warn_of_other_backend` has looked.
 _looked: set[str] = set()
 _IN_MEMORY = "This process caches in memory alone"
 
@@ -206,7 +206,7 @@ def backends_in(directory: CacheDirectory) -> list[str]:
         return sorted(item.name for item in items if item.is_dir() and is_backend(item.name))
 
 
-def warn_if_elsewhere(opened: OpenedBackend) -> None:
+def warn_of_other_backend(opened: OpenedBackend) -> None:
     """Log one warning if the backend has no entries, and another one has a folder.
 
     Each process checks each directory once.
@@ -215,12 +215,12 @@ def warn_if_elsewhere(opened: OpenedBackend) -> None:
     if directory is None or opened.given or directory.path in _looked:
         return
     _looked.add(directory.path)
-    sentence = elsewhere(directory, opened.config.backend, opened.backend)
+    sentence = other_backend_hint(directory, opened.config.backend, opened.backend)
     if sentence:
         log.warning_once(sentence)
 
 
-def elsewhere(directory: CacheDirectory, named: Setting[str], backend: Backend) -> str:
+def other_backend_hint(directory: CacheDirectory, named: Setting[str], backend: Backend) -> str:
     """Return a sentence if a backend has no entries, and another one has a folder; else nothing.
 
     Args:

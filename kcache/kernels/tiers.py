@@ -115,7 +115,7 @@ def open_remotes(
 
     variables = without_dropin(environment.variables())
     variables.pop("KCACHE_REMOTE", None)  # the service gets the addresses through a pipe
-    return DaemonClient(setup, lambda: path_of(setup.service(), variables), variables, warn=warn)
+    return DaemonClient(setup, lambda: path_of(setup.daemon(), variables), variables, warn=warn)
 
 
 def report_remotes(
@@ -148,7 +148,7 @@ def remotes_socket(config: Config) -> str | None:
     from kcache.daemons.spawn import path_of
 
     setup = _setup(config)
-    return None if setup is None else path_of(setup.service(), environment.variables())
+    return None if setup is None else path_of(setup.daemon(), environment.variables())
 
 
 def remote_status(config: Config) -> list[dict[str, Any]]:

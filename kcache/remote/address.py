@@ -48,7 +48,7 @@ _UPLOAD_SPEED = 1e6
 #: The longest wait for a remote, or for the lease of a machine that is gone.
 _MOST_SECONDS = 3600.0
 #: A lease ends this many seconds after its last renewal. This happens only if a machine or a
-#: service is gone, because a service releases the leases of a program that ends. A loaded machine
+#: daemon is gone, because a daemon releases the leases of a program that ends. A loaded machine
 #: may pause for a while.
 LEASE_SECONDS = 30.0
 #: Larger than nearly every kernel (bench: CUTLASS's largest have 10 MB).
@@ -178,23 +178,23 @@ def _parse(text: object, name: str) -> Address:
         raise ConfigError(f"{name}: {what} is not known; expected {_ALLOWED}")
     shown = _shown(scheme, rest)
     where = f"{name}={shown!r}"
-    refused = f"{where} is not allowed"
+    rejected = f"{where} is not allowed"
     bare, _, query = rest.partition("?")
     userinfo, at, location = bare.rpartition("@")
     if len(text) > _MOST_TEXT or any(c.isspace() or ord(c) < 32 for c in text.strip()):
-        raise ConfigError(f"{refused}: it is too long, or has white space in it")
+        raise ConfigError(f"{rejected}: it is too long, or has white space in it")
     if "#" in bare:
-        raise ConfigError(f"{refused}: it has a fragment (#...); write %23 for the character")
+        raise ConfigError(f"{rejected}: it has a fragment (#...); write %23 for the character")
     user, _, password = userinfo.partition(":")
     kind = KINDS[scheme]
-    _check_location(kind, scheme, location, bool(at), refused)
+    _check_location(kind, scheme, location, bool(at), rejected)
     if _is_password(query):
-        raise ConfigError(f"{refused}: an @ follows a ?; write %3F for a ? in a password")
-    given = _options(kind, query, refused)
+        raise ConfigError(f"{rejected}: an @ follows a ?; write %3F for a ? in a password")
+    given = _options(kind, query, rejected)
     only_read = _flag(given, "ro", "0", where) or kind == "layer"
     writes = _flag(given, "rw", "1", where)
     if "rw" in given and writes and ("ro" in given or kind == "layer"):
-        raise ConfigError(f"{refused}: it is read-only, and has the option rw")
+        raise ConfigError(f"{rejected}: it is read-only, and has the option rw")
 
     def seconds(option: str, default: float) -> float:
         value, name = given.get(option, default), f"{where}: {option}"
@@ -242,37 +242,37 @@ def _is_password(query: str) -> bool:
     )
 
 
-def _check_location(kind: str, scheme: str, location: str, at: bool, refused: str) -> None:
+def _check_location(kind: str, scheme: str, location: str, at: bool, rejected: str) -> None:
     if kind == "layer":
         path = unquote(location)
         if not path.startswith("/") or "\0" in path or at:
-            raise ConfigError(f"{refused}; expected file:///path, absolute and on this machine")
+            raise ConfigError(f"{rejected}; expected file:///path, absolute and on this machine")
         return
     hosts = location.partition("/")[0]
     if not hosts:
-        raise ConfigError(f"{refused}: it names no {'bucket' if kind == 'objects' else 'host'}")
+        raise ConfigError(f"{rejected}: it names no {'bucket' if kind == 'objects' else 'host'}")
     if "," in location and not scheme.endswith("+cluster"):
-        raise ConfigError(f"{refused}: only a cluster has several hosts (elsewhere, write %2C)")
+        raise ConfigError(f"{rejected}: only a cluster has several hosts (elsewhere, write %2C)")
     if at and kind == "objects":
-        raise ConfigError(f"{refused}: credentials of object stores come from the environment")
+        raise ConfigError(f"{rejected}: credentials of object stores come from the environment")
     try:
         for host in hosts.split(","):
             parts = urlsplit(f"//{host}")
             if not parts.hostname or parts.port == 0:
                 raise ValueError(host)
     except ValueError:
-        raise ConfigError(f"{refused}: the host or its port is wrong") from None
+        raise ConfigError(f"{rejected}: the host or its port is wrong") from None
 
 
-def _options(kind: str, query: str, refused: str) -> dict[str, str]:
+def _options(kind: str, query: str, rejected: str) -> dict[str, str]:
     """Return the options: the common ones, and those of the protocol."""
     given = dict(parse_qsl(query, keep_blank_values=True))
     for option, value in given.items():
         if option not in COMMON | OPTIONS[kind]:
             allowed = ", ".join(sorted(COMMON | OPTIONS[kind]))
-            raise ConfigError(f"{refused}: no option {option[:40]!r}; expected one of {allowed}")
+            raise ConfigError(f"{rejected}: no option {option[:40]!r}; expected one of {allowed}")
         if option.endswith("_file") and not os.path.isabs(value):
-            raise ConfigError(f"{refused}: {option} is a path that begins with /")
+            raise ConfigError(f"{rejected}: {option} is a path that begins with /")
     return given
 
 

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from kcache.daemons.channel import Channel
-from kcache.daemons.sockets import DONE, remove_socket, socket_identity
+from kcache.daemons.sockets import DONE, Channel, remove_socket, socket_identity
 from kcache.daemons.spawn import connect_or_spawn
 from kcache.entry import Candidate
 from kcache.remote import daemon_protocol as protocol
@@ -90,7 +89,7 @@ class DaemonClient:
         self.timeout = PATIENCE + sum(address.seconds() for address in setup.addresses)
         self.group = log.group()
         self.nothing_until = 0.0
-        self._service = setup.service()
+        self._daemon = setup.daemon()
         self.path = path
         self._environment = environment
         self._warn = warn
@@ -235,7 +234,7 @@ class DaemonClient:
             return None
         try:
             path = self.path()
-            connection = connect_or_spawn(path, self._service, self._environment)
+            connection = connect_or_spawn(path, self._daemon, self._environment)
             self._socket = path, socket_identity(path)
             return Channel(connection, self.timeout)
         except OSError as error:

@@ -52,10 +52,10 @@ class Setup(NamedTuple):
             addresses, settings, environment = json.loads(packed)
             return cls(tuple(map(_address, addresses)), settings, environment)
         except (ValueError, TypeError) as error:
-            raise ConfigError("not the setup of a service") from error
+            raise ConfigError("expected the setup of a daemon") from error
 
-    def service(self) -> Daemon:
-        """Return the service with this setup."""
+    def daemon(self) -> Daemon:
+        """Return the daemon with this setup."""
         return Daemon("remotes", "kcache.remote.daemon", self.pack())
 
     def __repr__(self) -> str:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _ABSENT = (404, 410)
 _REDIRECTS = {"GET": (301, 302, 303, 307, 308), "PUT": (307, 308)}
 _PORTS = {"http": 80, "https": 443}
-#: Idle connections that are kept; the service has a few threads.
+#: Idle connections that are kept; the daemon has a few threads.
 _MOST_IDLE = 8
 #: Most bytes of an error's page that are read, so that the connection can be used again.
 _MOST_PAGE = 1 << 16
@@ -65,7 +65,7 @@ class HttpValues:
 
     #: Redirects that are followed.
     _most_redirects = 3
-    #: Statuses which say that the condition of a PUT does not hold.
+    #: Statuses of a PUT whose condition does not hold.
     _lost: tuple[int, ...] = (412,)
     #: Headers of every PUT.
     _put_headers: Mapping[str, str] = {"Content-Type": "application/octet-stream"}
@@ -295,7 +295,7 @@ def _body(response: Any, limit: int, end: float) -> bytes:  # noqa: ANN401
     length = response.length_remaining
     if length is None and not response.chunked:
         # To http.client, headers that were cut off look the same.
-        raise RemoteError("the server does not say how long its answer is")
+        raise RemoteError("the answer has no length")
     if length is not None and length > limit:
         raise RemoteTooLong(f"expected at most {limit} bytes, the answer has {length}")
     body = bytearray()

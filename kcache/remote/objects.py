@@ -128,7 +128,7 @@ class SignedStorage(HttpValues):
 class ObjectStorage:
     """Values as objects in a bucket of Google or Azure, or of S3 without credentials.
 
-    Threads: safe to share. Fork: only for the service, which does not fork. A service that knows no
+    Threads: safe to share. Fork: only for the daemon, which does not fork. A store that knows no
     conditional writes (AWS, GCS, Azure, MinIO and Ceph know them) replaces values without one.
 
     Args:
@@ -169,7 +169,7 @@ class ObjectStorage:
                 if len(value) > size:
                     break
             if len(value) != size:
-                raise RemoteError(f"the object has not the {size} bytes that were announced")
+                raise RemoteError(f"expected an object of {size} bytes, got {len(value)}")
             version = {n: answer.meta.get(n) for n in ("e_tag", "version")}
             return Stored(bytes(value), {n: each for n, each in version.items() if each})
 
@@ -245,7 +245,7 @@ def _made(address: Address, timeout: float) -> object:
         address.hosts,
         prefix=address.path or None,
         client_options=options,
-        # A program that asks has no time for a second try; the service tries again later.
+        # A program that asks has no time for a second try; the daemon tries again later.
         retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
         **more,
         **{name: value for name, value in known.items() if value},
@@ -294,7 +294,7 @@ def _profile() -> dict[str, str]:
         "aws_session_token": "session_token",
     }
     found: dict[str, str] = dict(parser[name]) if parser.has_section(name) else {}
-    return {ours: found[theirs] for theirs, ours in names.items() if theirs in found}
+    return {option: found[name] for name, option in names.items() if name in found}
 
 
 @contextmanager

@@ -44,7 +44,7 @@ return redis.call(ARGV[2], KEYS[1], unpack(ARGV, 3))
 class RedisStorage:
     """Values and leases in Redis or Valkey.
 
-    Threads: safe to share; each thread has a connection while it asks. Fork: only for the service,
+    Threads: safe to share; each thread has a connection while it asks. Fork: only for the daemon,
     which does not fork. A lease that is not released ends by itself.
 
     Args:
@@ -169,8 +169,8 @@ def _how(address: Address) -> dict[str, Any]:
     if is_tls:
         how["ssl"] = True
         names = {"ca_file": "ssl_ca_certs", "cert_file": "ssl_certfile", "key_file": "ssl_keyfile"}
-        for ours, theirs in names.items():
-            path = address.option(ours)
+        for option, theirs in names.items():
+            path = address.option(option)
             if path:
                 content_of(path)
                 how[theirs] = path

@@ -11,7 +11,7 @@ from kcache.errors import ConfigError, KcacheError
 if TYPE_CHECKING:
     from kcache.remote.address import Address
 
-#: Kind of an address -> its client, which is loaded only in the service, when it is first needed;
+#: Kind of an address -> its client, which only the daemon loads, when it is first needed;
 #: and the package and the extra that it needs.
 _STORAGES = {
     "http": ("HttpStorage", "urllib3", "http"),
@@ -50,7 +50,7 @@ class Storage(Protocol):
     A client adds the prefix of its address to each key. It does not examine values. It limits each
     wait for a server by the time-outs of the address; `guarded_storage` limits their sum.
 
-    Threads: used by several threads at a time. Processes: only in the service, which was started by
+    Threads: used by several threads at a time. Processes: only in the daemon, which was started by
     exec and never forks.
     """
 

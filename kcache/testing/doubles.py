@@ -151,7 +151,7 @@ class FaultyBackend(WrappingBackend):
     def use(self, key: str) -> bytes | None:
         return self._damaged(super().use(key))
 
-    def asked(self, method: str) -> Backend:
+    def inner_for(self, method: str) -> Backend:
         """Record a call; return the inner backend, unless the call is to fail."""
         self.calls.append(method)
         fault = self.faults.get(method)

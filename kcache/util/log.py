@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Levels of `logging`.
 _DEBUG, _INFO = 10, 20
-_said: set[str] = set()
+_logged: set[str] = set()
 #: The process group that reads the log, if it is not this process's own.
 _readers: int | None = None
 
@@ -43,7 +43,7 @@ def _wants(level: int) -> bool:
 def _texts(args: tuple[object, ...]) -> tuple[object, ...]:
     """Return the arguments in a form that any handler can write and that keeps no traceback alive.
 
-    A path may hold bytes that are no text, which Python shows as lone surrogates.
+    A path may hold bytes that are not text, which Python shows as lone surrogates.
     """
     return tuple(
         str(arg).encode("utf-8", "backslashreplace").decode()
@@ -79,8 +79,8 @@ def warning(message: str, *args: object) -> None:
 
 def warning_once(message: str) -> None:
     """Log a warning that this process has not logged yet."""
-    if message not in _said:
-        _said.add(message)
+    if message not in _logged:
+        _logged.add(message)
         warning("%s", message)
 
 
@@ -91,7 +91,7 @@ def group() -> int:
     return os.getpgrp() if hasattr(os, "getpgrp") else 0
 
 
-def speak_to(readers: int) -> None:
+def set_readers(readers: int) -> None:
     """Record that another process group reads the log of this process."""
     global _readers  # noqa: PLW0603  the logger is the process's, too
     _readers = readers

@@ -58,7 +58,7 @@ def receive(fd: int, read: Callable[[int, int], bytes] = os.read) -> list[bytes]
 def number_in(field: bytes) -> int:
     """Return the number that a field has as decimal text; raises WireError."""
     if not field.isdigit() or len(field) > 9:
-        raise WireError("no number")
+        raise WireError(f"expected a number, got {field[:20]!r}")
     return int(field)
 
 

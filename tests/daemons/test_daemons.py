@@ -19,9 +19,8 @@ from remote.fakes import addresses, until
 
 from kcache.daemons import daemon_server as server_module
 from kcache.daemons import sockets, spawn
-from kcache.daemons.channel import Channel
 from kcache.daemons.daemon_server import Client, Server
-from kcache.daemons.sockets import DONE, STATUS, STOP, WAIT, ask, bound, connected
+from kcache.daemons.sockets import DONE, STATUS, STOP, WAIT, Channel, ask, bound, connected
 from kcache.daemons.spawn import Daemon
 from kcache.remote.daemon_protocol import Setup
 from kcache.util.wire import WireError, heading
@@ -343,7 +342,7 @@ def test_a_umask_takes_no_right_from_the_user(place: Path) -> None:
 
 def test_programs_that_find_none_start_one_of_them(place: Path) -> None:
     """It is the same process kind for each: here, the remotes' without any question to one."""
-    service = Setup(addresses("http://127.0.0.1:9"), {}, {}).service()
+    service = Setup(addresses("http://127.0.0.1:9"), {}, {}).daemon()
     path = os.path.join(sockets.folder_in([str(place)]), spawn.name_of(service))
     with socket.socket(fileno=bound(path)):
         pass  # the socket of one that was killed

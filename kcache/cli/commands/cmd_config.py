@@ -29,7 +29,7 @@ from kcache.cli.options import (
 from kcache.cli.terminal import columns, notify, progress, show, write_stdout
 from kcache.config import SAVED, VARIABLES, Config, Setting, parse_saved, require_saved
 from kcache.directory import CacheDirectory, change_settings, open_directory
-from kcache.engine.opening import backends_in, elsewhere
+from kcache.engine.opening import backends_in, other_backend_hint
 from kcache.errors import KcacheError
 from kcache.nvrtc import library
 from kcache.nvrtc.entries import DAMAGED, OTHER, UNREADABLE
@@ -188,7 +188,7 @@ def _elsewhere(config: Config, files: CacheDirectory) -> str:
     name, cap = config.backend.value, config.max_size.value
     opened = open_backend(name, files.backend(name), max_size=cap, read_only=True)
     with closing(opened) as backend:
-        return elsewhere(files, config.backend, backend)
+        return other_backend_hint(files, config.backend, backend)
 
 
 # -- migrate ---------------------------------------------------------------------------------------
