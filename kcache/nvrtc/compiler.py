@@ -162,7 +162,7 @@ def _answered(request: Request, hello: Hello, reply: Reply) -> Compiled:
     if reply.status != Status.COMPILED:
         raise CompileError(f"{name}: the worker failed: {reply.text}", source_name=name)
     artifact, trace = reply.artifact, reply.trace
-    problem = "this platform's compiles can't be recorded" if trace is None else trace.unfollowed
+    problem = "" if trace is None else trace.unfollowed
     if not artifact.outputs:  # such as with --optix-ir alone
         problem = "it has neither PTX, CUBIN nor LTOIR"
     return Compiled(artifact, hello.identity, hello.version, trace, problem)

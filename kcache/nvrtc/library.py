@@ -2,8 +2,7 @@
 
 The identity of a compiler is the GNU build id of libnvrtc and of its builtins library, because
 patch releases report one version and generate different code. It is read from the files without
-loading them, so that a cache hit starts no compiler. For libraries that this process has loaded, it
-is read from memory, because the files may have been replaced since then.
+loading them, so that a cache hit starts no compiler.
 """
 
 from __future__ import annotations
@@ -15,13 +14,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kcache import config
-
-if TYPE_CHECKING:
-    from io import FileIO
-    from typing import BinaryIO
 
 #: Where the wheels put the library, below a site-packages directory; the newest first, like in
 #: cuda.pathfinder.
@@ -37,6 +32,7 @@ _MAPPED = re.compile(
     rb"^([0-9a-f]+)-[0-9a-f]+ \S+ 0+ \S+ \d+ +(/[^\n]*/libnvrtc[^/\n]*\.so[^/\n]*)\n", re.MULTILINE
 )
 _BUILTINS = ("libnvrtc-builtins", "nvrtc-builtins64_")
+_PT_NOTE = 4
 
 
 class Library(NamedTuple):
@@ -59,42 +55,32 @@ def find() -> Library | None:
     """Return the library that a compile would use, without loading it, or None if none is found.
 
     It searches like cuda.pathfinder, in the same order: already loaded in this process, wheels,
-    conda, the loader's path, `CUDA_PATH`. A caller that then compiles compares with `loaded`.
+    conda, the loader's path, `CUDA_PATH`. A worker that loads it reports what it has loaded.
     """
-    files = mapped()
-    path = _loaded_path(files) or next(_candidates(), None)
-    return None if path is None else _library(path, files)
-
-
-def at(path: str) -> Library:
-    """Return the library in the file at `path`, without loading it."""
-    return _library(path, {})
+    path = _loaded_path() or next(_candidates(), None)
+    return None if path is None else at(path)
 
 
 def loaded() -> Library | None:
     """Return the library that this process has loaded, or None (always None off Linux)."""
-    files = mapped()
-    path = _loaded_path(files)
-    return None if path is None else _library(path, files)
+    path = _loaded_path()
+    return None if path is None else at(path)
 
 
-def _library(path: str, files: dict[str, int]) -> Library:
+def at(path: str) -> Library:
+    """Return the library in the file at `path`, without loading it."""
     real = os.path.realpath(path)
-    folder = os.path.dirname(real)
-    names = {name for name in files if os.path.dirname(name) == folder}
+    folder, builtins = os.path.dirname(real), list[str]()
     with suppress(OSError):
-        names.update(os.path.join(folder, name) for name in os.listdir(folder))
-    builtins = sorted(n for n in names if os.path.basename(n).startswith(_BUILTINS))
-    parts = [_part(name, files) for name in (real, *builtins)]
+        builtins = sorted(name for name in os.listdir(folder) if name.startswith(_BUILTINS))
+    parts = (_part(each) for each in (real, *(os.path.join(folder, name) for name in builtins)))
     return Library(real, "nvrtc " + " ".join(parts))
 
 
-def _part(path: str, files: dict[str, int]) -> str:
-    start = files.get(path)
-    found = None if start is None else _build_id_in_memory(start)
+def _part(path: str) -> str:
     try:
-        return found or file_identity(path)
-    except OSError:  # replaced or removed since it was loaded, and it has no build id
+        return file_identity(path)
+    except OSError:  # it was removed
         return f"unknown {os.getpid()} {time.time_ns()}"
 
 
@@ -111,9 +97,9 @@ def mapped() -> dict[str, int]:
     }
 
 
-def _loaded_path(files: dict[str, int]) -> str | None:
+def _loaded_path() -> str | None:
     """Return the mapped file that compiles, since other packages may have loaded their own."""
-    paths = [path for path in files if not os.path.basename(path).startswith(_BUILTINS)]
+    paths = [path for path in mapped() if not os.path.basename(path).startswith(_BUILTINS)]
     if not paths:
         return None
     pathfinder = sys.modules.get("cuda.pathfinder")
@@ -204,43 +190,22 @@ def build_id(path: str) -> str | None:
     `NT_GNU_BUILD_ID`, type 3, owner `GNU`).
     """
     with open(path, "rb") as file:
-        return _find_build_id(file, 0, 8)
-
-
-def _build_id_in_memory(start: int) -> str | None:
-    """Return the build id of the file whose image starts at address `start` of this process."""
-    try:
-        with open("/proc/self/mem", "rb", buffering=0) as memory:
-            return _find_build_id(memory, start, 16)
-    except (OSError, ValueError, struct.error):
-        return None
-
-
-def _find_build_id(file: BinaryIO | FileIO, base: int, where: int) -> str | None:
-    """Read from position `base` on; a segment's position is at byte `where` of its header.
-
-    That is 8 in a file (`p_offset`) and 16 in memory (`p_vaddr`).
-    """
-    file.seek(base)
-    head = file.read(64)
-    if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
-        return None
-    (offset,) = struct.unpack_from("<Q", head, 32)
-    size, count = struct.unpack_from("<HH", head, 54)
-    if size < 56:
-        return None
-    file.seek(base + offset)
-    table = file.read(size * count)
-    for at in range(0, len(table) - 55, size):
-        (kind,) = struct.unpack_from("<I", table, at)
-        if kind != 4:  # PT_NOTE
-            continue
-        (start,) = struct.unpack_from("<Q", table, at + where)
-        (length,) = struct.unpack_from("<Q", table, at + 32)
-        file.seek(base + start)
-        found = _note(file.read(min(length, 1 << 16)))
-        if found is not None:
-            return found
+        head = file.read(64)
+        if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
+            return None
+        (offset,) = struct.unpack_from("<Q", head, 32)
+        size, count = struct.unpack_from("<HH", head, 54)
+        if size < 56:
+            return None
+        file.seek(offset)
+        table = file.read(size * count)
+        for at in range(0, len(table) - 55, size):
+            kind, _, start, _, _, length = struct.unpack_from("<IIQQQQ", table, at)
+            if kind == _PT_NOTE:
+                file.seek(start)
+                found = _note(file.read(min(length, 1 << 16)))
+                if found is not None:
+                    return found
     return None
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nvrtc.talk import EXAMPLES
 
 from kcache.config import Config
 from kcache.dropin.compile_service import Counts, summary
 from kcache.dropin.nvrtc_handler import DeclinedError, NvrtcHandler, recall, remember, standing
 from kcache.dropin.protocol import Program, unpack_program
-from kcache.nvrtc.options import EXAMPLES
 from kcache.util.wire import WireError
 
 

@@ -8,10 +8,24 @@ from pathlib import Path
 from nvrtc.reference import ARCH, KERNEL, Fresh
 
 from kcache import KernelCache, environment
-from kcache.nvrtc import compiler
+from kcache.nvrtc import compiler, options
 from kcache.nvrtc.workers.messages import Ask, Reply, Status
 from kcache.nvrtc.workers.process import WorkerProcess
 
+#: An example of each harmless option.
+EXAMPLES = (
+    *sorted(options._PLAIN),
+    *(
+        f"{name}={value}"
+        for name, values in options._VALUED.items()
+        for value in sorted(values or ())
+    ),
+    *("--gpu-architecture=sm_80", "-arch=compute_90", "--std=c++14", "-std=c++20"),
+    *("--maxrregcount=32", "-maxrregcount=64", "--define-macro=X=1", "--undefine-macro=X"),
+    *("--include-path=/usr/include", "--diag-suppress=177,550", "--diag-warn=177"),
+    *("--frandom-seed=1", "-frandom-seed=seed"),
+    *("-DX=1", "-UX", "-I/usr/include"),
+)
 ARCH_FLAGS = ("--gpu-architecture=sm_80",)
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 1
 

@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 import pytest
 from nvrtc.reference import ARCH, KERNEL, REL, compile_clean, python
-from nvrtc.talk import ARCH_FLAGS, ask, fresh_of, worker
+from nvrtc.talk import ARCH_FLAGS, EXAMPLES, ask, fresh_of, worker
 
 import kcache
 from kcache.nvrtc import compiler
-from kcache.nvrtc.options import EXAMPLES, are_harmless, parse_options
+from kcache.nvrtc.options import are_harmless, parse_options
 from kcache.nvrtc.workers.messages import Status
 from kcache.nvrtc.workers.pool import WorkerPool
 from kcache.nvrtc.workers.process import WorkerProcess

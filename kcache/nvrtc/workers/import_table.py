@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import sys
 
 from kcache.nvrtc.library import mapped
 
@@ -23,11 +22,6 @@ _DT_RELACOUNT = 0x6FFFFFF9
 _RELOCATIONS = {"x86_64": (6, 7, 1), "aarch64": (1025, 1026, 257)}
 _PROT_READ_WRITE = 3
 _LONGEST_NAME = 256
-
-
-def supported() -> bool:
-    """Return whether the import tables of this platform's libraries can be changed."""
-    return sys.platform == "linux" and os.uname().machine in _RELOCATIONS
 
 
 class ImportTable:

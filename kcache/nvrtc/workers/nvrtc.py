@@ -32,13 +32,16 @@ class Nvrtc:
         path: of the library.
 
     Raises:
-        OSError: it can't be loaded.
+        OSError: it can't be loaded, or its file was replaced meanwhile.
     """
 
     def __init__(self, path: str) -> None:
+        self._identity = libraries.at(path).identity
         _load_builtins(path)
         self._library = library = ctypes.CDLL(path)
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        if libraries.at(path).identity != self._identity:
+            raise OSError(f"{path} was replaced while it was loaded")
 
     def hello(self) -> Hello:
         """Return the description of the library; ascending numbers of architectures."""
@@ -47,10 +50,7 @@ class Nvrtc:
         self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
         archs = (ctypes.c_int * count.value)()
         self._library.nvrtcGetSupportedArchs(archs)
-        # Last: these calls load the library of builtins, which is part of the identity.
-        found = libraries.loaded()
-        identity = "" if found is None else found.identity
-        return Hello(identity, (major.value, minor.value), tuple(archs))
+        return Hello(self._identity, (major.value, minor.value), tuple(archs))
 
     def install_headers(self, folder: bytes) -> bool:
         """Install the compiler's own headers, if they are not there; return whether they are."""

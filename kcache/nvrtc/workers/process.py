@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+# Its sockets are the system's own in programs of gevent and eventlet, too.
+import _socket
 import os
-import select
 import signal
 import sys
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from subprocess import Popen, TimeoutExpired
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kcache.errors import KcacheError
 from kcache.nvrtc.workers.messages import BEGUN, Ask, Hello, Reply, pack
@@ -19,7 +20,9 @@ from kcache.util.open_file import identity
 from kcache.util.wire import WireError, receive, send
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+_T = TypeVar("_T")
 
 _CODE = (
     "import sys; path, parent, *sys.path[:] = sys.argv[1:]; sys.argv[1:] = path, parent; "
@@ -108,9 +111,10 @@ class WorkerProcess:
         self.directory: str | None = None
         self.reusable = False
         self._process: Popen[bytes] | None = None
-        #: Descriptors: where it reads and this process writes; where this process reads and it
-        #: writes; its standard error. And the files that they led to when they were opened.
-        self._fds: list[int] = []
+        self._socket: _socket.socket | None = None
+        #: The file that its standard error goes to.
+        self._output = -1
+        #: Socket and file when they were opened.
         self._files: list[tuple[int, int]] = []
         #: The end of what it wrote to its standard error, once it was ended.
         self._stderr = ""
@@ -128,7 +132,7 @@ class WorkerProcess:
         self.environment = environment
         try:
             self._begin()
-            self.hello = Hello.unpack(receive(self._fds[2], self._read))
+            self.hello = Hello.unpack(receive(-1, self._read))
             self._silence = _SILENCE
         except (WireError, OSError, ValueError, RuntimeError) as error:
             self.end()  # Python starts no process in an isolated sub-interpreter: RuntimeError
@@ -139,27 +143,27 @@ class WorkerProcess:
             raise NoWorkerError(self.hello.error)
 
     def _begin(self) -> None:
-        self._fds += os.pipe()
-        self._fds += os.pipe()
+        if sys.platform == "win32":
+            raise OSError("workers run on Linux only")
+        self._socket, theirs = _socket.socketpair()
         try:
-            self._fds.append(os.memfd_create("kcache-worker", os.MFD_CLOEXEC))
+            self._output = os.memfd_create("kcache-worker", os.MFD_CLOEXEC)
         except (OSError, AttributeError):  # a sandbox forbids it, or another system
-            self._fds.append(os.open(os.devnull, os.O_RDWR))
-        os.set_blocking(self._fds[1], False)
-        self._files = [identity(os.fstat(fd)) for fd in self._fds]
+            self._output = os.open(os.devnull, os.O_RDWR)
+        self._files = [identity(os.fstat(fd)) for fd in (self._socket.fileno(), self._output)]
         paths = (path for path in sys.path if isinstance(path, str))  # pyright: ignore[reportUnnecessaryIsInstance]
         folders = filter(None, map(_absolute, paths))
-        self._process = Popen(
-            [interpreter(), *ISOLATED, "-c", _CODE, self.library, str(os.getpid()), *folders],
-            stdin=self._fds[0],
-            stdout=self._fds[3],
-            stderr=self._fds[4],
-            bufsize=0,
-            env=without_dropin(self.environment),
-            # A group of its own: the program decides what an interrupt at the terminal does.
-            process_group=None if sys.platform == "win32" else 0,
-        )
-        self._close(0, 3)
+        with closing(theirs):
+            self._process = Popen(
+                [interpreter(), *ISOLATED, "-c", _CODE, self.library, str(os.getpid()), *folders],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self._output,
+                bufsize=0,
+                env=without_dropin(self.environment),
+                # A group of its own: the program decides what an interrupt at the terminal does.
+                process_group=0,
+            )
 
     def ask(self, ask: Ask, timeout: float | None) -> Reply:
         """Compile a request.
@@ -173,7 +177,7 @@ class WorkerProcess:
             raise CrashedError("the program has closed the descriptors of the worker")
         self._limit, self._deadline = timeout, None
         try:
-            send(self._fds[1], pack(ask), self._write)
+            send(-1, pack(ask), self._write)
             reply = Reply.unpack(self._reply())
         except (WireError, OSError) as error:
             self.end()
@@ -191,39 +195,36 @@ class WorkerProcess:
 
     def _reply(self) -> list[bytes]:
         """Return the worker's answer, which follows its heartbeats."""
-        while (fields := receive(self._fds[2], self._read)) in ([], [BEGUN]):
+        while (fields := receive(-1, self._read)) in ([], [BEGUN]):
             if fields and self._limit is not None:
                 self._deadline = time.monotonic() + self._limit
         return fields
 
-    def _read(self, fd: int, size: int) -> bytes:
-        self._await(fd, writing=False)
-        return os.read(fd, size)
+    def _read(self, _: int, size: int) -> bytes:
+        assert self._socket is not None
+        return self._patiently(self._socket.recv, size)
 
-    def _write(self, fd: int, data: memoryview) -> int:
-        while not self._await(fd, writing=True):
-            receive(self._fds[2], self._read)  # a heartbeat
-        return _write(fd, data)
+    def _write(self, _: int, data: memoryview) -> int:
+        """Send data; a worker that has ended must not end the program by SIGPIPE."""
+        assert self._socket is not None
+        return self._patiently(self._socket.send, data, _socket.MSG_NOSIGNAL)
 
-    def _await(self, fd: int, *, writing: bool) -> bool:
-        """Wait until a pipe is ready; return False if only the other one is, for reading.
+    def _patiently(self, call: Callable[..., _T], *arguments: object) -> _T:
+        """Call a method of the socket once the worker is ready for it.
 
         Raises:
             TimeoutError: the worker was stopped, or the compile takes too long.
         """
-        if sys.platform == "win32":
-            return True
-        silent = 0
-        while silent < 2:
+        assert self._socket is not None
+        for _ in range(2):
             left = self._silence
             if self._deadline is not None:
-                left = min(left, max(0.0, self._deadline - time.monotonic()))
-            ready = _ready(self._fds[2], [fd] if writing else [], left)
-            if ready:
-                return fd in ready
+                left = min(left, max(0.001, self._deadline - time.monotonic()))
+            self._socket.settimeout(left)
+            with suppress(TimeoutError):
+                return call(*arguments)
             if left < self._silence:
                 break
-            silent += 1
         raise TimeoutError(f"was stopped: no heartbeat for {2 * self._silence:g} s")
 
     @property
@@ -237,16 +238,16 @@ class WorkerProcess:
         return 0 if self._process is None else self._process.pid
 
     def is_whole(self) -> bool:
-        """Return whether the pipes still lead to the worker.
+        """Return whether the socket still leads to the worker.
 
-        They do not if the program has closed descriptors that are not its own, as programs do that
+        It does not if the program has closed descriptors that are not its own, as programs do that
         become daemons. Files of the program may now have these numbers.
         """
-        return self._is_open(1) and self._is_open(2)
+        return self._socket is not None and self._is_open(self._socket.fileno(), 0)
 
-    def _is_open(self, number: int) -> bool:
+    def _is_open(self, fd: int, number: int) -> bool:
         try:
-            return identity(os.fstat(self._fds[number])) == self._files[number]
+            return identity(os.fstat(fd)) == self._files[number]
         except (OSError, IndexError):
             return False
 
@@ -263,33 +264,40 @@ class WorkerProcess:
         try:
             # It ends by itself when its input ends: a program that has changed its user may not
             # send it a signal.
-            self._close(0, 1, 2, 3)
+            self._hang_up()
             self.stop()
             if not self.ended:
                 self._wait()
             self._read_stderr()
-            self._close(4)
+            self._close_output()
         finally:
             self._ending.release()
 
     def _wait(self) -> None:
         assert self._process is not None
         with suppress(TimeoutExpired):
-            self._process.wait(None if sys.platform == "win32" else _SILENCE)
+            self._process.wait(_SILENCE)
 
     def forget(self) -> None:
-        """Close this side's pipes in a forked child; the parent keeps the worker."""
+        """Close this side's descriptors in a forked child; the parent keeps the worker."""
         if self._process is not None:
             self._process.returncode = 0  # not this process's child: nothing to wait for
-        self._close(0, 1, 2, 3, 4)
+        self._hang_up()
+        self._close_output()
 
-    def _close(self, *numbers: int) -> None:
-        """Close descriptors, unless the program has closed them and opened others."""
-        for number in filter(range(len(self._fds)).__contains__, numbers):
-            if number >= len(self._files) or self._is_open(number):
-                with suppress(OSError):
-                    os.close(self._fds[number])
-            self._fds[number] = -1
+    def _hang_up(self) -> None:
+        """Close the socket, unless the program has closed it and opened another file."""
+        if self._socket is not None:
+            if self.is_whole():
+                self._socket.close()
+            else:
+                self._socket.detach()
+            self._socket = None
+
+    def _close_output(self) -> None:
+        if self._is_open(self._output, 1):
+            os.close(self._output)
+        self._output = -1
 
     def _how(self, error: Exception) -> str:
         """Return how the worker ended, as the predicate of a sentence about it."""
@@ -305,45 +313,10 @@ class WorkerProcess:
 
     def _read_stderr(self) -> None:
         with suppress(OSError):
-            if self._is_open(4):
-                fd = self._fds[4]
+            fd = self._output
+            if self._is_open(fd, 1):
                 os.lseek(fd, max(0, os.fstat(fd).st_size - _QUOTED), os.SEEK_SET)
                 self._stderr = os.read(fd, _QUOTED).decode(errors="replace").strip()
-
-
-def _ready(reading: int, writing: list[int], seconds: float) -> list[int]:
-    """Return which of the descriptors are ready, after a wait of at most `seconds`."""
-    if not hasattr(select, "poll"):  # eventlet removed it; its `select` runs other green threads
-        readable, writable, _ = select.select([reading], writing, [], seconds)
-        return [*readable, *writable]
-    poll = select.poll()
-    poll.register(reading, select.POLLIN)
-    for fd in writing:
-        poll.register(fd, select.POLLOUT)
-    return [fd for fd, _ in poll.poll(1000 * seconds)]
-
-
-def _write(fd: int, data: memoryview) -> int:
-    """Write to a worker; raises BrokenPipeError if it has ended.
-
-    Python ignores SIGPIPE. A program may have switched that off, as many command lines do, and an
-    embedded interpreter may never have switched it on. Then a worker that ended while it was idle
-    would end the program. So the signal is blocked during the write, and that of this write is
-    consumed.
-    """
-    if sys.platform == "win32":
-        return os.write(fd, data)
-    pipe = {signal.SIGPIPE}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, pipe)
-        return os.write(fd, data)
-    except BrokenPipeError:
-        if signal.SIGPIPE not in before and signal.SIGPIPE in signal.sigpending():
-            signal.sigwait(pipe)
-        raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _absolute(path: str) -> str:

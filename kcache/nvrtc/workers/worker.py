@@ -22,7 +22,6 @@ from functools import cache
 from kcache.environment import worker_variables
 from kcache.nvrtc.options import BUNDLED, parse_options
 from kcache.nvrtc.variables import WORKING_DIRECTORY
-from kcache.nvrtc.workers import import_table
 from kcache.nvrtc.workers.messages import (
     BEGUN,
     Ask,
@@ -138,57 +137,48 @@ class _Worker:
     """The parts of a worker: a compiler, and the recorder of its questions.
 
     Raises:
-        OSError: the compiler can't be loaded.
+        OSError: the compiler can't be loaded, or its questions can't be recorded.
     """
 
     def __init__(self, path: str) -> None:
         self._environment = worker_variables()
         self._nvrtc = Nvrtc(path)
-        self._recorder: Recorder | None = None
-        if import_table.supported():
-            with suppress(OSError, ValueError, KeyError):
-                self._recorder = Recorder(os.path.realpath(path))
+        try:
+            self._recorder = Recorder(os.path.realpath(path))
+        except (OSError, ValueError, LookupError) as error:
+            raise OSError(f"what NVRTC asks can't be recorded here: {error!r}") from error
         self.hello = self._nvrtc.hello()
-
-    def tidy(self) -> None:
-        """Remove what the compiler leaves on disk; the program may end a worker once it replies."""
-        if self._recorder is not None:
-            self._recorder.tidy()
+        #: Removes what the compiler leaves on disk; the program may end a worker once it replies.
+        self.tidy = self._recorder.tidy
 
     def answer(self, ask: Ask) -> Reply:
         """Return the reply to a request."""
         environment = _changed(self._environment, ask.environment)
         directory = _encoded(ask.directory)
         recorder, options = self._recorder, parse_options(ask.flags)
-        if recorder is not None:
-            if recorder.environment.has_changed(environment, directory):
-                return Reply(Status.ELSEWHERE)
-        elif environment != self._environment:
+        if recorder.environment.has_changed(environment, directory):
             return Reply(Status.ELSEWHERE)
         try:
             _enter(directory)
-            if recorder is not None:
-                installed = self._install(recorder, options)
-                recorder.begin(environment, directory, ask.clock)
-                recorder.real_process_id = any("pch" in each.name for each in options)
-                recorder.paused = installed is None
-                if installed is None:
-                    recorder.unfollowed.append("the compiler's own headers can't be installed")
-                elif installed:
-                    ask = ask._replace(flags=options.with_bundled_as_plain())
-                for folder in installed or ():
-                    recorder.note(os.path.join(folder, _INSTALLED))
+            installed = self._install(options)
+            recorder.begin(environment, directory, ask.clock)
+            recorder.real_process_id = any("pch" in each.name for each in options)
+            recorder.paused = installed is None
+            if installed is None:
+                recorder.unfollowed.append("the compiler's own headers can't be installed")
+            elif installed:
+                ask = ask._replace(flags=options.with_bundled_as_plain())
+            for folder in installed or ():
+                recorder.note(os.path.join(folder, _INSTALLED))
             reply = self._nvrtc.compile(ask)
         except (OSError, MemoryError) as error:
             return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
         reply = reply._replace(peak=_peak())
-        if recorder is None:
-            return reply
         if ask.clock and recorder.is_poisoned(reply):
             return reply._replace(status=Status.POISONED)
         return reply._replace(trace=self._trace(recorder, ask, environment))
 
-    def _install(self, recorder: Recorder, options: ParsedOptions) -> list[bytes] | None:
+    def _install(self, options: ParsedOptions) -> list[bytes] | None:
         """Install the compiler's own headers where options ask for it, and return these folders.
 
         What the compiler would do for such an option can't be recorded. If it can't be done before,
@@ -196,11 +186,11 @@ class _Worker:
         """
         folders = [each.bundled for each in options if each.name == BUNDLED]
         found = [_encoded(folder) for folder in folders if folder is not None]
-        recorder.paused = True
+        self._recorder.paused = True
         try:
             done = len(found) == len(folders) and all(map(self._nvrtc.install_headers, found))
         finally:
-            recorder.paused = False
+            self._recorder.paused = False
         return found if done else None
 
     @staticmethod
