@@ -146,11 +146,11 @@ class FileDigests:
         now = self.clock()
         if os.path.normpath(path).startswith(OF_PROCESSES):
             raise OSError(f"{path} is a file of the system's own")
-        _require_header(path, status)
+        _require_regular(path, status)
         fd = os.open(path, READ_ONLY)
         try:
             status = os.fstat(fd)
-            _require_header(path, status)
+            _require_regular(path, status)
             content = content_of(fd, status.st_size)
             before, after = stamp_of(status), stamp_of(os.fstat(fd))
         finally:
@@ -226,12 +226,9 @@ def is_fresh(stamp: Stamp, read_at: int) -> bool:
     return stamp == NO_STAMP or max(stamp[1], stamp[2]) >= read_at - FRESH_NS
 
 
-def _require_header(path: str, status: os.stat_result) -> None:
-    """Raise OSError if a file is not regular, or larger than any header."""
+def _require_regular(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(f"{path} is not a regular file")
-    if status.st_size > LARGEST:
-        raise OSError(f"{path} has {status.st_size} bytes, more than a header has")
 
 
 def content_of(fd: int, size: int) -> bytes:
@@ -240,13 +237,9 @@ def content_of(fd: int, size: int) -> bytes:
     Raises:
         OSError: it can't be read, or is too large.
     """
-    parts = [os.read(fd, size + 1)]
-    length = len(parts[0])
-    if length == size:
-        return parts[0]
-    while part := os.read(fd, _PIECE):
-        parts.append(part)
-        length += len(part)
-        if length > LARGEST:
+    content = os.read(fd, min(size, LARGEST) + 1)
+    while len(content) != size and (more := os.read(fd, _PIECE)):
+        content += more
+        if len(content) > LARGEST:
             raise OSError("the file has more bytes than a header has")
-    return b"".join(parts)
+    return content

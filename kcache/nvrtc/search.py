@@ -92,9 +92,6 @@ class HeaderSearch:
         self.roots = (*roots, base)
         order = sorted(enumerate(self.roots), key=lambda pair: (len(pair[1]), pair[0]))
         self._longest = [(path, root) for root, path in reversed(order)]
-        self._bare = {path[:-1]: root for root, path in order}
-        #: Directory -> the root that the files in it have, and the length of its path.
-        self._in_folder: dict[str, tuple[int, int]] = {}
 
     #: Whether a path is there that the compiler has found absent.
     exists = staticmethod(os.path.exists)
@@ -106,15 +103,12 @@ class HeaderSearch:
     def rooted(self, asked: str) -> RootedPath:
         """Return the root of a path and the part below it, as the compiler asked for it."""
         path = self.absolute(asked)
-        if path in self._bare:  # the directory of a root itself
-            return RootedPath(self._bare[path], ".")
-        folder = path[: path.rfind("/") + 1]
-        found = self._in_folder.get(folder)
-        if found is None:
-            within = ((root, len(at)) for at, root in self._longest if folder.startswith(at))
-            found = self._in_folder[folder] = next(within, (ABSOLUTE, 0))
-        root, start = found
-        return RootedPath(root, path[start:] or ".")
+        for prefix, root in self._longest:
+            if path.startswith(prefix):
+                return RootedPath(root, path[len(prefix) :] or ".")
+            if path == prefix[:-1]:  # the directory of a root itself
+                return RootedPath(root, ".")
+        return RootedPath(ABSOLUTE, path)
 
     def absolute(self, asked: str) -> str:
         """Return the absolute path of one that the compiler asked for."""

@@ -254,12 +254,9 @@ def _appeared(
         read_at = digests.clock()
         # What is there (a link, a directory) may change without a trace in this directory.
         firsts = {name.partition("/")[0] for name in watched.names}
-        there = {first for first in firsts if os.path.lexists(f"{directory}/{first}")}
-        appeared = [
-            path
-            for name in watched.names
-            if name.partition("/")[0] in there and search.exists(path := f"{directory}/{name}")
-        ]
+        there = {each for each in firsts if os.path.lexists(os.path.join(directory, each))}
+        names = (name for name in watched.names if name.partition("/")[0] in there)
+        appeared = [*filter(search.exists, (os.path.join(directory, name) for name in names))]
         yield from (Difference("appeared", path) for path in appeared)
         linked = [path for name in watched.plain if os.path.islink(path := f"{directory}/{name}")]
         yield from (Difference("answer", path) for path in linked)
