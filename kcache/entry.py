@@ -32,7 +32,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
 
 import xxhash
 
@@ -60,6 +60,7 @@ _checksum = xxhash.xxh3_128_digest
 _unpack_header = _HEADER.unpack_from
 _HEADER_SIZE = _HEADER.size
 _new_entry = object.__new__
+_set = object.__setattr__
 
 
 def _no_number(text: str) -> None:
@@ -106,18 +107,14 @@ class Entry:
         ArgumentTypeError: payload is not a mapping of text to bytes, or metadata not a mapping.
     """
 
-    __slots__ = ("_blob", "_parts", "cost", "due", "view")
+    __slots__ = ("cost", "metadata", "payload")
 
-    #: The envelope that this entry was made from, until its parts are needed.
-    _blob: bytes
+    #: Section name -> bytes.
+    payload: Mapping[str, bytes]
+    #: JSON values about the payload.
+    metadata: Mapping[str, JSON]
     #: How many seconds it took to make the payload; 0.0 if unknown.
     cost: float
-    #: When its next use in memory is to be recorded in the backend; 0.0 until it is kept there.
-    due: float
-    _parts: tuple[Mapping[str, bytes], Mapping[str, JSON]] | None
-    #: An object that a frontend made from this entry, or None. It is kept here, but is not part of
-    #: the entry's value.
-    view: Any
 
     def __init__(
         self, payload: Mapping[str, bytes], metadata: Mapping[str, JSON] | None = None
@@ -131,20 +128,11 @@ class Entry:
                     f"payload[{name!r}]: expected bytes, got {type(value).__name__}"
                 )
         about = _mapping("metadata", metadata or {})
-        self._parts = (MappingProxyType(checked), MappingProxyType(about))
-        self.cost = _cost(about.get("compile_seconds"))
-        self._blob, self.due = b"", 0.0
-        self.view = None
+        _fill(self, checked, about, _cost(about.get("compile_seconds")))
 
-    @property
-    def payload(self) -> Mapping[str, bytes]:
-        """Section name -> bytes."""
-        return (self._parts or self._parse())[0]
-
-    @property
-    def metadata(self) -> Mapping[str, JSON]:
-        """JSON values about the payload."""
-        return (self._parts or self._parse())[1]
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        """Refuse: an entry is immutable."""
+        raise AttributeError(f"an Entry is immutable: {name} can't be set")
 
     @property
     def size(self) -> int:
@@ -165,51 +153,11 @@ class Entry:
         sections = ", ".join(f"{name}: {len(value)} B" for name, value in self.payload.items())
         return f"Entry({{{sections}}}, {dict(self.metadata)!r})"
 
-    def _parse(self) -> tuple[Mapping[str, bytes], Mapping[str, JSON]]:
-        """Read the table and the metadata of the envelope that this entry was made from.
 
-        Raises:
-            CorruptEntryError: the envelope is intact, but no `encode` made it.
-        """
-        blob = self._blob
-        if not blob and self._parts is not None:
-            return self._parts  # another thread was faster
-        fields: tuple[int, int, int] = _HEADER.unpack_from(blob)[5:]
-        count, maker_length, text_length = fields
-        position = _HEADER.size + maker_length
-        end = len(blob) - _CHECKSUM
-        if count > MAX_SECTIONS or text_length > MAX_METADATA:
-            raise CorruptEntryError("header exceeds the format's bounds")
-        try:
-            sizes: list[tuple[str, int]] = []
-            for _ in range(count):
-                start = position + 1
-                position = start + blob[position]
-                sizes.append((blob[start:position].decode(), _SIZE.unpack_from(blob, position)[0]))
-                position += _SIZE.size
-            text = blob[position : position + text_length]
-            metadata = _decode_json(text.decode())
-            if b"\\u" in text or text.count(b"[") + text.count(b"{") > _MANY_LEVELS:
-                # Fails for lone surrogates, and for deeply nested metadata.
-                _compact(metadata).encode()
-                _require_shallow(metadata)
-        except (IndexError, struct.error, ValueError, RecursionError) as error:
-            raise CorruptEntryError(f"malformed table or metadata: {error}") from error
-        position += text_length
-        if type(metadata) is not dict:
-            raise CorruptEntryError("metadata is not an object")
-        if position + sum(size for _, size in sizes) != end:
-            raise CorruptEntryError("sections do not fill the envelope")
-        payload: dict[str, bytes] = {}
-        for name, size in sizes:
-            payload[name] = blob[position : position + size]
-            position += size
-        if len(payload) != count:
-            raise CorruptEntryError("two sections have one name")
-        about = cast("dict[str, JSON]", metadata)
-        self._parts = parts = (MappingProxyType(payload), MappingProxyType(about))
-        self._blob = b""
-        return parts
+def _fill(entry: Entry, payload: dict[str, bytes], metadata: dict[str, JSON], cost: float) -> None:
+    _set(entry, "payload", MappingProxyType(payload))
+    _set(entry, "metadata", MappingProxyType(metadata))
+    _set(entry, "cost", cost)
 
 
 def _mapping(what: str, value: object) -> dict[Any, Any]:
@@ -287,27 +235,42 @@ def decode(blob: bytes, key: str, *, producer: bytes = b"") -> Entry:
         IncompatibleEntryError: an undamaged envelope of another format version or producer.
         CorruptEntryError: anything else that is not exactly what `encode` returned for `key`.
     """
-    entry = open_envelope(blob, key, producer)
-    entry.payload  # noqa: B018  reads the table and the metadata
+    cost, count, position, text_length = _checked_header(blob, key, producer)
+    try:
+        sizes: list[tuple[str, int]] = []
+        for _ in range(count):
+            start = position + 1
+            position = start + blob[position]
+            sizes.append((blob[start:position].decode(), _SIZE.unpack_from(blob, position)[0]))
+            position += _SIZE.size
+        metadata = _metadata_in(blob[position : position + text_length])
+    except (IndexError, struct.error, ValueError, RecursionError) as error:
+        raise CorruptEntryError(f"malformed table or metadata: {error}") from error
+    position += text_length
+    if position + sum(size for _, size in sizes) != len(blob) - _CHECKSUM:
+        raise CorruptEntryError("sections do not fill the envelope")
+    payload: dict[str, bytes] = {}
+    for name, size in sizes:
+        payload[name] = blob[position : position + size]
+        position += size
+    if len(payload) != count:
+        raise CorruptEntryError("two sections have one name")
+    entry = _new_entry(Entry)
+    _fill(entry, payload, metadata, cost)
     return entry
 
 
-def open_envelope(blob: bytes, key: str, producer: bytes) -> Entry:
-    """Return the entry in an envelope, its parts read when they are first asked for.
+def _checked_header(blob: bytes, key: str, producer: bytes) -> tuple[float, int, int, int]:
+    """Return cost, number of sections, offset of the table and length of the metadata.
 
-    The checksum, the key, the version and the producer are verified here, so whatever an encoder
-    wrote is intact. An envelope that no encoder wrote (right checksum, nonsense inside) raises
-    CorruptEntryError when `payload` or `metadata` is asked for.
-
-    Raises:
-        IncompatibleEntryError, CorruptEntryError: as for `decode`.
+    Everything is checked but what an encoder would never write after a right checksum.
     """
     end = len(blob) - _CHECKSUM
     if end < _HEADER_SIZE:
         raise CorruptEntryError(f"too short: expected at least {_SMALLEST} bytes, got {len(blob)}")
     if _checksum(memoryview(blob)[:end]) != blob[end:]:
         raise CorruptEntryError("checksum mismatch")
-    magic, version, total, cost, stored_key, _, maker_length, _ = _unpack_header(blob)
+    magic, version, total, cost, stored_key, count, maker_length, text_length = _unpack_header(blob)
     if magic != _MAGIC:
         raise CorruptEntryError("not a kcache entry")
     if version != FORMAT_VERSION:
@@ -318,14 +281,25 @@ def open_envelope(blob: bytes, key: str, producer: bytes) -> Entry:
         raise CorruptEntryError(f"entry of another key: {stored_key.hex()}")
     if not 0.0 <= cost < _INFINITY:  # one such number would spoil every sum of them
         raise CorruptEntryError(f"a cost of {cost} seconds")
+    position = _HEADER_SIZE + maker_length
     if maker_length or producer:
-        maker = blob[_HEADER.size : _HEADER.size + maker_length]
+        maker = blob[_HEADER_SIZE:position]
         if maker != producer:
             raise IncompatibleEntryError(f"made by {maker.decode(errors='replace')!r}")
-    entry = _new_entry(Entry)
-    entry._blob, entry.cost, entry.due = blob, cost, 0.0
-    entry._parts = entry.view = None
-    return entry
+    if count > MAX_SECTIONS or text_length > MAX_METADATA:
+        raise CorruptEntryError("header exceeds the format's bounds")
+    return cost, count, position, text_length
+
+
+def _metadata_in(text: bytes) -> dict[str, JSON]:
+    metadata = _decode_json(text.decode())
+    if b"\\u" in text or text.count(b"[") + text.count(b"{") > _MANY_LEVELS:
+        # Fails for lone surrogates, and for deeply nested metadata.
+        _compact(metadata).encode()
+        _require_shallow(metadata)
+    if type(metadata) is not dict:
+        raise ValueError("metadata is not an object")
+    return cast("dict[str, JSON]", metadata)
 
 
 def producer_of(blob: bytes) -> bytes:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 from kcache.backend import Backend
 from kcache.engine.opening import engine_of, open_configured, warn_of_other_backend
 from kcache.errors import CompileError, KcacheError
-from kcache.kernels.lookup import RequestCounts, Tiers
+from kcache.kernels.lookup import Tiers
 from kcache.kernels.request_factory import Requests
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.options import CompileOptions
@@ -134,7 +134,6 @@ class KernelCache:
         self._async: AsyncFront | None = None
         self.engine = engine_of(opened, config.memory_size.value - share, producer=PRODUCER)
         self._tiers = tiers = Tiers(self.engine, config)
-        self._counts = RequestCounts(self.engine, misses=not config.disable.value)
         if config.remote.value and tiers.reads:
             from kcache.kernels.tiers import open_read_only_tier  # few programs use them
 
@@ -180,7 +179,7 @@ class KernelCache:
             request = self._requests.make(
                 source, names, options, headers, extra_key=extra_key, source_name=source_name
             )
-            return self._answer(request, started)
+            return self._tiers.hit(request, started) or self._on_miss().get(request)
         except CompileError as error:
             error.__traceback__ = None  # kcache's frames are noise to the caller
             raise
@@ -195,12 +194,7 @@ class KernelCache:
         return self._answer(self._requests.of(call, around), started)
 
     def _answer(self, request: Request, started: float) -> CompiledKernel:
-        if self._tiers.reads:
-            found = self._tiers.lookup(request)
-            kernel = self._counts.record(request, found, started)
-            if kernel is not None:
-                return kernel
-        return self._on_miss().get(request)
+        return self._tiers.hit(request, started) or self._on_miss().get(request)
 
     def _rehearse_for(self, around: Caller, call: CompileRequest) -> None:
         """Look up a kernel that is not there, without counting it, to warm up the way of a hit."""
@@ -292,10 +286,10 @@ class KernelCache:
         )
         kernel = None
         if not self.config.disable.value:
-            kernel = self._counts.record(request, self._tiers.lookup(request), started)
+            kernel = self._tiers.hit(request, started, found=self._tiers.lookup(request))
         if kernel is None and self.config.remote.value:
             found = self._on_miss().lookup_remotely(request, started)
-            kernel = None if found is None else self._counts.record(request, found, started)
+            kernel = None if found is None else self._tiers.hit(request, started, found=found)
         if kernel is None:
             warn_of_other_backend(self.opened)
             self.engine.counters.add("misses")
@@ -456,7 +450,7 @@ class KernelCache:
             with self.engine.counters.lock:
                 if self._resolver is None:
                     for_compiler = self._requests.for_compiler
-                    self._resolver = Resolver(self._tiers, self._counts, self.opened, for_compiler)
+                    self._resolver = Resolver(self._tiers, self.opened, for_compiler)
         return self._resolver
 
 

@@ -78,10 +78,10 @@ def compile_all(
     socket = spawn.spawn_own(env.service(variables), variables, logs=False)
 
     def make(start: Start) -> CompiledKernel | CompileError:
-        found = cache._on_miss().hit(start.request)
+        found = cache._tiers.hit(start.request)
         if found is None:
             said = _run(client, socket, start)
-            found = cache._on_miss().hit(start.request)
+            found = cache._tiers.hit(start.request)
             if found is None:
                 return CompileError(said or "nvcc's output can't be stored", log=said)
             found = found._replace(cached=False)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from kcache.backend import Backend, Usage, check_key
 from kcache.config import DEFAULT_MAX_SIZE, DEFAULT_WAIT
-from kcache.engine.stats import Counters, Stats, StatsFile
-from kcache.entry import Entry, encode, open_envelope
+from kcache.engine.stats import DISK, MEMORY, Counters, Stats, StatsFile
+from kcache.entry import Entry, decode, encode
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
 from kcache.util import log
 from kcache.util.forks import after_fork, at_end
-from kcache.util.memory_tier import MemoryTier
+from kcache.util.memory_tier import MemoryTier, Slot
 from kcache.util.units import check_int, parse_age, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ _now = time.perf_counter
 
 #: A memory hit records its use with the backend at most once in this many seconds.
 TOUCH_INTERVAL = 60.0
+#: Entries that can't be used: their keys, and what is wrong with them.
+Damaged = list[tuple[str, CorruptEntryError]]
 #: Exceptions of a backend that only the log and the counts show.
 SURVIVED = (BackendError, OSError, MemoryError)
 #: The counts are written to the statistics file at most once in this many seconds, and at exit.
@@ -113,7 +115,6 @@ class CacheEngine:
         self.producer = producer
         self._producer = producer.encode()
         self._read = backend.get if read_only else backend.use
-        self._no_memory = memory_size == 0
         self._clock = clock
         self._room = threading.Lock()
         #: The cap, in stored bytes; a migration lowers it for a while.
@@ -147,8 +148,10 @@ class CacheEngine:
             self.counters.add("misses")
         return entry
 
-    def put(self, key: str, entry: Entry) -> Put:
+    def put(self, key: str, entry: Entry, *, decoded: object = None) -> Put:
         """Store `entry` under `key`, evicting others if needed; return what happened.
+
+        Memory keeps `decoded` with it; see `Slot`.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
@@ -173,13 +176,8 @@ class CacheEngine:
             self._flush_journal()
             if stored:
                 self.counters.add("puts")
-                if not self._no_memory:
-                    if entry.due:  # it is there under another key, which has uses of its own
-                        from copy import copy
-
-                        entry = copy(entry)
-                    entry.due = self._clock() + TOUCH_INTERVAL
-                    self.memory.put(key, entry, len(blob))
+                touch_at = self._clock() + TOUCH_INTERVAL
+                self.memory.put(key, entry, len(blob), decoded=decoded, touch_at=touch_at)
                 return Put.STORED
             done = Put.NO_ROOM
             self.counters.add("rejected")
@@ -204,11 +202,12 @@ class CacheEngine:
         def make() -> tuple[Entry, Entry]:
             self.counters.add("misses")
             made = create()
+            self.counters.made(key)
             self.put(key, made)
             return made, made
 
         def adopt(made: Entry) -> Entry:
-            self.counters.hit(made.cost, 0.0, True)
+            self.counters.hit(key, made.cost, 0.0, MEMORY)
             return made
 
         return self.flight.run(key, partial(self.find, key, is_retry=True), make, adopt)
@@ -311,45 +310,42 @@ class CacheEngine:
 
     # -- for frontends, which count requests rather than gets ------------------------------------
 
-    def fetch(
-        self, key: str, damaged: list[tuple[str, CorruptEntryError]]
-    ) -> tuple[Entry | None, bool]:
-        """Return (entry or None, whether it came from memory) without counting hit or miss.
+    def fetch(self, key: str, damaged: Damaged) -> tuple[Slot[Entry] | None, str]:
+        """Return (slot or None, `MEMORY` or `DISK`) without counting hit or miss.
 
         `damaged` gets the key of an entry that can't be used, and the reason; see `refuse`.
         """
         now = self._clock()
         if now >= self._next_flush:
             self._flush_now()
-        if self._no_memory:
-            return self._load(key, damaged), False
-        entry = self.memory.get(key) if isinstance(key, str) else None
-        if entry is None:
-            return self._load(key, damaged), False
-        if now >= entry.due:
-            entry.due = now + TOUCH_INTERVAL
+        slot = self.memory.get(key)
+        if slot is None:
+            return self._load(key, damaged), DISK
+        if now >= slot.touch_at:
+            slot.touch_at = now + TOUCH_INTERVAL
             if not self.read_only:
                 with self._surviving("touch"):
                     self.backend.touch(key)
-        return entry, True
+        return slot, MEMORY
 
     def peek(
-        self, key: str, damaged: list[tuple[str, CorruptEntryError]], *, memory: bool = True
-    ) -> tuple[Entry | None, bool]:
+        self, key: str, damaged: Damaged, *, memory: bool = True
+    ) -> tuple[Slot[Entry] | None, str]:
         """Do the same as `fetch`, but change nothing; without `memory`, read the backend.
 
         Raises:
             BackendError: the backend can't be read.
         """
-        entry = self.memory.peek(key) if memory else None
-        if entry is not None:
-            return entry, True
+        slot = self.memory.peek(key) if memory else None
+        if slot is not None:
+            return slot, MEMORY
         try:
             blob = self.backend.get(key)
-            return None if blob is None else open_envelope(blob, key, self._producer), False
+            if blob is not None:
+                return Slot(decode(blob, key, producer=self._producer)), DISK
         except CorruptEntryError as error:
             damaged.append((key, error))
-            return None, False
+        return None, DISK
 
     @property
     def journal(self) -> Journal:
@@ -386,29 +382,31 @@ class CacheEngine:
         A retry does not count damage, because the first try did so.
         """
         started = _now()
-        damaged: list[tuple[str, CorruptEntryError]] = []
-        entry, from_memory = self.fetch(key, damaged)
-        if entry is not None:
-            self.counters.hit(entry.cost, _now() - started, from_memory)
-        elif damaged and not is_retry:
+        if not isinstance(key, str):
+            check_key(key)
+        damaged: Damaged = []
+        slot, tier = self.fetch(key, damaged)
+        if slot is not None:
+            self.counters.hit(key, slot.value.cost, _now() - started, tier)
+            return slot.value
+        if damaged and not is_retry:
             self.refuse(*damaged[0])
-        return entry
+        return None
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _load(self, key: str, damaged: list[tuple[str, CorruptEntryError]]) -> Entry | None:
-        """Return the entry that the backend holds, verified, or None."""
+    def _load(self, key: str, damaged: Damaged) -> Slot[Entry] | None:
+        """Return the entry that the backend holds, verified and now in memory, or None."""
         check_key(key)
         try:
             changes = self.memory.changes
             blob = self._read(key)
             if blob is not None:
-                entry = open_envelope(blob, key, self._producer)
-                if not self._no_memory:
-                    entry.payload  # noqa: B018  lets go of the envelope
-                    entry.due = self._clock() + TOUCH_INTERVAL
-                    self.memory.put(key, entry, len(blob), unless_since=changes)
-                return entry
+                entry = decode(blob, key, producer=self._producer)
+                touch_at = self._clock() + TOUCH_INTERVAL
+                return self.memory.put(
+                    key, entry, len(blob), touch_at=touch_at, unless_since=changes
+                )
         except CorruptEntryError as error:
             damaged.append((key, error))
         except SURVIVED as error:

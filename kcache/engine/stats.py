@@ -11,6 +11,7 @@ import os
 import struct
 import threading
 import zlib
+from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -117,6 +118,12 @@ def _stats(values: Iterable[float]) -> Stats:
     return Stats._make(float(value) if name in _REALS else int(value) for name, value in named)
 
 
+#: Where hits come from: the two tiers of the user's own cache, read-only tiers, and remotes.
+MEMORY, DISK, LAYER, REMOTE = TIERS = ("memory", "disk", "layer", "remote")
+#: How many hits wait to be added up, and how many keys are remembered as known to a process.
+_MAX_WAITING, _MAX_KNOWN = 256, 65_536
+
+
 class Counters:
     """The counts of one engine.
 
@@ -126,10 +133,15 @@ class Counters:
         lock: held for each change.
     """
 
-    __slots__ = ("_flushed", "_flushing", "_totals", "lock")
+    __slots__ = ("_flushed", "_flushing", "_hits", "_known", "_totals", "lock")
 
     def __init__(self) -> None:
         self._totals: dict[str, float] = dict.fromkeys(FIELDS, 0)
+        #: Arguments of `hit` that are not added up yet; of what was `made`, with no tier. `append`
+        #: needs no lock.
+        self._hits: deque[tuple[str, float, float, str]] = deque()
+        #: Keys of what this process has already got, made by itself or from the cache.
+        self._known: set[str] = set()
         self._flushed: tuple[float, ...] = (0,) * len(FIELDS)
         self._new_locks()
 
@@ -142,20 +154,42 @@ class Counters:
         with self.lock:
             self._totals[name] += amount
 
-    def hit(self, saved: float, elapsed: float, from_memory: bool) -> None:
-        """Count a hit that took `elapsed` seconds and saved `saved`."""
-        totals = self._totals
-        with self.lock:
-            totals["hits"] += 1
-            totals["saved_seconds"] += saved
-            totals["hit_seconds"] += elapsed
-            if from_memory:
-                totals["memory_hits"] += 1
+    def hit(self, key: str, cost: float, elapsed: float, tier: str) -> None:
+        """Count a hit that took `elapsed` seconds, of what took `cost` seconds to make.
+
+        `tier` is one of `TIERS`.
+        """
+        self._hits.append((key, cost, elapsed, tier))
+        if len(self._hits) > _MAX_WAITING:
+            self.values()
+
+    def made(self, key: str) -> None:
+        """Note that this process has made an entry, so that hits of it save this process nothing.
+
+        Without a cache, it would have made it once, too.
+        """
+        self._hits.append((key, 0.0, 0.0, ""))
 
     def values(self) -> tuple[float, ...]:
         """Return the counts in the order of `FIELDS`."""
+        totals, hits, known = self._totals, self._hits, self._known
         with self.lock:
-            return tuple(self._totals.values())
+            seconds, tiers = 0.0, dict.fromkeys(("", *TIERS), 0)
+            while hits:
+                key, cost, elapsed, tier = hits.popleft()
+                seconds += elapsed
+                tiers[tier] += 1
+                if key not in known:
+                    if len(known) >= _MAX_KNOWN:
+                        known.clear()
+                    known.add(key)
+                    totals["saved_seconds"] += cost
+            totals["hit_seconds"] += seconds
+            for tier in TIERS:
+                totals["hits"] += tiers[tier]
+                if tier is not DISK:
+                    totals[f"{tier}_hits"] += tiers[tier]
+            return tuple(totals.values())
 
     def snapshot(self) -> Stats:
         """Return the counts as they are now."""

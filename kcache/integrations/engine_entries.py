@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
+from kcache.engine.engine import Damaged
 from kcache.engine.opening import engine_of, open_configured
+from kcache.engine.stats import DISK, MEMORY
 from kcache.entry import JSON, Entry, encode
 from kcache.errors import BackendError
 from kcache.gpu_code import arch_of, kernels_of
-from kcache.kernels.lookup import Damaged, LocalTier, RequestCounts, SharedTier
+from kcache.kernels.lookup import LocalTier, SharedTier
 from kcache.kernels.tiers import open_read_only_tier, open_remotes
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.entries import KERNEL
@@ -67,7 +69,6 @@ class EngineEntries:
         self.disabled = config.disable.value
         self.reads = not (self.disabled or config.recache.value)
         self.engine = engine_of(opened, config.memory_size.value, producer=PRODUCER)
-        self._counts = RequestCounts(self.engine, misses=not config.disable.value)
         local = LocalTier(self.engine)
         read_only = None if self.disabled else open_read_only_tier(local, config)
         self._remotes = open_remotes(config)
@@ -89,19 +90,17 @@ class EngineEntries:
             return None
         started = time.perf_counter()
         damaged: Damaged = []
-        entry, from_memory = self.engine.fetch(key, damaged)
-        if entry is None:
-            entry = self._from_elsewhere(key, damaged)
+        slot, tier = self.engine.fetch(key, damaged)
+        entry = self._from_elsewhere(key, damaged) if slot is None else slot.value
         for problem in damaged:
             self.engine.refuse(*problem)
-        if from_memory and not self.engine.read_only:
+        if tier is MEMORY and not self.engine.read_only:
             with suppress(BackendError):  # the engine does so once a minute
                 self.engine.backend.touch(key)
         if entry is not None:
-            saved = self._counts.saved(key, entry.cost)
-            self.engine.counters.hit(saved, time.perf_counter() - started, from_memory)
+            self.engine.counters.hit(key, entry.cost, time.perf_counter() - started, tier)
         else:
-            self._counts.miss()
+            self.engine.counters.add("misses")
             if len(self._missed) >= _MOST_MISSED:
                 self._missed.clear()
             self._missed[key] = time.perf_counter()
@@ -129,7 +128,7 @@ class EngineEntries:
         if missed is not None:
             self.engine.counters.add("compiles")
             self.engine.counters.add("compile_seconds", seconds)
-            self._counts.saved(key, seconds)  # from now on, a hit saves this process nothing
+            self.engine.counters.made(key)
         self._surviving(lambda: self._store(key, entry), None)
         return entry
 
@@ -150,12 +149,12 @@ class EngineEntries:
         """
         there = self._surviving(lambda: self.engine.fetch(key, [])[0], None) if self.reads else None
         if there is not None and not replaces:
-            return there
+            return there.value
         return self.put(key, payload, source_name)
 
     def count_hit(self, key: str, seconds: float) -> None:
         """Count a hit that saved some seconds, and needed no look at the entry."""
-        self.engine.counters.hit(self._counts.saved(key, seconds), 0.0, False)
+        self.engine.counters.hit(key, seconds, 0.0, DISK)
 
     def touch(self, key: str) -> None:
         """Record a use of an entry; raises nothing."""

@@ -64,7 +64,7 @@ class AsyncFront:
         request = await self._run(self._looking, partial(self._requests.of, asked))
         call = asyncio.get_running_loop(), request.key, request.location
         while True:
-            kernel = await self._run(self._looking, partial(self._resolver.hit, request))
+            kernel = await self._run(self._looking, partial(self._resolver.tiers.hit, request))
             if kernel is not None:
                 return kernel
             began, pending = self._pending.get(call, (0.0, None))
@@ -83,14 +83,14 @@ class AsyncFront:
 
     def _shared(self, pending: asyncio.Future[CompiledKernel]) -> CompiledKernel:
         """Return another task's kernel, counted as a hit; raise a copy of its error."""
-        counts = self._resolver.counts
+        tiers = self._resolver.tiers
         error = pending.exception()
         if isinstance(error, Exception):
             if isinstance(error, CompileError):
-                counts.miss()
+                tiers.miss()
             raise copied(error)
-        self._resolver.tiers.local.engine.counters.add("coalesced")
-        return counts.adopted(pending.result())
+        tiers.engine.counters.add("coalesced")
+        return tiers.adopted(pending.result())
 
     def _forget(self, call: _Call, pending: asyncio.Future[CompiledKernel]) -> None:
         if self._pending.get(call, (0.0, None))[1] is pending:

@@ -41,7 +41,7 @@ def compile_all(
 
     missing: list[list[int]] = []
     for indices in _same(requests):
-        found = resolver.hit(requests[indices[0]])
+        found = resolver.tiers.hit(requests[indices[0]])
         if found is None:
             missing.append(indices)
         else:
@@ -94,7 +94,7 @@ def _same(requests: Sequence[Request]) -> list[list[int]]:
 
 def _once_more(resolver: Resolver, request: Request, result: _Result) -> _Result:
     """Return the result for a request that repeats an earlier one, and count it."""
-    found = None if isinstance(result, CompileError) else resolver.hit(request)
+    found = None if isinstance(result, CompileError) else resolver.tiers.hit(request)
     if found is None:
-        resolver.counts.miss()
+        resolver.tiers.miss()
     return found or result

@@ -11,8 +11,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.backend import NoBackend
+from kcache.engine.engine import Damaged
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
-from kcache.kernels.lookup import Damaged, LocalTier, Lookup, find_in, kernel_in
+from kcache.kernels.lookup import LocalTier, Lookup, find_in
 from kcache.kernels.request_diff import Cause, contrast, include_paths
 from kcache.nvrtc.entries import KERNEL, look_into
 from kcache.nvrtc.metadata import DEFAULT_NAMES, RequestSummary
@@ -190,11 +191,8 @@ class _Explainer:
             found = find_in(self._tier, self._request)
             return found if found.kernel is not None else self._in_read_only_tiers(found)
         damaged: Damaged = []
-        entry = self._engine.peek(checked, damaged)[0]
-        kernel = None
-        if entry is not None:
-            kernel = kernel_in(self._request, entry, checked, (), damaged)
-        return Lookup(kernel, damaged=damaged)
+        found = self._tier.kernel(self._request, checked, None, damaged) or Lookup(None)
+        return found._replace(damaged=damaged)
 
     def _in_read_only_tiers(self, found: Lookup) -> Lookup:
         """Return what read-only directories and bundles have, or what was found before."""
@@ -252,9 +250,10 @@ class _Explainer:
                     for kind, path in found
                 )
                 key = dependency_set.result_key(request.key)
-                entry = self._engine.peek(key, [])[0]
-                sound = entry is not None and entry.metadata.get("kind") == KERNEL
-                about = RequestSummary.read(entry.metadata, key) if entry and sound else None
+                slot = self._engine.peek(key, [])[0]
+                metadata = {} if slot is None else slot.value.metadata
+                sound = metadata.get("kind") == KERNEL
+                about = RequestSummary.read(metadata, key) if sound else None
                 yield _Set(differences, key, about)
 
     def _nearest(self) -> Near | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kcache.entry import Entry, encode
 from kcache.errors import ConfigError
-from kcache.kernels.lookup import LocalTier, Lookup, RequestCounts, SharedTier, find_in
+from kcache.kernels.lookup import Lookup, SharedTier, Tiers, find_in
 from kcache.nvrtc.manifest import DependencySet, Manifest
 from kcache.remote.daemon_client import Lease
 from kcache.remote.daemon_protocol import Upload
@@ -34,20 +34,17 @@ class RemoteTier:
     Threads: safe to share. Fork: as `DaemonClient`.
 
     Args:
-        local: the user's own cache, which keeps the kernels that are found.
-        counts: where hits are counted.
+        tiers: of the cache, which keeps the kernels that are found, and counts hits.
         client: of the daemon.
         wait: seconds to wait at most for a lease of another machine.
     """
 
-    def __init__(
-        self, local: LocalTier, counts: RequestCounts, client: DaemonClient, *, wait: float
-    ) -> None:
-        self._engine = local.engine
-        self._counts = counts
+    def __init__(self, tiers: Tiers, client: DaemonClient, *, wait: float) -> None:
+        self._engine = tiers.engine
+        self._tiers = tiers
         self.client = client
-        self._tier = SharedTier(local, client, "remote")
-        self._writes = client.writable and not local.engine.read_only
+        self._tier = SharedTier(tiers.local, client, "remote")
+        self._writes = client.writable and not tiers.engine.read_only
         self._wait = wait
         self._has_put = False
 
@@ -86,7 +83,7 @@ class RemoteTier:
         """Return a lookup that has found the kernel, counted; otherwise None."""
         started = time.perf_counter()
         found = self.lookup(request)
-        if found is None or self._counts.record(request, found, started) is None:
+        if found is None or self._tiers.hit(request, started, found=found) is None:
             return None
         return found
 

@@ -81,9 +81,12 @@ class Requests:
             source, source_name = read_source(source, source_name)
         if not (headers or extra_key):
             try:
-                expressions = names if isinstance(names, (str, tuple)) else tuple(names)
-                call = (source, expressions, options, gpu_arch(options), source_name, caller)
-                request = self._known.get(call)
+                expressions = tuple(names) if isinstance(names, list) else names
+                named = options is not None and options.arch is not None
+                arch = None if named else gpu_arch(options)
+                call = (source, expressions, options, arch, source_name, caller)
+                known = self._known.get(call)
+                request = None if known is None else known.value
             except (TypeError, AttributeError, ConfigError):  # the checks below name what is wrong
                 call = None
         # What a request depends on may have changed: the working directory, and variables.

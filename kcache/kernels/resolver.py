@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -30,7 +29,7 @@ from kcache.util import log
 if TYPE_CHECKING:
     from kcache.engine.opening import OpenedBackend
     from kcache.entry import Entry
-    from kcache.kernels.lookup import Lookup, RequestCounts, Tiers
+    from kcache.kernels.lookup import Lookup, Tiers
     from kcache.kernels.remotes import RemoteTier
     from kcache.nvrtc.compiler import Compiled
     from kcache.nvrtc.manifest import DependencySet
@@ -49,31 +48,28 @@ class Resolver:
 
     Args:
         tiers: of the cache that missed.
-        counts: where requests are counted.
         opened: the directory of the cache, with its settings.
         for_compiler: returns the request for the compiler that has run, by its identity.
 
     Attributes:
-        tiers, counts: as given.
+        tiers: as given.
         remotes: asked before a compile, and sent what it gives; None if there are none.
     """
 
     def __init__(
         self,
         tiers: Tiers,
-        counts: RequestCounts,
         opened: OpenedBackend,
         for_compiler: Callable[[Request, str], Request],
     ) -> None:
         self.tiers = tiers
-        self.counts = counts
         self._engine = tiers.local.engine
         self._config = config = opened.config
         self.remotes: RemoteTier | None = None
         if config.remote.value:
             from kcache.kernels.tiers import open_remote_tier  # few programs use remotes
 
-            self.remotes = open_remote_tier(tiers.local, counts, config)
+            self.remotes = open_remote_tier(tiers, config)
         self._directory = None if self._engine.read_only else opened.directory
         self._for_compiler = for_compiler
         self._writes = not config.disable.value
@@ -91,19 +87,12 @@ class Resolver:
             return self._compile(request, None)[0]
         return self._engine.flight.run(
             request.key,
-            partial(self._find, request),
+            partial(self.tiers.hit, request, is_retry=True),
             partial(self._ask_or_compile, request),
             partial(self._adopt, request),
             scope=request.location + request.source_name,
             shares_old_errors=request.self_contained,
         )
-
-    def hit(self, request: Request) -> CompiledKernel | None:
-        """Return the kernel of a request if the tiers have it, counted; otherwise None."""
-        if not self.tiers.reads:
-            return None
-        started = time.perf_counter()
-        return self.counts.record(request, self.tiers.lookup(request), started)
 
     def lookup_remotely(self, request: Request, started: float) -> Lookup | None:
         """Return what the remotes have for a request; None if they are not asked."""
@@ -122,11 +111,6 @@ class Resolver:
 
     # -- another thread, process or machine --------------------------------------------------------
 
-    def _find(self, request: Request) -> CompiledKernel | None:
-        started = time.perf_counter()
-        found = self.tiers.lookup(request)
-        return self.counts.record(request, found, started, is_retry=True)
-
     def _adopt(self, request: Request, made: Made) -> CompiledKernel | None:
         """Return the kernel that another thread has just made, if it is right here, too.
 
@@ -143,7 +127,7 @@ class Resolver:
             kernel = kernel._replace(dependencies=dependency_set.dependencies(request))
         elif not request.self_contained:
             return None
-        return self.counts.adopted(kernel)
+        return self.tiers.adopted(kernel)
 
     def _ask_or_compile(self, request: Request) -> tuple[CompiledKernel, Made | None]:
         """Return the kernel from a remote; otherwise compile it as the only machine."""
@@ -162,7 +146,7 @@ class Resolver:
         It is stored if it may be stored. The lease is returned when the kernel has reached the
         remotes.
         """
-        self.counts.miss()
+        self.tiers.miss()
         if self._config.on_miss.value == "error":
             raise self._refusal(request)
         compiled, dependency_set = self._run(request)
@@ -175,7 +159,7 @@ class Resolver:
             key, dependencies = dependency_set.result_key(key), dependency_set.dependencies(request)
         kernel = CompiledKernel.of(compiled, key, dependencies)
         entry = kernel.to_entry(metadata_of(request, key, compiled.version), request.search)
-        self.counts.saved(key, 0.0)
+        self._engine.counters.made(key)
         self._store(request, key, entry, dependency_set)
         if self.remotes is not None:
             self.remotes.upload(request, dependency_set, key, entry, lease)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kcache.config import Config
-    from kcache.kernels.lookup import LocalTier, RequestCounts
+    from kcache.kernels.lookup import LocalTier, Tiers
     from kcache.kernels.remotes import RemoteTier
     from kcache.readonly.directory_tier import ReadOnlyTier
     from kcache.remote.address import Address
@@ -95,12 +95,12 @@ def open_layer(address: Address, key_file: str | None) -> ReadOnlyTier:
     return DirectoryTier(path, backends, keep=address.keep)
 
 
-def open_remote_tier(local: LocalTier, counts: RequestCounts, config: Config) -> RemoteTier | None:
+def open_remote_tier(tiers: Tiers, config: Config) -> RemoteTier | None:
     """Return the remotes that the settings name; None without any."""
     from kcache.kernels.remotes import RemoteTier  # a hit in a read-only tier does not need it
 
     client = open_remotes(config)
-    return None if client is None else RemoteTier(local, counts, client, wait=config.wait.value)
+    return None if client is None else RemoteTier(tiers, client, wait=config.wait.value)
 
 
 def open_remotes(

@@ -157,11 +157,17 @@ class Manifest:
         """Return whether a dependency set has held where a request comes from."""
         return any(location in each.stamps for each in self.dependency_sets)
 
-    def matching(self, request: Request, digests: FileDigests) -> DependencySet | None:
-        """Return the dependency set that holds now, or None."""
+    def holding(
+        self, request: Request, digests: FileDigests, *, once: bool = False
+    ) -> DependencySet | None:
+        """Return the dependency set that holds now, or None; with `once`, trust the last check."""
+        last = self.checked.get(request.location)
+        if last is not None and (once or last.holds(request, digests)):
+            return last
         for dependency_set in self.dependency_sets:
             with suppress(CorruptEntryError):  # intact, but not a dependency set
                 if dependency_set.holds(request, digests):
+                    self.checked[request.location] = dependency_set
                     return dependency_set
         return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kcache.util.forks import after_fork
 
@@ -17,8 +17,34 @@ V = TypeVar("V")
 ITEM_OVERHEAD = 4352
 
 
+#: How many times its encoded size a value takes together with what was decoded from it, as measured
+#: with tracemalloc for manifests.
+DECODED_FACTOR = 4
+
+
+class Slot(Generic[V]):
+    """A value in memory, and what its users remember of it.
+
+    Attributes:
+        value: as it was put.
+        charge: the bytes that it is charged.
+        decoded: what a frontend has made from the value, or None.
+        touch_at: when the next use is to be recorded elsewhere; 0.0 for at once.
+    """
+
+    __slots__ = ("charge", "decoded", "touch_at", "value")
+
+    def __init__(
+        self, value: V, charge: int = 0, decoded: object = None, touch_at: float = 0.0
+    ) -> None:
+        self.value = value
+        self.charge = charge
+        self.decoded: Any = decoded
+        self.touch_at = touch_at
+
+
 class MemoryTier(Generic[K, V]):
-    """A map from keys to values whose charged bytes never exceed `max_size`.
+    """A map from keys to slots whose charged bytes never exceed `max_size`.
 
     An item is charged the size that its caller states plus `ITEM_OVERHEAD`. An item that is
     larger than the bound is not kept, and removes an older item of its key.
@@ -31,9 +57,9 @@ class MemoryTier(Generic[K, V]):
 
     def __init__(self, max_size: int) -> None:
         self.max_size = max_size
-        self._items: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._items: OrderedDict[K, Slot[V]] = OrderedDict()
         #: The most recently used item, if its last use was a read: it need not be moved again.
-        self._newest: tuple[V, int] | None = None
+        self._newest: Slot[V] | None = None
         self._used = 0
         self.after_fork()
         #: How often an item was put or removed (reads do not count); see `put`.
@@ -44,46 +70,60 @@ class MemoryTier(Generic[K, V]):
         """Start with a free lock in a child process."""
         self._lock = threading.Lock()
 
-    def get(self, key: K) -> V | None:
-        """Return the value under `key` and mark it as used, or None."""
-        item = self._items.get(key)
-        if item is None:
-            return None
-        if item is not self._newest:
+    def get(self, key: K) -> Slot[V] | None:
+        """Return the slot under `key` and mark it as used, or None."""
+        slot = self._items.get(key)
+        if slot is not None and slot is not self._newest:
             try:  # `suppress` takes longer than all the rest
                 self._items.move_to_end(key)
-                self._newest = item
+                self._newest = slot
             except KeyError:  # evicted a moment ago
                 pass
-        return item[0]
+        return slot
 
-    def peek(self, key: K) -> V | None:
-        """Return the value under `key`, or None, without marking it as used."""
-        item = self._items.get(key)
-        return None if item is None else item[0]
+    def peek(self, key: K) -> Slot[V] | None:
+        """Return the slot under `key`, or None, without marking it as used."""
+        return self._items.get(key)
 
-    def put(self, key: K, value: V, size: int, *, unless_since: int | None = None) -> None:
-        """Keep `value`, whose payload is `size` bytes, and evict what no longer fits.
+    def put(
+        self,
+        key: K,
+        value: V,
+        size: int,
+        *,
+        decoded: object = None,
+        touch_at: float = 0.0,
+        unless_since: int | None = None,
+    ) -> Slot[V]:
+        """Keep `value`, and evict what no longer fits; return its slot.
 
-        With `unless_since`, an earlier `changes`, do so only if nothing has changed since then,
-        because a value that was read from elsewhere may be older than a put or delete in between.
+        Args:
+            key: of the value.
+            value: what to keep.
+            size: bytes of its payload.
+            decoded: what was made from it, which is charged, too.
+            touch_at: see `Slot`.
+            unless_since: an earlier `changes`. The value is kept only if nothing has changed since
+                then, because a value that was read from elsewhere may be older than a put or delete
+                in between.
         """
-        charge = size + ITEM_OVERHEAD
+        charge = (size if decoded is None else DECODED_FACTOR * size) + ITEM_OVERHEAD
+        slot = Slot(value, charge, decoded, touch_at)
         with self._lock:
             if unless_since is None:
                 self.changes += 1
             elif unless_since != self.changes:
-                return
+                return slot
             self._newest = None
             old = self._items.pop(key, None)
             if old is not None:
-                self._used -= old[1]
-            if charge > self.max_size:
-                return
-            self._used += charge  # before it is there: an interrupt must not leave it uncounted
-            self._items[key] = (value, charge)
+                self._used -= old.charge
+            if charge <= self.max_size:
+                self._used += charge  # before it is there: an interrupt must not leave it uncounted
+                self._items[key] = slot
             while self._used > self.max_size:
-                self._used -= self._items.popitem(last=False)[1][1]
+                self._used -= self._items.popitem(last=False)[1].charge
+        return slot
 
     def delete(self, key: K) -> None:
         """Forget `key`, if it is there."""
@@ -92,7 +132,7 @@ class MemoryTier(Generic[K, V]):
             self._newest = None
             item = self._items.pop(key, None)
             if item is not None:
-                self._used -= item[1]
+                self._used -= item.charge
 
     def clear(self) -> None:
         """Forget everything."""

@@ -35,7 +35,9 @@ class MemoryTierModel(RuleBasedStateMachine):
     def get(self, name: str) -> None:
         if name in self.model:
             self.model.move_to_end(name)
-            assert self.tier.get(name) is self.model[name][0]
+            slot = self.tier.get(name)
+            assert slot is not None
+            assert slot.value is self.model[name][0]
         else:
             assert self.tier.get(name) is None
 

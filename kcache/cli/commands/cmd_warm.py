@@ -82,7 +82,7 @@ def warm(
         wanted = [*kernels, *map(_listed, starts)]
         if dry_run or check:
             cache = stack.enter_context(open_cache(path, read_only=True))
-            found = (cache._on_miss().hit(each.request) for each in starts)
+            found = (cache._tiers.hit(each.request) for each in starts)
             cached = [*cached_ones(kernels, cache), *(each is not None for each in found)]
             _show_plan(wanted, cached, quiet=quiet)
             raise click.exceptions.Exit(int(check and not all(cached)))
