@@ -81,7 +81,7 @@ def here(cache_directory: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[C
     def here(*arguments: str | Path, **settings: str) -> Said:
         capfd.readouterr()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(log, "_said", set())
+            patch.setattr(log, "_logged", set())
             for name, value in settings.items():
                 patch.setenv(name, value)
             code = app.run(list(map(str, arguments)))

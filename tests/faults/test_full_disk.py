@@ -106,7 +106,7 @@ def test_a_disk_that_fills_while_a_cache_is_opened(name: str, disk: Path, long: 
 def test_a_disk_that_its_own_entries_fill_can_be_cleared(
     name: str, disk: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log, "_said", set())
+    monkeypatch.setattr(log, "_logged", set())
     spare = disk / "spare"
     spare.write_bytes(bytes(128 << 10))
     with open_engine(disk / "cache", backend=name, max_size=CAP) as engine:
