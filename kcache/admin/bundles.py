@@ -18,8 +18,8 @@ from kcache.admin.transfer import (
     cost_of,
     envelope_of,
     missing_part,
-    parse_filters,
     put_or_fail,
+    selection,
     signer_of,
 )
 from kcache.backend import EntryInfo
@@ -168,14 +168,14 @@ def export_bundle(
         BackendError: the entries can't be listed.
         OSError: the file can't be made.
     """
-    filters = parse_filters(names, archs, used_within, older_than)
+    wanted = selection(names, archs, used_within, older_than)
     sealer, backend = signer_of(cache), backend_of(cache, "exported")
     left_out: list[Item] = []
     manifests = 0
 
     def rows() -> Iterator[tuple[str, bytes]]:
         nonlocal manifests
-        for item, entry in chosen(backend, filters, left_out):
+        for item, entry in chosen(backend, wanted, left_out):
             kept = _timeless(entry) if reproducible and item.kind != MANIFEST else entry
             envelope = envelope_of(item.key, kept)
             if len(envelope) > MAX_VALUE - SEAL_ROOM:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import math
 import os
 import time
 from collections import Counter
@@ -22,9 +23,8 @@ from kcache.engine.engine import CacheEngine, Put
 from kcache.entry import MAX_SETS, Entry, encode
 from kcache.errors import BackendError, ConfigError
 from kcache.nvrtc import PRODUCER
-from kcache.nvrtc.entries import DAMAGED, MANIFEST, Item, coldest_first, look_into
+from kcache.nvrtc.entries import DAMAGED, KERNEL, MANIFEST, Item, coldest_first, look_into
 from kcache.nvrtc.manifest import DependencySet, Manifest
-from kcache.remote.address import Address
 from kcache.remote.daemon_protocol import Counts
 from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import Sealer, make_sealer
@@ -76,52 +76,45 @@ def signer_of(cache: HasEngine) -> Sealer:
 # -- which entries ---------------------------------------------------------------------------------
 
 
-class Filters(NamedTuple):
-    """Which entries are wanted; all of them by default.
-
-    Attributes:
-        names: a kernel is wanted if its source's name, or a name expression of it, contains one of
-            these texts, or matches it as a pattern if that has `*` or `?` in it.
-        archs: its target is one of these, such as `"sm_90"`.
-        used_within: its last use was at most this many seconds ago.
-        older_than: its last use was more than this many seconds ago.
-    """
-
-    names: tuple[str, ...] = ()
-    archs: tuple[str, ...] = ()
-    used_within: float | None = None
-    older_than: float | None = None
+Selection = Callable[[Item], bool]
 
 
-def parse_filters(
+def selection(
     names: Iterable[str] = (),
     archs: Iterable[str] = (),
     used_within: float | str | None = None,
     older_than: float | str | None = None,
-) -> Filters:
-    """Return filters as people write them: `"90"` is `"sm_90"`, and an age is `"30d"`.
+) -> Selection | None:
+    """Return which kernels are wanted, as a function; None if every entry is.
+
+    Args:
+        names: a kernel is wanted if its source's name, or a name expression of it, contains one of
+            these texts, or matches it as a pattern if that has `*` or `?` in it.
+        archs: its target is one of these, such as `"sm_90"` or `"90"`.
+        used_within: its last use was at most this many seconds ago, or `"30d"`.
+        older_than: its last use was longer ago.
 
     Raises:
         ConfigError: an age is malformed.
     """
-    return Filters(
-        tuple(names),
-        tuple(f"sm_{arch}" if arch[:1].isdigit() else arch for arch in archs),
-        None if used_within is None else parse_age(used_within, name="used_within"),
-        None if older_than is None else parse_age(older_than, name="older_than"),
-    )
+    texts = tuple(names)
+    targets = {f"sm_{arch}" if arch[:1].isdigit() else arch for arch in archs}
+    now, first, last = time.time(), 0.0, math.inf
+    if used_within is not None:
+        first = now - parse_age(used_within, name="used_within")
+    if older_than is not None:
+        last = now - parse_age(older_than, name="older_than")
 
+    def is_wanted(item: Item) -> bool:
+        known = (item.source_name, *item.names)
+        return (
+            item.kind == KERNEL
+            and first <= item.used < last
+            and (not targets or item.arch in targets)
+            and (not texts or any(_fits(text, name) for text in texts for name in known))
+        )
 
-def is_wanted(item: Item, filters: Filters, now: float) -> bool:
-    """Return whether an item passes all filters; `now` is in seconds since the epoch."""
-    if filters.used_within is not None and item.used < now - filters.used_within:
-        return False
-    if filters.older_than is not None and item.used >= now - filters.older_than:
-        return False
-    if filters.archs and item.arch not in filters.archs:
-        return False
-    known = (item.source_name, *item.names)
-    return not filters.names or any(_fits(text, name) for text in filters.names for name in known)
+    return is_wanted if texts or targets or (first, last) != (0.0, math.inf) else None
 
 
 def _fits(pattern: str, name: str) -> bool:
@@ -150,7 +143,7 @@ def sound_entries(
 
 
 def chosen(
-    backend: Backend, filters: Filters, left_out: list[Item]
+    backend: Backend, wanted: Selection | None, left_out: list[Item]
 ) -> Iterator[tuple[Item, Entry]]:
     """Yield the entries for a bundle, by ascending key; no use of them is recorded.
 
@@ -160,18 +153,17 @@ def chosen(
     Raises:
         BackendError: the entries can't be listed.
     """
-    now, infos = time.time(), sorted(backend.scan())
-    wanted = {info.key for info in infos}
-    if filters != Filters():  # every entry has to be read to decide
+    infos = sorted(backend.scan())
+    keys = {info.key for info in infos}
+    if wanted is not None:  # every entry has to be read to decide
         looked = (look_into(backend, info) for info in infos)
-        items = (opened.item for opened in looked if opened is not None)
-        wanted = {item.key for item in items if is_wanted(item, filters, now)}
+        keys = {each.item.key for each in looked if each is not None and wanted(each.item)}
     for item, entry in sound_entries(backend, infos, left_out):
         if item.kind == MANIFEST:
-            manifest = portable(item.key, entry, wanted)
+            manifest = portable(item.key, entry, keys)
             if manifest is not None:
                 yield item, manifest
-        elif item.key in wanted:
+        elif item.key in keys:
             yield item, entry
 
 
@@ -333,7 +325,7 @@ class Pushed(NamedTuple):
     left_out: int
 
 
-def push(cache: HasEngine, filters: Filters) -> list[Pushed]:
+def push(cache: HasEngine, wanted: Selection | None) -> list[Pushed]:
     """Store the kernels of a cache, and the manifests that lead to them, in each writable remote.
 
     It does not count as a use of an entry. What a remote has under the same key is replaced by
@@ -342,7 +334,7 @@ def push(cache: HasEngine, filters: Filters) -> list[Pushed]:
 
     Args:
         cache: a `KernelCache`.
-        filters: which kernels.
+        wanted: which kernels; None for all.
 
     Raises:
         ConfigError: no remote can be written to, or the key file can't be used to sign.
@@ -353,17 +345,19 @@ def push(cache: HasEngine, filters: Filters) -> list[Pushed]:
     if not writable:
         raise ConfigError("KCACHE_REMOTE has no address that can be written to")
     sealer, backend = signer_of(cache), backend_of(cache, "pushed")
-    return [_push_to(address, sealer, backend, filters) for address in writable]
+    return [
+        _push_to(GuardedStorage(address, lambda: sealer, Counts()), backend, wanted)
+        for address in writable
+    ]
 
 
-def _push_to(address: Address, sealer: Sealer, backend: Backend, filters: Filters) -> Pushed:
-    remote = GuardedStorage(address, lambda: sealer, Counts())
+def _push_to(remote: GuardedStorage, backend: Backend, wanted: Selection | None) -> Pushed:
     left_out: list[Item] = []
     sent: Counter[bool | None] = Counter()
     try:
         # The kernels come first: a manifest must not promise a kernel that is not there.
         for manifests in (False, True):
-            for item, entry in chosen(backend, filters, left_out):
+            for item, entry in chosen(backend, wanted, left_out):
                 if (item.kind == MANIFEST) is manifests:
                     store = remote.merge if manifests else remote.put
                     stored = store(item.key, envelope_of(item.key, entry))
@@ -371,5 +365,5 @@ def _push_to(address: Address, sealer: Sealer, backend: Backend, filters: Filter
     finally:
         remote.close()
     reason = remote.trouble if sent[None] else ""
-    address_shown, odd = address.redacted(), len(set(left_out))
-    return Pushed(address_shown, sent[False], sent[True], sent[None], reason, odd)
+    address, odd = remote.address.redacted(), len(set(left_out))
+    return Pushed(address, sent[False], sent[True], sent[None], reason, odd)

@@ -87,7 +87,7 @@ def options(*given: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
-#: The options that select entries: the arguments of `parse_filters`.
+#: The options that select entries: the arguments of `selection`.
 filter_options = options(
     repeatable(
         "--arch", "archs", metavar="ARCH", help="Only kernels for this target, such as sm_90."
@@ -135,10 +135,10 @@ def open_cache(directory: str | None, **settings: Any) -> KernelCache:  # noqa: 
 
 def open_existing(
     directory: str | None,
+    doing: str = "",
     *,
+    writes: bool = True,
     backend: str | None = None,
-    read_only: bool = True,
-    changes: bool = False,
     quiet: bool = False,
 ) -> KernelCache:
     """Return the cache, but create no directory, not even the backend's folder.
@@ -147,17 +147,25 @@ def open_existing(
     returned.
 
     An error in the environment is a warning, as in any program: an unsafe directory that it names
-    is not used. For commands that change a cache (`changes`, also with `--dry-run`), it is an
-    error, because they must not use another cache or cap than the user meant. With `quiet`, nothing
-    is printed, and a cache that can't be used is not an error.
+    is not used. For commands that change a cache, it is an error, because they must not use another
+    cache or cap than the user meant.
+
+    Args:
+        directory: that the option names.
+        doing: the command, if it changes a cache; the others read only.
+        writes: whether it really does; not with `--dry-run`.
+        backend: instead of the one in use.
+        quiet: print nothing, and return a cache that can't be used, too.
 
     Raises:
         BackendError: it exists and can't be used.
-        ConfigError: it is not a cache or unsafe, or a setting is wrong.
+        ConfigError: it is not a cache or unsafe, a setting is wrong, or forbids to write.
         UnknownBackendError: no such backend is installed.
     """
-    if changes:  # treated like an option, so it has to be safe
+    if doing:  # treated like an option, so it has to be safe
         directory = _required(directory, backend).directory.value
+        if writes:
+            may_write(doing, directory)
     cache = open_cache(directory, backend=backend, read_only=True)
     files, nothing = cache.opened.directory, cache.engine.backend
     if isinstance(nothing, NoBackend) and nothing.kind == "unusable" and not quiet:
@@ -169,7 +177,7 @@ def open_existing(
         return cache
     if backend is None:
         warn_of_other_backend(cache.opened)
-    if read_only or not os.path.isdir(files.backend(cache.config.backend.value)):
+    if not (doing and writes and os.path.isdir(files.backend(cache.config.backend.value))):
         return cache
     cache.close()
     return open_cache(files.path, backend=backend)

@@ -25,7 +25,7 @@ from kcache.admin.bundles import (
     verify_bundle,
 )
 from kcache.admin.oci_layout import bundle_at, export_layout
-from kcache.admin.transfer import Pushed, parse_filters
+from kcache.admin.transfer import Pushed, selection
 from kcache.admin.transfer import push as push_to_remotes
 from kcache.cli.app import Group
 from kcache.cli.commands.cmd_ls import item_json, listing
@@ -245,7 +245,7 @@ def push(*, directory: str | None, **filters: Any) -> None:  # noqa: ANN401
     It does not count as a use of an entry. Exits with 1 if anything can't be stored.
     """
     with open_existing(directory) as cache, progress("pushing"):
-        done = push_to_remotes(cache, parse_filters(**filters))
+        done = push_to_remotes(cache, selection(**filters))
     show(
         "\n".join(f"{each.address}: {_amount(each)}" for each in done),
         [each._asdict() for each in done],

@@ -233,10 +233,8 @@ def migrate(
     origin = origin or _origin(directory, target)
     require_backend(origin)
     require_backend(target)
-    if not dry_run:
-        may_write("migrate", directory)
     moved, verb, done = Moved(), "copied" if keep else "moved", "nothing to move"
-    with open_existing(directory, backend=origin, read_only=dry_run, changes=True) as source:
+    with open_existing(directory, "migrate", backend=origin, writes=not dry_run) as source:
         files, engine = source.opened.directory, source.engine
         if files is not None and origin == target:
             files, done = None, f"already in {target}; nothing to migrate"

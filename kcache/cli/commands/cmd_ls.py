@@ -17,7 +17,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from kcache.admin.transfer import Filters, is_wanted, parse_filters
+from kcache.admin.transfer import selection
 from kcache.backend import KEY_LENGTH, Backend, EntryInfo
 from kcache.cli.options import (
     directory_option,
@@ -180,24 +180,20 @@ def list_entries(
     A manifest records which headers a source was compiled with, so that kcache notices when a
     header changes. There is one manifest for each source with includes.
     """
-    now, filters = time.time(), parse_filters(**given)
+    now, wanted = time.time(), selection(**given)
     with open_existing(directory) as cache:
         found = list(items(cache.engine.backend))
-
-    def is_shown(item: Item) -> bool:
-        if filters == Filters():
-            return everything or item.kind != MANIFEST
-        return item.kind == KERNEL and is_wanted(item, filters, now)
 
     def order(item: Item) -> tuple[bool, float, str]:
         value = _ORDERS[sort](item)
         return value is None, (value or 0) * (1 if reverse else -1), item.key
 
-    rows = sorted(filter(is_shown, found), key=order)
+    shown = wanted or (lambda item: everything or item.kind != MANIFEST)
+    rows = sorted(filter(shown, found), key=order)
     digits = unique_length(item.key for item in found)
     show(lambda: listing(rows, digits, now), [item_json(item) for item in rows])
     if not (rows or wants_json()) and cache.directory:
-        notify("there are no kernels" if filters == Filters() else "no kernel matches the filters")
+        notify("there are no kernels" if wanted is None else "no kernel matches the filters")
 
 
 #: Columns that only a terminal of so many columns shows, so that a kernel's name has room.

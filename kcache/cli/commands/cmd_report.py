@@ -38,7 +38,6 @@ from kcache.cli.options import (
     directory_option,
     flag,
     json_option,
-    may_write,
     named_directory,
     open_existing,
     output_option,
@@ -88,9 +87,7 @@ def stats(*, prometheus: bool, zero: bool, directory: str | None) -> None:
     """
     if wants_json() and prometheus:
         raise click.UsageError("--json and --prometheus exclude each other.")
-    if zero:
-        may_write("stats --zero", directory)
-    with open_existing(directory, changes=zero) as cache:
+    with open_existing(directory, "stats --zero" if zero else "") as cache:
         files, config = cache.opened.directory, cache.config
         file = None if files is None else StatsFile(files.stats)
         totals = Stats() if file is None else file.total()

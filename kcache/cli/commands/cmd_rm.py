@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from kcache.admin.info import count_kinds, kinds_in_words
-from kcache.admin.transfer import Filters, is_wanted, parse_filters
+from kcache.admin.transfer import selection
 from kcache.admin.verify import Report
 from kcache.admin.verify import verify as examine
 from kcache.cli.commands.cmd_ls import complete_keys, key_prefix, resolve
@@ -21,7 +21,6 @@ from kcache.cli.options import (
     filter_options,
     flag,
     json_option,
-    may_write,
     open_existing,
 )
 from kcache.cli.terminal import SHORT, can_ask, notify, progress, show
@@ -52,11 +51,9 @@ def trim(
     than AGE, then what exceeds SIZE. The cache stays below its cap on its own. Use this command to
     free space at once.
     """
-    if not dry_run:
-        may_write("trim", directory)
     age = None if older_than is None else parse_age(older_than, name="--older-than")
     size = None if max_size is None else parse_size(max_size, name="--max-size")
-    with open_existing(directory, read_only=dry_run, changes=True) as cache:
+    with open_existing(directory, "trim", writes=not dry_run) as cache:
         if dry_run:
             if size is None and age is None:
                 size = int(cache.engine.max_size * LOW_WATER)
@@ -86,18 +83,13 @@ def remove(*, keys: tuple[str, ...], dry_run: bool, directory: str | None, **giv
     several entries, nothing is deleted. A kernel has to match every kind of option. `kcache ls`
     with the same options shows which kernels match.
     """
-    filters, now = parse_filters(**given), time.time()
-    if bool(keys) == (filters != Filters()):
+    wanted = selection(**given)
+    if bool(keys) == (wanted is not None):
         raise click.UsageError("Expected either keys or filter options.")
-    if not dry_run:
-        may_write("rm", directory)
-    with open_existing(directory, read_only=dry_run, changes=True) as cache:
+    with open_existing(directory, "rm", writes=not dry_run) as cache:
         backend = cache.engine.backend
-        if keys:
-            sizes = {info.key: info.size for info in resolve(backend, keys)}
-        else:
-            kernels = (item for item in items(backend) if item.kind == KERNEL)
-            sizes = {each.key: each.size for each in kernels if is_wanted(each, filters, now)}
+        found = resolve(backend, keys) if wanted is None else filter(wanted, items(backend))
+        sizes = {each.key: each.size for each in found}
         if not dry_run:
             sizes = {key: backend.delete(key) for key in sizes}
             for key in filter(sizes.get, sizes):
@@ -119,10 +111,9 @@ def clear(*, yes: bool, directory: str | None) -> None:
 
     The counts stay. To reset them, use `kcache stats --zero`.
     """
-    may_write("clear", directory)
     if not yes and not can_ask():
         raise click.UsageError("Can't ask without a terminal. Pass --yes to delete every entry.")
-    with open_existing(directory, read_only=False, changes=True) as cache:
+    with open_existing(directory, "clear") as cache:
         size, kinds = cache.size_bytes, count_kinds(cache.engine)
         about = f"({kinds_in_words(kinds)}), {format_size(size)}"
         question = f"Delete {counted(cache.entry_count)} {about}, in {cache.directory}?"
@@ -149,9 +140,7 @@ def verify(*, repair: bool, directory: str | None) -> None:
     `--repair` only frees space. Exits with 1 if damage was found and not repaired. Changes nothing
     without `--repair`.
     """
-    if repair:
-        may_write("verify --repair", directory)
-    with open_existing(directory, read_only=not repair, changes=repair) as cache:
+    with open_existing(directory, "verify --repair" if repair else "") as cache:
         report = examine(cache.engine.backend, repair=repair, progress=progress)
         for item in report.bad if repair else ():
             if item.kind == DAMAGED:
