@@ -89,6 +89,7 @@ class Tree:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(14_400)
 def test_random_programs_are_never_stale(service: Service, tmp_path: Path, long: bool) -> None:
     for seed in range(MANY_PROGRAMS if long else PROGRAMS):
         choices = random.Random(seed)
