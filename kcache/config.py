@@ -32,7 +32,7 @@ DEFAULT_WAIT = 300.0
 #: 2**63.
 _MAX_BYTES = 1 << 60
 HEADER_CHECKS = ("always", "once")
-RELOCATIONS = ("on", "off", "lines")
+RELOCATIONS = ("on", "off")
 ON_MISS = ("compile", "error")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -183,10 +183,9 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "relocation",
-        "on, off or lines",
+        "on or off",
         "Whether a kernel that shows no path may be used in another directory, container or "
-        "machine; with lines, also what nvcc -lineinfo makes, whose line numbers name the first "
-        "directory.",
+        "machine.",
         partial(_parse_choice, allowed=RELOCATIONS),
         "on",
     ),

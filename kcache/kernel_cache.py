@@ -129,7 +129,7 @@ class KernelCache:
         self._requests = Requests(
             share,
             record_to=config.record.value,
-            relocatable=config.relocation.value != "off",
+            relocatable=config.relocation.value == "on",
         )
         self._async: AsyncFront | None = None
         self.engine = engine_of(opened, config.memory_size.value - share, producer=PRODUCER)

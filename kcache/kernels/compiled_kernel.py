@@ -203,15 +203,17 @@ def _files(entry: Entry) -> tuple[File, ...]:
     Raises:
         CorruptEntryError: the entry is not what `to_entry` makes.
     """
-    from kcache.nvrtc.artifact import File  # only nvcc writes files
+    from kcache.nvrtc.artifact import File, Form  # only nvcc writes files
 
     listed = entry.metadata["files"]
     found: list[File] = []
     for number, each in enumerate(listed if isinstance(listed, list) else ()):
         content = entry.payload.get(f"file{number}")
         match each:
-            case [str(path), int(mode), bool(is_new), bool(is_text)] if content is not None:
-                found.append(File(path, mode & 0o777, is_new, is_text, content))
+            case [str(path), int(mode), bool(is_new), int(form)] if (
+                content is not None and 0 <= form <= 2
+            ):
+                found.append(File(path, mode & 0o777, is_new, Form(form), content))
             case _:
                 raise CorruptEntryError("malformed list of files")
     return tuple(found)

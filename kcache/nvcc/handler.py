@@ -15,7 +15,7 @@ from kcache.nvcc.request import STREAMS, TERMINAL, Start
 from kcache.nvrtc.artifact import Artifact
 from kcache.nvrtc.compiler import Compiled
 from kcache.nvrtc.manifest import DependencySet
-from kcache.nvrtc.places import SHOWN
+from kcache.nvrtc.places import LENGTH, SHOWN
 from kcache.util.wire import WireError
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ class NvccHandler:
                 raise WireError("no recording")
             if reason:
                 raise RefusedError(reason.decode())
-            relocation = self._cache.config.relocation.value
-            recording = Recording(start, raw, relocation)
+            recording = Recording(start, raw)
+            recording.bound |= self._cache.config.relocation.value == "off"
             artifact, dependency_set = _stored(start, (out, error), recording, seconds, digests)
         except (WireError, OSError, ValueError, RefusedError) as error:
             problem = str(error) or "nvcc failed, or was ended"
@@ -113,19 +113,21 @@ def _stored(
         raise RefusedError("it wrote text to a terminal")
     if not recording.outputs:
         raise RefusedError("it wrote no file")
-    artifact, shown = read(start.roots, recording.outputs, texts, seconds)
-    shown = recording.shown | (set() if recording.has_lines else shown)
-    if recording.bound:
-        shown |= set(range(1, len(start.roots.prefixes)))
+    made = read(start.roots, recording.outputs, texts, has_lines=recording.has_lines)
+    prefixes = start.roots.prefixes
+    shown = recording.shown | made.shown
+    if recording.bound or made.may_hide:
+        shown |= set(range(1, len(prefixes)))
     if any(texts):
         needed = STREAMS if start.one_stream or all(texts) else (TERMINAL,)
         recording.variables.update(needed)
-    conditions = [f"{SHOWN} {root} {start.roots.prefixes[root]}" for root in sorted(shown)]
+    conditions = [f"{SHOWN} {root} {prefixes[root]}" for root in sorted(shown)]
+    conditions += (f"{LENGTH} {n} {len(os.fsencode(prefixes[n]))}" for n in sorted(made.placed))
     answers = recording.answers(digests)._replace(
         conditions=conditions, home=start.request.location
     )
-    made = DependencySet(answers.encode())
-    if not made.holds(start.request, digests):
-        difference = next(made.differences(start.request, digests), ("", "something"))
+    found = DependencySet(answers.encode())
+    if not found.holds(start.request, digests):
+        difference = next(found.differences(start.request, digests), ("", "something"))
         raise RefusedError(f"{difference[1]} changed during the compile")
-    return artifact, made
+    return Artifact(seconds=seconds, files=tuple(made.files)), found

@@ -38,8 +38,6 @@ _ABOUT_MACHINE = re.compile(r"__nvcc_device_query|nvidia-smi")
 _BINDING = re.compile(
     r"--device-[cw]\b|[\x1f ]--?[fd]?lto\b|\x1f-g(?!enerate)[^\x1f]*\x1f|--device-debug"
 )
-#: ... and line numbers, which name them for profilers and debuggers alone.
-_LINES = re.compile(r"line-?info")
 #: Where the dynamic loader also looks in a directory, for each kind of processor.
 _VARIANTS = (
     "glibc-hwcaps",
@@ -76,7 +74,6 @@ class Recording:
     Args:
         start: of the nvcc that was recorded.
         raw: the records.
-        relocation: the setting.
 
     Attributes:
         outputs: absolute paths of the files that were written and are there now; True for those
@@ -84,13 +81,13 @@ class Recording:
         shown: the numbers of roots that the source text names once it is preprocessed.
         bound: whether the outputs may name any of them, or must differ from place to place.
         variables: that were asked for.
-        has_lines: whether line numbers name them, and the setting allows that.
+        has_lines: whether there are line tables, which name them.
 
     Raises:
         RefusedError: something was not followed.
     """
 
-    def __init__(self, start: Start, raw: bytes, relocation: str = "on") -> None:
+    def __init__(self, start: Start, raw: bytes) -> None:
         self._start = start
         self._files: dict[str, tuple[int, ...] | None] = dict.fromkeys(
             path for path in _LOADER_FILES if os.path.exists(path)
@@ -108,8 +105,7 @@ class Recording:
         self._searched: set[str] = set()
         self._starts = self._began = 0
         self.shown: set[int] = set()
-        self.bound, self.has_lines = relocation == "off", False
-        self._allows_lines = relocation == "lines"
+        self.bound = self.has_lines = False
         temporary = start.environment.get("TMPDIR") or "/tmp"
         self._temporary = start.path(temporary).rstrip("/")
         for record in _records(raw):
@@ -161,9 +157,7 @@ class Recording:
         if "=native" in arguments or _ABOUT_MACHINE.match(program):
             raise RefusedError("a tool looks at this machine")
         whole = program.startswith("cc1") and "\x1f-E\x1f" not in arguments
-        if _LINES.search(arguments):
-            self.has_lines = self._allows_lines
-            self.bound = self.bound or not self._allows_lines
+        self.has_lines = self.has_lines or "line-info" in arguments or "lineinfo" in arguments
         if (
             _BINDING.search(arguments)
             or (program == "nvlink" and "--shared" not in arguments)

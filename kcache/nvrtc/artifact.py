@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import IntEnum
 from types import MappingProxyType
 from typing import NamedTuple
+
+
+class Form(IntEnum):
+    """How paths stand in the content of a file."""
+
+    #: As they were.
+    BINARY = 0
+    #: As in `File.path`: a list of dependencies, or source text.
+    TEXT = 1
+    #: As marks of the same length: a line table.
+    LINES = 2
 
 
 class File(NamedTuple):
@@ -15,14 +27,14 @@ class File(NamedTuple):
             printed.
         mode: its permissions; 1 for standard output, 2 for standard error.
         is_new: whether nvcc removes a file that is there, or else writes into it.
-        is_text: whether roots in it are numbers, as in `path`.
+        form: how the paths of roots stand in it.
         content: its bytes.
     """
 
     path: str
     mode: int
     is_new: bool
-    is_text: bool
+    form: Form
     content: bytes
 
 

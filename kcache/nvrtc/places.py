@@ -6,6 +6,7 @@ the recorded answers hold there, and so do its *conditions*:
 - `shown ROOT TEXT`: the outputs show the directory with this number, which must be spelled so.
 - `location DIGEST`: the outputs show a directory that was spelled otherwise, so the whole location
   must be the same.
+- `length ROOT NUMBER`: a line table shows the directory, and has room for a path of this length.
 - `within ROOT OUTER PATH`: one directory lies in another, at this path, and the texts that the
   compiler has read spell each part of the path, where it may become a path. So a file in both may
   have been asked for from either: `#include <a.h>` with `-Iinc`, or `#include "inc/a.h"`. Where the
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.search import HeaderSearch
 
-SHOWN, LOCATION, WITHIN = "shown", "location", "within"
+SHOWN, LOCATION, LENGTH, WITHIN = "shown", "location", "length", "within"
 #: LTOIR is encoded, so a literal that was stringized twice can't be found in it. There, a text that
 #: spells one of these is enough for the result not to be cached.
 _CLOCK = ("__DATE__", "__TIME__")
@@ -116,6 +117,10 @@ def readings(condition: str, request: Request) -> list[Request]:
         if kind == SHOWN:
             root, text = rest.split(" ", 1)
             if search.prefixes[int(root)] == text:
+                return []
+        if kind == LENGTH:
+            root, length = rest.split(" ")
+            if len(os.fsencode(search.prefixes[int(root)])) == int(length):
                 return []
         if kind == LOCATION and request.location == rest:
             return []
