@@ -181,7 +181,7 @@ class CompileService:
         self, standing: bytes, fields: Sequence[bytes], client: Client
     ) -> Sequence[bytes]:
         from kcache.dropin import libraries, nvrtc_handler
-        from kcache.nvcc.handler import NvccHandler
+        from kcache.nvcc.handler import FAILED, NvccHandler
 
         try:
             if standing != nvrtc_handler.standing():
@@ -195,8 +195,8 @@ class CompileService:
         except Exception as error:
             log.debug("a start of nvcc is declined: %r", error)
             return [NO, f"{type(error).__name__}: {error}".encode()]
-        if answer[0] == DONE:
-            self.counts.answered(hit=answer[1:2] == [b"hit"], failed=False)
+        if answer[0] == DONE or answer[1] == FAILED:
+            self.counts.answered(hit=answer[1:2] == [b"hit"], failed=answer[0] == NO)
         return answer
 
     def _query(self, path: bytes, standing: bytes) -> Sequence[bytes]:
@@ -297,7 +297,7 @@ def summary(counts: dict[str, Any]) -> str:
         f"compile errors {counts['failed']}",
         f"uncacheable {counts['handed_over']}" + (f" ({reasons})" if reasons else ""),
         f"saved {counts['saved_seconds']:.1f} s",
-        f"programs: {who or 'none used NVRTC'}",
+        f"programs: {who or 'none used NVRTC or nvcc'}",
     ]
     hits, misses, errors = (counts.get(name, 0) for name in _REMOTE_COUNTS)
     if hits or misses or errors:

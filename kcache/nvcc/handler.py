@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kcache.daemons.sockets import DONE, NO
-from kcache.errors import MissError
+from kcache.errors import CompileError, MissError
 from kcache.nvcc.artifact import fields, read
 from kcache.nvcc.recording import Recording, RefusedError
 from kcache.nvcc.request import STREAMS, TERMINAL, Start
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: The first field of what a client sends after a compile.
 MADE = b"nvcc-made"
+#: Why there is no answer: what nvcc did has reached the caller.
+FAILED = b"nvcc failed"
 
 
 class NotStoredError(Exception):
@@ -67,6 +69,8 @@ class NvccHandler:
             kernel = self._cache._answer(request, time.perf_counter())
         except NotStoredError:
             return [NO, b"nothing may be stored"]
+        except CompileError:
+            return [NO, FAILED]
         except MissError as error:
             return [DONE, b"refused", f"kcache: {error}\n".encode(errors="replace")]
         if not kernel.cached:
@@ -82,7 +86,11 @@ class NvccHandler:
         client.answer([DONE, b"compile", self._recorder, roots])
         artifact, dependency_set, problem = Artifact(), None, ""
         try:
-            kind, reason, out, error, raw = client.next()
+            made = client.next()
+        except (WireError, OSError, ValueError) as end:
+            raise CompileError("nvcc failed, or was ended") from end
+        try:
+            kind, reason, out, error, raw = made
             seconds = time.perf_counter() - began
             client.waits_since = time.monotonic()
             if kind != MADE:
@@ -92,8 +100,8 @@ class NvccHandler:
             recording = Recording(start, raw)
             recording.bound |= self._cache.config.relocation.value == "off"
             artifact, dependency_set = _stored(start, (out, error), recording, seconds, digests)
-        except (WireError, OSError, ValueError, RefusedError) as error:
-            problem = str(error) or "nvcc failed, or was ended"
+        except (WireError, OSError, ValueError, RefusedError) as refusal:
+            problem = str(refusal)
         return Compiled(artifact, "", (), None, problem), dependency_set
 
 
@@ -111,8 +119,8 @@ def _stored(
     """
     if start.terminal and any(texts):
         raise RefusedError("it wrote text to a terminal")
-    if not recording.outputs:
-        raise RefusedError("it wrote no file")
+    if not (recording.outputs or any(texts)):
+        raise RefusedError("it wrote nothing")
     made = read(start.roots, recording.outputs, texts, has_lines=recording.has_lines)
     prefixes = start.roots.prefixes
     shown = recording.shown | made.shown

@@ -49,7 +49,7 @@ def test_counts_are_told_in_a_line() -> None:
     counts.handed("pch")
     assert summary({**counts.as_dict(), "saved_seconds": 1.25}) == (
         "hits 1; misses 1; compile errors 1; uncacheable 1 (pch: 1); saved 1.2 s; "
-        "programs: none used NVRTC"
+        "programs: none used NVRTC or nvcc"
     )
 
 

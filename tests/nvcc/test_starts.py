@@ -90,6 +90,7 @@ def test_an_error_is_nvccs(service: Service, project: Path) -> None:
     by, alone = (call(*CUBIN, cwd=project) for call in (service.run, service.alone))
     assert (by.returncode, by.stdout, by.stderr) == (alone.returncode, alone.stdout, alone.stderr)
     assert by.returncode != 0
+    assert (service.counts["failed"], service.counts["misses"]) == (1, 0)
 
 
 def test_a_warning_comes_back(service: Service, project: Path) -> None:
