@@ -148,6 +148,27 @@ def test_relocation_off_binds_everything_to_its_place(service: Service, tmp_path
     assert service.counts["hits"] == 0
 
 
+@pytest.mark.parametrize(("name", "hits"), [("kernel.cu", 1), ("{}/kernel.cu", 0)])
+def test_a_source_that_asks_for_its_name_shows_no_more_than_that(
+    name: str, hits: int, service: Service, tmp_path: Path
+) -> None:
+    """As SGLang does: `<source_location>`, and a relative name in a random directory."""
+    made = []
+    for place in ("one", "another"):
+        folder = tmp_path / place
+        folder.mkdir()
+        (folder / "kernel.cu").write_text("#include <source_location>\n" + BUILTIN)
+        (tmp_path / "include").mkdir(exist_ok=True)
+        (tmp_path / "include/header.h").write_text("#define FACTOR 3\n")
+        arguments = ("-c", "-std=c++20", "-arch=sm_90", name.format(folder), "-o", "kernel.o")
+        assert service.run(*arguments, cwd=folder).returncode == 0
+        made.append((folder / "kernel.o").read_bytes())
+        service.alone(*arguments[:-1], "alone.o", cwd=folder)
+        alone = (folder / "alone.o").read_bytes()
+        assert comparable(made[-1]) == comparable(alone)
+    assert service.counts["hits"] == hits
+
+
 def test_a_list_of_dependencies_names_the_files_of_its_own_place(
     service: Service, tmp_path: Path
 ) -> None:

@@ -358,9 +358,13 @@ static void search(const char *path) {
     const char *root = recording->roots, *end = root + recording->roots_size;
     bool asks = has(text, text + size, "__builtin_FILE") ||
                 has(text, text + size, "__builtin_source_location");
-    for (int number = 0; root < end && number < 64; root += strlen(root) + 1, number++)
-        if (asks || has(text, text + size, root))
+    for (int number = 0; root < end && number < 64; root += strlen(root) + 1, number++) {
+        /* What asks for the name of its file gets one of those in the lines with a number. */
+        bool named = asks ? memmem(text, (size_t)size, root, strlen(root)) != NULL
+                          : has(text, text + size, root);
+        if (named || strpbrk(root, "\"\\\n") != NULL) /* gcc writes these in another form */
             sprintf(found + strlen(found), "%d ", number);
+    }
     munmap(text, (size_t)size);
     note('V', path, found);
 }
