@@ -21,7 +21,7 @@ from kcache.gpu_code import templates_in
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.kernels.explain import explain
 from kcache.nvrtc.compiler import Limits
-from kcache.nvrtc.frontend import Frontend
+from kcache.nvrtc.frontend import compile_tracked
 from kcache.nvrtc.metadata import metadata_of, title_of
 from kcache.nvrtc.workers.slots import Slots
 from kcache.util import log
@@ -73,7 +73,6 @@ class Resolver:
         self._directory = None if self._engine.read_only else opened.directory
         self._for_compiler = for_compiler
         self._writes = not config.disable.value
-        self._frontend: Frontend | None = None
         self._closed = False
 
     def get(self, request: Request) -> CompiledKernel:
@@ -170,10 +169,13 @@ class Resolver:
         engine, title = self._engine, request.source_name
         why = self._reason(request) if log.debugging() else ""
         try:
+            digests = self.tiers.local.digests
             if request.start is None:
-                compiled, dependency_set = self._front().compile(request, track=self._writes)
+                compiled, dependency_set = compile_tracked(
+                    request, digests, self._limits(), track=self._writes
+                )
             else:
-                compiled, dependency_set = request.start.compile(self.tiers.local.digests)
+                compiled, dependency_set = request.start.compile(digests)
         except CompileError:
             if why:
                 log.debug("miss: %s does not compile", title_of(title, request.kernels()))
@@ -192,13 +194,10 @@ class Resolver:
             engine.note("uncacheable", request.key, compiled.problem)
         return compiled, dependency_set
 
-    def _front(self) -> Frontend:
-        if self._frontend is None:
-            config, files = self._config, self._directory
-            slots = None if files is None else Slots(files.slots, config.wait.value)
-            limits = Limits(config.workers.value, config.compile_timeout.value, slots)
-            self._frontend = Frontend(self.tiers.local.digests, limits)
-        return self._frontend
+    def _limits(self) -> Limits:
+        config, files = self._config, self._directory
+        slots = None if files is None else Slots(files.slots, config.wait.value)
+        return Limits(config.workers.value, config.compile_timeout.value, slots)
 
     def _store(
         self, request: Request, key: str, entry: Entry, dependency_set: DependencySet | None

@@ -79,8 +79,14 @@ def stamp_of(status: os.stat_result) -> Stamp:
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
 
 
-def lasting(paths: Iterable[str], stamps: Iterable[Stamp]) -> list[Stamp]:
-    """Return the stamps that another process may trust, and `NO_STAMP` in place of the others."""
+@lru_cache(maxsize=64)
+def durable(paths: tuple[str, ...], stamps: tuple[Stamp, ...]) -> tuple[Stamp, ...]:
+    """Return the stamps that another process may trust, and `NO_STAMP` in place of the others.
+
+    That is asked once in this process, because it takes as long as 50 files. What is remembered is
+    about these stamps at these paths, not about devices: the number of a device is used again after
+    an unmount. If another file system is there later, its files have other inodes and times.
+    """
     trusted: dict[int, bool] = {NO_STAMP[4]: False}
     found: list[Stamp] = []
     for path, stamp in zip(paths, stamps, strict=False):
@@ -89,19 +95,7 @@ def lasting(paths: Iterable[str], stamps: Iterable[Stamp]) -> list[Stamp]:
         if device not in trusted and _device_of(path) == device:
             trusted[device] = file_system(path).keeps_change_time
         found.append(stamp if trusted.get(device) else NO_STAMP)
-    return found
-
-
-@lru_cache(maxsize=64)
-def lasting_once(paths: tuple[str, ...], stamps: tuple[Stamp, ...]) -> tuple[Stamp, ...]:
-    """Return what `lasting` returns, asked once in this process: that takes as long as 50 files.
-
-    The number of a device is used again after an unmount, so nothing is remembered about devices.
-    What is remembered is about these stamps at these paths. If another file system is there later,
-    its files have other inodes and times, and its stamps are no longer compared with these. If
-    even these were the same, what this process has read itself would be as wrong.
-    """
-    return tuple(lasting(paths, stamps))
+    return tuple(found)
 
 
 def _device_of(path: str) -> int:
@@ -169,10 +163,6 @@ class FileDigests:
         if known is None or known[0] != stamp_of(status):
             known = self.read(path, status)
         return known[1]
-
-    def large(self, size: int) -> dict[str, tuple[Stamp, bytes]]:
-        """Return what is remembered of files with at least `size` bytes, by path."""
-        return {path: known for path, known in self._known.copy().items() if known[0][0] >= size}
 
     def remember(self, path: str, stamp: Stamp, digest: bytes, read_at: int) -> tuple[Stamp, bytes]:
         """Remember what was read under a stamp, if that will show a change; return it.

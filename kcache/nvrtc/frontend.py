@@ -17,62 +17,50 @@ from kcache.util import log
 MAX_REPEATS = 2
 
 
-class Frontend:
-    """Compiles requests and keeps what their results depend on.
+def compile_tracked(
+    request: Request, digests: FileDigests, limits: Limits, *, track: bool = True
+) -> tuple[Compiled, DependencySet | None]:
+    """Compile a request; with `track`, find out what the result depends on.
 
-    Threads: safe to share.
+    Returns the result, whose `problem` is why it must not be cached, and the answers that decided
+    it, which hold now; None for a self-contained request, or with a problem.
 
     Args:
+        request: what to compile.
         digests: the process's memory of file contents.
-        limits: what a compile may take.
+        limits: what the compile may take.
+        track: whether the result may be cached.
+
+    Raises:
+        CompileError: the compiler rejected it; CompilerNotFoundError: there is none.
     """
-
-    def __init__(self, digests: FileDigests, limits: Limits) -> None:
-        self._digests = digests
-        self._limits = limits
-
-    def compile(
-        self, request: Request, *, track: bool = True
-    ) -> tuple[Compiled, DependencySet | None]:
-        """Compile a request; with `track`, find out what the result depends on.
-
-        Returns the result, whose `problem` is why it must not be cached, and the answers that
-        decided it, which hold now; None for a self-contained request, or with a problem.
-
-        Raises:
-            CompileError: the compiler rejected it; CompilerNotFoundError: there is none.
-        """
-        run: Compiled | None = None
-        for _ in range(1 + MAX_REPEATS):
-            asked_at = self._digests.clock()
-            try:
-                run = compiler.compile_request(request, self._limits)
-            except CompileError:
-                if run is None:
-                    raise
-                break  # it compiled a moment ago, so a header is being changed
-            answers = Answers.of(run.trace, request.search) if run.trace else None
-            problem = run.problem or _unusable(request, run.trace, answers)
-            if not track:
-                problem = "the cache is switched off"
-            if problem or run.trace is None or answers is None:
-                return run._replace(problem=problem), None
-            if request.self_contained:
-                return run, None
-            self._remember(request, run.trace, asked_at)
-            dependency_set = DependencySet(_completed(answers, request, run).encode())
-            if dependency_set.holds(request, self._digests):
-                return run, dependency_set
-            log.debug("headers of %s changed during the compile: once more", request.source_name)
-        assert run is not None
-        return run._replace(problem="headers changed during the compile"), None
-
-    def _remember(self, request: Request, trace: Trace, asked_at: int) -> None:
-        """Take over the digests of the files that the worker has read."""
-        for path, answer in trace.files.items():
+    run: Compiled | None = None
+    for _ in range(1 + MAX_REPEATS):
+        asked_at = digests.clock()
+        try:
+            run = compiler.compile_request(request, limits)
+        except CompileError:
+            if run is None:
+                raise
+            break  # it compiled a moment ago, so a header is being changed
+        answers = Answers.of(run.trace, request.search) if run.trace else None
+        problem = run.problem or _unusable(request, run.trace, answers)
+        if not track:
+            problem = "the cache is switched off"
+        if problem or run.trace is None or answers is None:
+            return run._replace(problem=problem), None
+        if request.self_contained:
+            return run, None
+        for path, answer in run.trace.files.items():
             if answer.opened:
                 real = request.search.absolute(path)
-                self._digests.remember(real, answer.stamp, answer.digest, asked_at)
+                digests.remember(real, answer.stamp, answer.digest, asked_at)
+        dependency_set = DependencySet(_completed(answers, request, run).encode())
+        if dependency_set.holds(request, digests):
+            return run, dependency_set
+        log.debug("headers of %s changed during the compile: once more", request.source_name)
+    assert run is not None
+    return run._replace(problem="headers changed during the compile"), None
 
 
 def _unusable(request: Request, trace: Trace | None, answers: Answers | None) -> str:

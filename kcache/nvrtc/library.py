@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from typing import NamedTuple
 
 from kcache import config
@@ -47,10 +48,6 @@ class Library(NamedTuple):
     identity: str
 
 
-#: (path, size, times and inode of the file) -> its identity.
-_identities: dict[tuple[str, int, int, int, int], str] = {}
-
-
 def find() -> Library | None:
     """Return the library that a compile would use, without loading it, or None if none is found.
 
@@ -75,13 +72,6 @@ def at(path: str) -> Library:
         builtins = sorted(name for name in os.listdir(folder) if name.startswith(_BUILTINS))
     parts = (_part(each) for each in (real, *(os.path.join(folder, name) for name in builtins)))
     return Library(real, "nvrtc " + " ".join(parts))
-
-
-def _part(path: str) -> str:
-    try:
-        return file_identity(path)
-    except OSError:  # it was removed
-        return f"unknown {os.getpid()} {time.time_ns()}"
 
 
 def mapped() -> dict[str, int]:
@@ -161,26 +151,26 @@ def _loader_cache() -> Iterator[str]:
                 yield path
 
 
-def file_identity(path: str) -> str:
-    """Return the build id of a shared library, or a digest of its content if it has none.
-
-    Memoised in the process by size, times and inode.
-    """
-    status = os.stat(path)
-    file = (path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-    identity = _identities.get(file)
-    if identity is None:
-        found = build_id(path)
-        identity = found if found is not None else "sha256:" + _content(path)
-        _identities[file] = identity
-    return identity
+def _part(path: str) -> str:
+    """Return the build id of a shared library, or a digest of its content if it has none."""
+    try:
+        status = os.stat(path)
+        stamp = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+        return _identity(path, *stamp)
+    except OSError:  # it was removed
+        return f"unknown {os.getpid()} {time.time_ns()}"
 
 
-def _content(path: str) -> str:
+@cache
+def _identity(path: str, *_: int) -> str:
+    found = build_id(path)
+    if found is not None:
+        return found
     import hashlib
 
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.sha256(usedforsecurity=False)).hexdigest()
+        digest = hashlib.file_digest(file, lambda: hashlib.sha256(usedforsecurity=False))
+    return "sha256:" + digest.hexdigest()
 
 
 def build_id(path: str) -> str | None:

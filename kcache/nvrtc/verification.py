@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.nvrtc import places
 from kcache.nvrtc.answers import identity_of
-from kcache.nvrtc.files import NO_STAMP, READ_ONLY, Stamp, is_fresh, lasting, lasting_once, stamp_of
+from kcache.nvrtc.files import NO_STAMP, READ_ONLY, Stamp, durable, is_fresh, stamp_of
 from kcache.nvrtc.search import ABSOLUTE, RootedPath
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class LocationState:
         """Return what another process may trust, as the module describes it."""
         known = self.directories or {}
         watched = (each.stamp for each in known.values())
-        stamps = lasting((*self.files, *known), (*self.stamps, *watched))
+        stamps = durable((*self.files, *known), (*self.stamps, *watched))
         packed = [_STAMP.pack(*stamp) for stamp in stamps]
         packed.insert(len(self.files), struct.pack("<I", len(known)))
         return b"".join((*packed, "\0".join(known).encode("utf-8", "surrogateescape")))
@@ -111,7 +111,7 @@ class LocationState:
             paths = raw[middle:].decode("utf-8", "surrogateescape").split("\0") if count else []
             watched = list(_STAMP.iter_unpack(raw[end + 4 : middle]))
             if len(watched) == len(paths) and (count or not (self.absent or self.plain)):
-                trusted = lasting_once((*self.files, *paths), (*stamps, *watched))
+                trusted = durable((*self.files, *paths), (*stamps, *watched))
                 self.stamps = list(trusted[: len(stamps)])
                 self.directories = {
                     p: Watched(s, None) for p, s in zip(paths, trusted[len(stamps) :], strict=True)

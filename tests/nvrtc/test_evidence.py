@@ -8,7 +8,7 @@ import pytest
 from nvrtc.reference import KERNEL, PTX, agreed, next_tick, python, working_directory, write
 
 import kcache
-from kcache.nvrtc.files import FRESH_NS, NO_STAMP, is_fresh, lasting, stamp_of
+from kcache.nvrtc.files import FRESH_NS, NO_STAMP, durable, is_fresh, stamp_of
 from kcache.util import mounts
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
@@ -79,11 +79,11 @@ def test_whose_stamps_are_trusted(tmp_path, monkeypatch, mount, trusted):
     stamp = stamp_of(os.stat(table))
     of_another_device = (*stamp[:4], stamp[4] + 1)
     assert mounts.file_system(table).keeps_change_time is trusted
-    assert lasting([str(table)] * 3, [of_another_device, stamp, NO_STAMP]) == [
+    assert durable((str(table),) * 3, (of_another_device, stamp, NO_STAMP)) == (
         NO_STAMP,
         stamp if trusted else NO_STAMP,
         NO_STAMP,
-    ]
+    )
 
 
 @pytest.mark.parametrize("which", ["content", "status"])

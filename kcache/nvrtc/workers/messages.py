@@ -77,12 +77,13 @@ class Hello(NamedTuple):
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Hello:
         """Return the message in the fields; raises WireError."""
-
-        def make(identity: str, version: Sequence[int], archs: Sequence[int], error: str) -> Hello:
-            major, minor = version
-            return cls(identity, (major, minor), tuple(archs), error)
-
-        return _unpack("hello", fields, make)
+        return _unpack(
+            "hello",
+            fields,
+            lambda identity, version, archs, error: cls(
+                identity, (version[0], version[1]), tuple(archs), error
+            ),
+        )
 
 
 class Ask(NamedTuple):

@@ -22,9 +22,6 @@ IDLE_SECONDS = 30.0
 #: some 100 KB with each compile of CUB.
 MAX_COMPILES = 500
 MAX_BYTES = 3 << 30
-#: How often one request is tried, so that a worker that was killed, or that ran out of memory,
-#: costs no kernel.
-_TRIES = 2
 
 
 class WorkerPool:
@@ -80,13 +77,11 @@ class WorkerPool:
             NoWorkerError: no worker can be started; CrashedError: the compiler crashed, twice;
             TooLateError: it took too long.
         """
-        for left in reversed(range(_TRIES)):
-            try:
-                return self._compile(library, ask, timeout)
-            except CrashedError:
-                if not left:
-                    raise
-        raise AssertionError
+        try:
+            return self._compile(library, ask, timeout)
+        except CrashedError:
+            # A worker that was killed, or that ran out of memory, costs no kernel.
+            return self._compile(library, ask, timeout)
 
     def _compile(self, library: str, ask: Ask, timeout: float | None) -> tuple[Hello, Reply]:
         own = ask.environment
