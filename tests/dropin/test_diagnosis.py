@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kcache.doctor import OK, PROBLEM, WARNING
-from kcache.doctor.program_checks import diagnose_program
+from kcache.doctor.local_checks import diagnose_program
 from kcache.dropin import build
 
 SHELL = os.path.realpath(shutil.which("sh") or "/bin/sh")

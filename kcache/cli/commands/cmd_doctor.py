@@ -15,7 +15,7 @@ import click
 from kcache.cli.options import directory_option, flag, json_option, load_settings
 from kcache.cli.terminal import columns, show
 from kcache.config import Config
-from kcache.doctor import OK, PROBLEM, WARNING, Finding, local_checks, program_checks
+from kcache.doctor import OK, PROBLEM, WARNING, Finding, local_checks
 from kcache.util.units import counted, plain
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ def doctor(*, directory: str | None, program: str | None, remotes: bool) -> None
     in spite of it. A remote that does not answer is a problem.
     """
     if program is not None:
-        findings = list(program_checks.diagnose_program(program))
+        findings = list(local_checks.diagnose_program(program))
     elif remotes:
         findings = list(_only_remotes(directory))
     else:
-        findings = [*local_checks.diagnose(directory), *program_checks.diagnose()]
+        findings = [*local_checks.diagnose(directory), *local_checks.diagnose_run()]
         if not any(finding.topic == "libraries" for finding in findings):
             from kcache.doctor import remote_checks
 
@@ -143,7 +143,7 @@ _FRAMEWORKS: tuple[tuple[str, tuple[str, ...], str, str, str], ...] = (
 def installed() -> list[Framework]:
     """Return the frameworks that are installed here, in the order of the table."""
     found: list[Framework] = []
-    problem = program_checks.missing()
+    problem = local_checks.missing()
     without_run = {_BY_RUN: _NOT, _BY_BOTH: _BY_ADAPTER} if problem else {}
     for name, distributions, tested, by, line in _FRAMEWORKS:
         for distribution in distributions:

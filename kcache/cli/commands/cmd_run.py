@@ -16,7 +16,7 @@ from kcache.cli.options import directory_option, flag, json_option, load_setting
 from kcache.cli.terminal import show
 from kcache.daemons import sockets, spawn
 from kcache.directory import open_directory
-from kcache.doctor.program_checks import missing
+from kcache.doctor.local_checks import missing
 from kcache.dropin import run_environment as env
 from kcache.dropin.compile_service import summary
 from kcache.dropin.run import run as run_command

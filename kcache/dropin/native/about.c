@@ -1,6 +1,6 @@
 /* The interface: the version of the library, and its architectures. */
 #define _GNU_SOURCE
-#include "program.h"
+#include "dropin.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* One compile: by the server, or by the real library if the server can't answer. */
 #define _GNU_SOURCE
-#include "program.h"
+#include "dropin.h"
 
 #include <limits.h>
 #include <stdlib.h>

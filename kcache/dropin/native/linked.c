@@ -4,7 +4,7 @@
    libraries for a bare name, as cuda.bindings does first, must not find those of the wrong major
    version. */
 #define _GNU_SOURCE
-#include "preload.h"
+#include "dropin.h"
 #include "stubs.h"
 #include "table.h"
 

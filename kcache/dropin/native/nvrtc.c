@@ -10,7 +10,7 @@
    child goes on with the parent's programs and makes its own connections. The library never prints,
    never waits without a limit, and never needs Python. */
 #define _GNU_SOURCE
-#include "program.h"
+#include "dropin.h"
 #include "stubs.h"
 #include "table.h"
 

@@ -1,6 +1,6 @@
 /* The interface: the outputs of a program, before and after its compile. */
 #define _GNU_SOURCE
-#include "program.h"
+#include "dropin.h"
 
 #include <string.h>
 

@@ -5,7 +5,7 @@
    All other calls go to the C library unchanged: with the same arguments, stack and caller. The
    caller's RPATH decides where the C library searches. */
 #define _GNU_SOURCE
-#include "preload.h"
+#include "dropin.h"
 
 #include <dlfcn.h>
 #include <errno.h>

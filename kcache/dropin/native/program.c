@@ -1,6 +1,6 @@
 /* Programs: the caller's texts, and the hand-over to the real library. */
 #define _GNU_SOURCE
-#include "program.h"
+#include "dropin.h"
 
 #include <stdlib.h>
 #include <string.h>

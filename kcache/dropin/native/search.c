@@ -1,6 +1,6 @@
 /* Search: finds the file of NVRTC in the order of the dynamic loader (ld.so(8)), without loading it. */
 #define _GNU_SOURCE
-#include "preload.h"
+#include "dropin.h"
 
 #include <dlfcn.h>
 #include <limits.h>

@@ -18,29 +18,15 @@
 #endif
 
 #define KD_ANSWERED(X)                                                                             \
-    X(nvrtcGetErrorString)                                                                         \
-    X(nvrtcVersion)                                                                                \
-    X(nvrtcGetNumSupportedArchs)                                                                   \
-    X(nvrtcGetSupportedArchs)                                                                      \
-    X(nvrtcCreateProgram)                                                                          \
-    X(nvrtcDestroyProgram)                                                                         \
-    X(nvrtcCompileProgram)                                                                         \
-    X(nvrtcAddNameExpression)                                                                      \
-    X(nvrtcGetLoweredName)                                                                         \
-    X(nvrtcGetPTXSize)                                                                             \
-    X(nvrtcGetPTX)                                                                                 \
-    X(nvrtcGetCUBINSize)                                                                           \
-    X(nvrtcGetCUBIN)                                                                               \
-    X(nvrtcGetLTOIRSize)                                                                           \
-    X(nvrtcGetLTOIR)                                                                               \
-    X(nvrtcGetOptiXIRSize)                                                                         \
-    X(nvrtcGetOptiXIR)                                                                             \
-    X(nvrtcGetProgramLogSize)                                                                      \
-    X(nvrtcGetProgramLog)                                                                          \
-    X(nvrtcGetPCHCreateStatus)                                                                     \
-    X(nvrtcGetPCHHeapSizeRequired)                                                                 \
-    X(nvrtcSetFlowCallback)                                                                        \
-    KD_ANSWERED_BY_MAJOR(X)
+    X(nvrtcGetErrorString) X(nvrtcVersion)                                                         \
+    X(nvrtcGetNumSupportedArchs) X(nvrtcGetSupportedArchs)                                         \
+    X(nvrtcCreateProgram) X(nvrtcDestroyProgram) X(nvrtcCompileProgram)                            \
+    X(nvrtcAddNameExpression) X(nvrtcGetLoweredName)                                               \
+    X(nvrtcGetPTXSize) X(nvrtcGetPTX) X(nvrtcGetCUBINSize) X(nvrtcGetCUBIN)                        \
+    X(nvrtcGetLTOIRSize) X(nvrtcGetLTOIR) X(nvrtcGetOptiXIRSize)                                   \
+    X(nvrtcGetOptiXIR) X(nvrtcGetProgramLogSize) X(nvrtcGetProgramLog)                             \
+    X(nvrtcGetPCHCreateStatus) X(nvrtcGetPCHHeapSizeRequired)                                      \
+    X(nvrtcSetFlowCallback) KD_ANSWERED_BY_MAJOR(X)
 
 #define KD_FORWARDED(X)                                                                            \
     X(nvrtcGetPCHHeapSize)                                                                         \
