@@ -129,9 +129,9 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
         if not read_only:
             _require_safe_path(path)  # another process may have created it in the meantime
         _require_own(path, os.stat(path))
-        about = None if made else _examine(path)
+        about = None if made else _marker_in(path)
         if about is None and not read_only:
-            about = _make(path)
+            about = _make_cache(path)
             with suppress(OSError):  # only backup programs miss it
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
                 with open_own(CacheDirectory(path).tag, flags) as tag:
@@ -178,8 +178,8 @@ def claim(folder: str) -> None:
     """
     make_folder(folder)
     folder = os.path.realpath(folder)  # a link's target is not in the cache, whoever made the link
-    if _read(os.path.dirname(folder)) is None and _examine(folder) is None:
-        _make(folder)
+    if _read_marker(os.path.dirname(folder)) is None and _marker_in(folder) is None:
+        _make_cache(folder)
 
 
 def make_folder(folder: str) -> None:
@@ -191,7 +191,7 @@ def make_folder(folder: str) -> None:
     if not os.path.isdir(folder):
         around = os.path.dirname(folder)
         if make_private(around) or not os.listdir(around):
-            _make(around)
+            _make_cache(around)
         make_private(folder)
 
 
@@ -216,7 +216,7 @@ def open_file_of_cache(path: str, flags: int, is_sound: Callable[[OwnFile], bool
     if not os.path.lexists(path):
         with suppress(OSError):  # the folder does not exist, or can't be marked
             if not os.listdir(folder):
-                _make(folder)
+                _make_cache(folder)
     for _ in range(_TRIES):
         file = open_own(path, flags | os.O_CREAT)
         if is_sound(file):
@@ -328,18 +328,18 @@ def change_settings(files: CacheDirectory, change: Callable[[dict[str, object]],
     try:
         with open_own(files.slots, os.O_RDWR | os.O_CREAT) as file:
             lock(file, _LOCKED, timeout=_PATIENCE)
-            about = _read(files.path)
+            about = _read_marker(files.path)
             if about is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), files.marker)
             change(about["settings"])
-            _write(files.path, about)
+            _write_marker(files.path, about)
             release(file)
     except OSError as error:
         reason = error.strerror or str(error)
         raise BackendError(f"{files.marker} can't be changed: {reason}") from error
 
 
-def _examine(directory: str) -> dict[str, Any] | None:
+def _marker_in(directory: str) -> dict[str, Any] | None:
     """Return what ``kcache.json`` holds, or None for a directory that is empty.
 
     Raises:
@@ -348,7 +348,7 @@ def _examine(directory: str) -> dict[str, Any] | None:
     """
     other: str | None = None
     for _ in range(_LOOKS):
-        about = _read(directory)
+        about = _read_marker(directory)
         other = next(filter(_is_other, os.listdir(directory)), None) if about is None else None
         if other is None:
             return about
@@ -356,7 +356,7 @@ def _examine(directory: str) -> dict[str, Any] | None:
     raise NotOursError(f"it has {other!r} in it, and no {MARKER!r} of kcache's", directory)
 
 
-def _make(directory: str) -> dict[str, Any]:
+def _make_cache(directory: str) -> dict[str, Any]:
     """Make an empty directory a cache, unless another process does; return what the marker holds.
 
     Raises:
@@ -366,10 +366,10 @@ def _make(directory: str) -> dict[str, Any]:
         # A stopped process that holds the lock has not stored anything yet that could get lost.
         with suppress(OSError):
             stack.enter_context(locked_directory(directory, _MAKING))
-        about = _read(directory)
+        about = _read_marker(directory)
         if about is None:
             about = {"format": _FORMAT, "id": os.urandom(16).hex(), "settings": {}}
-            _write(directory, about)
+            _write_marker(directory, about)
     return about
 
 
@@ -378,7 +378,7 @@ def _is_other(name: str) -> bool:
     return name != _LOST_AND_FOUND and not name.startswith(_DRAFT)
 
 
-def _read(directory: str) -> dict[str, Any] | None:
+def _read_marker(directory: str) -> dict[str, Any] | None:
     """Return what ``kcache.json`` holds, `settings` being a dictionary; None if there is none.
 
     Raises:
@@ -405,7 +405,7 @@ def _read(directory: str) -> dict[str, Any] | None:
     return about
 
 
-def _write(directory: str, about: Mapping[str, object]) -> None:
+def _write_marker(directory: str, about: Mapping[str, object]) -> None:
     """Write ``kcache.json`` at once, or not at all.
 
     Raises:

@@ -15,7 +15,7 @@ import lmdb
 
 from kcache.errors import BackendError, CorruptEntryError
 from kcache.util.forks import after_fork, at_end, at_fork, is_ending
-from kcache.util.locks import Patience, unlock
+from kcache.util.locks import Backoff, unlock
 from kcache.util.open_file import NotOursError, OwnFile, identity
 from kcache_backends import _lmdb_files as files
 from kcache_backends import _lmdb_records as records
@@ -31,8 +31,8 @@ SHORT_WAIT = 0.1
 #: How long a fork waits for a transaction of this process, in seconds. A commit takes some 10 ms;
 #: on a busy disk it can take a second.
 FORK_PATIENCE = 5.0
-#: A hit looks whether another database is in place of the open one if this many seconds have passed
-#: since the last look. Every change looks, and every miss.
+#: A hit checks whether the open database was replaced if this many seconds have passed since the
+#: last check. Every change and every miss checks it.
 LOOK_AGAIN = 0.1
 #: How many notes of uses a transaction writes. Each takes 10 us and 2 pages of memory.
 WRITE_USES = 64
@@ -58,9 +58,9 @@ class Environment:
 
     Threads: safe to share. The one that holds `_busy` writes, opens or closes. The
     others read; before py-lmdb closes, it ends reads that are under way, and they are tried again.
-    Processes: one that is stopped in the middle of a change keeps others from changing anything,
-    `PATIENCE` at first and then not at all; reads are not affected. Fork: the database is closed
-    before it, and each side opens it again. So a fork waits for a transaction of this process, at
+    Processes: if one is stopped in the middle of a change, others wait `PATIENCE` seconds, and then
+    change nothing for a minute; reads are not affected. Fork: the database is closed before it,
+    and each side opens it again. So a fork waits for a transaction of this process, at
     most `FORK_PATIENCE`. Exit: the same, while daemon threads run.
 
     Args:
@@ -95,7 +95,7 @@ class Environment:
         self._outgrown = False
         #: Why this process can't open it any more.
         self._lost = ""
-        self._patience = Patience(PATIENCE)
+        self._patience = Backoff(PATIENCE)
         #: Held by the thread that waits for other processes to let it write.
         self._writer = threading.RLock()
         #: Held to write, to open and to close; and whether a fork holds it.
@@ -172,7 +172,7 @@ class Environment:
     def _current(self) -> lmdb.Environment | None:
         """Return the database that is at its path now, opened if need be.
 
-        While another thread writes to one that was replaced, that one is still read.
+        While another thread writes to a database that was replaced, that database is still read.
         """
         if self.env is None or self.is_replaced():
             try:

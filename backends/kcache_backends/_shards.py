@@ -23,7 +23,7 @@ from stat import S_ISDIR, S_ISREG
 from typing import NamedTuple, Self
 
 from kcache.errors import CorruptEntryError
-from kcache.util.locks import Patience, is_locked, lock, pread, pwrite, unlock
+from kcache.util.locks import Backoff, is_locked, lock, pread, pwrite, unlock
 from kcache.util.open_file import NotOursError, OwnFile, open_own
 from kcache.util.path_safety import foreign, make_directory
 
@@ -141,7 +141,7 @@ class ShardCounters:
         """Return whether the open file has lost its name."""
         return os.fstat(self.file.fd).st_nlink == 0
 
-    def lock(self, shard: int, patience: Patience) -> None:
+    def lock(self, shard: int, patience: Backoff) -> None:
         """Lock a shard, against threads and processes.
 
         Raises:

@@ -42,7 +42,7 @@ class ColdSample:
     Args:
         root: the directory.
         counters: opens its counters.
-        look: the entries of a shard, all of them or a sample.
+        entries_of: the entries of a shard, all of them or a sample.
         now: the time, in nanoseconds.
     """
 
@@ -50,12 +50,12 @@ class ColdSample:
         self,
         root: str,
         counters: Callable[[], ShardCounters],
-        look: Callable[[int], list[Used]],
+        entries_of: Callable[[int], list[Used]],
         now: Callable[[], int],
     ) -> None:
         self._root = root
         self._counters = counters
-        self._look = look
+        self._entries_of = entries_of
         self._now = now
         #: Entries that the last iteration did not offer, the coldest last, and how many of them it
         #: may still offer.
@@ -142,7 +142,7 @@ class ColdSample:
             if patient and self._is_locked(shard):
                 passed_by = True
             else:
-                sample += self._look(shard)
+                sample += self._entries_of(shard)
         # An entry that a wrong clock dated into the future would stay forever. It goes first.
         future = self._now() + FUTURE
         sample.sort(key=lambda used: (used[0] < future, *used), reverse=True)
@@ -152,7 +152,7 @@ class ColdSample:
 # -- one shard -----------------------------------------------------------------------------------
 
 
-def examine(
+def recount(
     folder: str, shard: int, counters: ShardCounters, *, most: int
 ) -> tuple[ShardCount, list[Used]]:
     """List a locked shard: correct its record and return it with (mtime, key) of each entry.
@@ -184,7 +184,7 @@ def _is_orphan(name: str, status: os.stat_result, counters: ShardCounters) -> bo
     return counters.locks_work or time.time() - status.st_mtime > ORPHAN_AGE
 
 
-def glance(folder: str, count: int) -> list[Used]:
+def random_entries(folder: str, count: int) -> list[Used]:
     """Return (mtime, key) of `count` entries of a shard, chosen at random."""
     import random  # its import takes a fresh process 3 ms, and few need it
 

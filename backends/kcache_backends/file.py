@@ -21,7 +21,7 @@ from kcache.backend import NO_ROOM, Backend, EntryInfo, Usage, failure, is_key
 from kcache.directory import claim, make_folder
 from kcache.errors import BackendError, ConfigError, CorruptEntryError, DiskFullError
 from kcache.util.forks import after_fork
-from kcache.util.locks import Patience
+from kcache.util.locks import Backoff
 from kcache.util.open_file import is_plain, open_own, opened
 from kcache_backends._shards import (
     ANY_SIZE,
@@ -105,7 +105,7 @@ class FileBackend(Backend):
         self._cold: ColdSample | None = None
         #: Threads change shards one after the other: a file system may have no locks.
         self._changing = threading.Lock()
-        self._patience = Patience(PATIENCE)
+        self._patience = Backoff(PATIENCE)
         self._closed = False
         #: Whether only this user can change the directory, as far as it was checked.
         self._private = False
@@ -238,7 +238,7 @@ class FileBackend(Backend):
                 totals = counters.totals()
                 if totals is not None:
                     return Usage(*totals)
-            counts = [counters.read(n) or self._recounted(n) for n in range(SHARDS)]
+            counts = [counters.read(n) or self._lock_and_recount(n) for n in range(SHARDS)]
         return Usage(sum(n.bytes for n in counts), sum(n.entries for n in counts))
 
     def coldest(self) -> Iterator[EntryInfo]:
@@ -253,7 +253,7 @@ class FileBackend(Backend):
         if self._cold is None:
             from kcache_backends._survey import ColdSample  # a hit does not need it
 
-            self._cold = ColdSample(self._root, self._open_counters, self._look, self._clock)
+            self._cold = ColdSample(self._root, self._open_counters, self._entries_of, self._clock)
         with self._translated("coldest"):
             yield from self._cold.entries()
 
@@ -299,7 +299,7 @@ class FileBackend(Backend):
         with self._changing, self._open_counters() as counters:
             found = list(problems(folder, self._lock(counters, shard), repair=repair))
             if repair:
-                self._examine(counters, shard)
+                self._recount(counters, shard)
         return found
 
     def close(self) -> None:
@@ -315,7 +315,7 @@ class FileBackend(Backend):
             self._replace(key, value, counters, self._locked(counters, shard))
             removed = counters.removed()
         if removed:  # another writer has created the directory again
-            self._recounted(shard)
+            self._lock_and_recount(shard)
 
     def _replace(self, key: str, value: bytes, counters: ShardCounters, count: ShardCount) -> None:
         """Write a value, and what its shard holds then."""
@@ -349,7 +349,7 @@ class FileBackend(Backend):
     ) -> None:
         """Write what a shard holds now; count it if its record can't have been right."""
         if count.bytes + size < 0 or count.entries + entries < 0:
-            self._examine(counters, shard)
+            self._recount(counters, shard)
         else:
             counters.finish(shard, count, size=size, entries=entries)
 
@@ -367,7 +367,7 @@ class FileBackend(Backend):
         """Lock a shard; return its exact or overestimated count. The caller holds `_changing`."""
         count = self._lock(counters, shard)
         if count is None or (count.under_way and counters.locks_work):  # a writer was killed
-            count, _ = self._examine(counters, shard)
+            count, _ = self._recount(counters, shard)
         return count
 
     def _lock(self, counters: ShardCounters, shard: int) -> ShardCount | None:
@@ -382,35 +382,35 @@ class FileBackend(Backend):
             self._claim()
         return count
 
-    def _recounted(self, shard: int) -> ShardCount:
+    def _lock_and_recount(self, shard: int) -> ShardCount:
         """Lock a shard, count it, and write its record."""
         with self._changing, self._open_counters() as counters:
             self._lock(counters, shard)
-            return self._examine(counters, shard)[0]
+            return self._recount(counters, shard)[0]
 
-    def _examine(self, counters: ShardCounters, shard: int) -> tuple[ShardCount, list[Used]]:
+    def _recount(self, counters: ShardCounters, shard: int) -> tuple[ShardCount, list[Used]]:
         """List a locked shard: correct its record and return it with (mtime, key) of each entry."""
-        from kcache_backends._survey import examine
+        from kcache_backends._survey import recount
 
-        return examine(f"{self._root}/{_names[shard]}", shard, counters, most=self._most)
+        return recount(f"{self._root}/{_names[shard]}", shard, counters, most=self._most)
 
     # -- for `coldest` -------------------------------------------------------------------------
 
-    def _look(self, shard: int) -> list[Used]:
+    def _entries_of(self, shard: int) -> list[Used]:
         """Return (mtime, key) of the entries of a shard, and correct its record on the way.
 
         At most `SAMPLE` entries of a shard are examined; it has more beyond half a million in all.
         A shard whose holder was stopped has none.
         """
-        from kcache_backends._survey import SAMPLE, glance
+        from kcache_backends._survey import SAMPLE, random_entries
 
         with self._changing, self._open_counters() as counters:
             count = counters.read(shard)
             if count is not None and count.entries > SAMPLE:
-                return glance(f"{self._root}/{_names[shard]}", SAMPLE)
+                return random_entries(f"{self._root}/{_names[shard]}", SAMPLE)
             with suppress(TimeoutError):
                 self._lock(counters, shard)
-                return self._examine(counters, shard)[1]
+                return self._recount(counters, shard)[1]
         return []
 
     # -- opening -------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ It ends with the last program, but continues uploads for a while.
 from __future__ import annotations
 
 import os
+import resource
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -59,10 +59,6 @@ def make(packed_setup: bytes, _group: int, stderr_fd: int) -> RemoteDaemon:
 
 def limit_memory(most: int) -> None:
     """Limit the memory of this process; it leaves no core dump, because it knows credentials."""
-    if sys.platform == "win32":
-        return
-    import resource  # Windows has no such module
-
     threading.stack_size(_STACK)
     limit(resource.RLIMIT_DATA, most)
     limit(resource.RLIMIT_CORE, 0)

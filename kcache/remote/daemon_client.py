@@ -53,9 +53,9 @@ class Lease:
 class DaemonClient:
     """Asks the daemon of one `Setup`, and starts it if it does not run.
 
-    A failure of the daemon costs one bounded wait. For a while, no question is asked after it. The
+    A failure of the daemon costs one bounded wait; then no question is asked for a while. The
     socket of a daemon that does not answer in time is removed, so that the next program starts
-    another one. The user gets the warnings of the daemon about remotes that fail.
+    another one. The user gets the daemon's warnings about remotes that fail.
 
     Threads: safe to share; each question has a connection. Fork: the child makes new connections.
     Crash: the daemon notices.

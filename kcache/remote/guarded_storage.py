@@ -222,9 +222,9 @@ class GuardedStorage:
         return found
 
     def _check_writing(self) -> None:
-        """After the first answer, find out whether the server stores anything, if it can tell.
+        """After the first answer, check whether the server accepts writes, if it can report that.
 
-        A short program has often ended when its first upload fails, and would not be warned.
+        A short program has often exited when its first upload fails, and would not be warned.
         """
 
         def check(storage: Storage, sealer: Sealer) -> None:
@@ -398,7 +398,7 @@ class GuardedStorage:
     def _is_unavailable(self) -> bool:
         """Return whether the remote is not asked now. After a pause, begin a trial in a thread.
 
-        While an operation hangs beyond its limit, there is no other one.
+        While an operation hangs beyond its limit, no other one begins.
         """
         if self._limit.is_late:
             return True

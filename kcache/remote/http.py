@@ -98,7 +98,7 @@ class HttpValues:
         return Stored(body, response.headers.get("etag", ""))
 
     def _require_absent(self, response: Any, body: bytes) -> None:  # noqa: ANN401
-        """Raise RemoteError if an answer reports the lack of something else than a value."""
+        """Raise RemoteError if something other than the value is missing, such as the bucket."""
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value, replacing the one that is there."""
@@ -142,7 +142,7 @@ class HttpValues:
         """
         url = self._url_of(method, key)
         for _ in range(self._most_redirects + 1):
-            with _answering():
+            with _translated():
                 response, found = self._exchange(method, url, body, headers, limit)
             if response.status not in _REDIRECTS[method]:
                 return response, found
@@ -186,11 +186,11 @@ class HttpValues:
         """Return the connections to a server, directly or by the proxy of the environment."""
         known = self._pools.get((origin, own))
         if known is None:
-            how: dict[str, Any] = {"maxsize": _MOST_IDLE}
+            options: dict[str, Any] = {"maxsize": _MOST_IDLE}
             if origin.scheme == "https":
-                how["ssl_context"] = self._context(own=own)
+                options["ssl_context"] = self._context(own=own)
             proxy = proxy_for(origin.scheme, origin.host)
-            known = urllib3.PoolManager(**how) if proxy is None else _proxied(proxy, how)
+            known = urllib3.PoolManager(**options) if proxy is None else _proxied(proxy, options)
             self._pools[origin, own] = known
         return known
 
@@ -249,7 +249,7 @@ class HttpStorage(HttpValues):
 
 
 @contextmanager
-def _answering() -> Generator[None]:
+def _translated() -> Generator[None]:
     """Turn the exceptions of urllib3 and below it into RemoteError."""
     before = sys.exception()  # handled by the caller: a context of the new error, not its cause
     try:
@@ -268,7 +268,7 @@ def _causes(error: BaseException | None, before: BaseException | None) -> Genera
         error = error.__cause__ or error.__context__
 
 
-def _proxied(proxy: str, how: Mapping[str, Any]) -> Any:  # noqa: ANN401
+def _proxied(proxy: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN401
     """Return connections by a proxy.
 
     Raises:
@@ -279,7 +279,7 @@ def _proxied(proxy: str, how: Mapping[str, Any]) -> Any:  # noqa: ANN401
         user, _, password = (parts.auth or "").partition(":")
         login = f"{unquote(user)}:{unquote(password)}" if parts.auth else None
         headers = urllib3.make_headers(proxy_basic_auth=login)
-        return urllib3.ProxyManager(parts._replace(auth=None).url, proxy_headers=headers, **how)
+        return urllib3.ProxyManager(parts._replace(auth=None).url, proxy_headers=headers, **options)
     except (ValueError, urllib3.exceptions.HTTPError):
         reason = "the proxy of the environment is not a URL (quote its password: %2F for /)"
         raise RemoteError(reason) from None

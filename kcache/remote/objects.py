@@ -88,7 +88,7 @@ class SignedStorage(HttpValues):
     def __init__(self, address: Address, signature: str = "") -> None:
         super().__init__(address)
         self._signature = signature
-        self._store: Any = None if signature else _made(address, address.timeout)
+        self._store: Any = None if signature else _open_store(address, address.timeout)
         if signature:
             self._put_headers = {**self._put_headers, "x-ms-blob-type": "BlockBlob"}
         if address.option("ca_file"):
@@ -104,7 +104,7 @@ class SignedStorage(HttpValues):
             names = filter(None, (self._address.hosts, self._address.path, _path(key)))
             url = f"{_server(self._address)}/{quote('/'.join(names))}?{self._signature}"
         else:
-            with _answering():
+            with _translated():
                 url = obstore.sign(
                     self._store, cast('Literal["GET", "PUT"]', method), _path(key), _SIGNED_FOR
                 )
@@ -145,15 +145,16 @@ class ObjectStorage:
         if is_secret and not is_private(server.scheme, server.hostname or ""):
             raise not_private(address, f"the server {server.scheme}://{server.hostname}")
         try:
-            self._reader: Any = _made(address, address.timeout)
-            self._writer: Any = _made(address, address.seconds(address.max_entry))
+            self._reader: Any = _open_store(address, address.timeout)
+            self._writer: Any = _open_store(address, address.seconds(address.max_entry))
         except exceptions.BaseError as error:
-            raise ConfigError(f"{address.redacted()} can't be used: {_short(error)}") from error
+            text = _first_line(error)
+            raise ConfigError(f"{address.redacted()} can't be used: {text}") from error
         self._conditional = True
 
     def get(self, key: str, limit: int) -> Stored | None:
         """Return the value, or None if there is none."""
-        with _answering():
+        with _translated():
             try:
                 answer: Any = obstore.get(self._reader, _path(key))
             except FileNotFoundError as error:
@@ -175,13 +176,13 @@ class ObjectStorage:
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value, replacing the one that is there."""
-        with _answering():
+        with _translated():
             self._put(key, value, "overwrite")
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
         """Store a value in place of `old`; return whether it is stored."""
         mode: Any = "create" if old is None else (old.version or "overwrite")
-        with _answering():
+        with _translated():
             try:
                 self._put(key, value, mode if self._conditional else "overwrite")
             except (
@@ -209,7 +210,7 @@ def _path(key: str) -> str:
     return f"{key[:2]}/{key[2:]}"
 
 
-def _made(address: Address, timeout: float) -> object:
+def _open_store(address: Address, timeout: float) -> object:
     """Return obstore's object for a bucket, whose requests take at most `timeout` seconds.
 
     Raises:
@@ -298,7 +299,7 @@ def _profile() -> dict[str, str]:
 
 
 @contextmanager
-def _answering() -> Generator[None]:
+def _translated() -> Generator[None]:
     """Turn obstore's exceptions into RemoteError."""
     try:
         yield
@@ -313,17 +314,17 @@ def _explained(error: Exception) -> str:
     text = str(error)
     if any(name in text for name in _IDENTITY):
         lacking = "no credentials, and this machine has no identity of its own"
-        return f"{lacking}: {_short(error)}"
+        return f"{lacking}: {_first_line(error)}"
     if "InvalidCertificate" in text:
-        return f"its certificate is not trusted: {_short(error)}"
+        return f"its certificate is not trusted: {_first_line(error)}"
     if isinstance(error, FileNotFoundError):
         return "there is no such bucket"
     if isinstance(error, exceptions.PermissionDeniedError):
-        return f"{_short(error)}; {_HINT}"
-    return _short(error) or type(error).__name__
+        return f"{_first_line(error)}; {_HINT}"
+    return _first_line(error) or type(error).__name__
 
 
-def _short(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """Return the first line of a message, without URLs: in Azure, their queries hold signatures."""
     line = (str(error).splitlines() or [""])[0]
     return re.sub(r"(for path|at location|[A-Z]+ https?://)\S* ?\S*", "", line)[:_MOST_TEXT]

@@ -62,12 +62,12 @@ class RedisStorage:
         self._prefix = f"kcache:{prefix}"
         parts = [urlsplit(f"//{host}") for host in address.hosts.split(",")]
         self._nodes = [(part.hostname or "", part.port or _PORT) for part in parts]
-        self._how = _how(address)
+        self._options = _connection_options(address)
         self._redis: Any = None
 
     def get(self, key: str, limit: int) -> Stored | None:
         """Return the value, or None if there is none."""
-        with self._answering() as server:
+        with self._translated() as server:
             # One byte more than is allowed shows that a value is too long.
             value = server.getrange(self._prefix + key, 0, limit)
         if not isinstance(value, bytes):
@@ -78,7 +78,7 @@ class RedisStorage:
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value, replacing the one that is there."""
-        with self._answering() as server:
+        with self._translated() as server:
             server.set(self._prefix + key, value, ex=self._expire or None)
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
@@ -89,12 +89,12 @@ class RedisStorage:
 
     def check_writable(self) -> None:
         """Raise RemoteError if the server is full, is a replica, or allows its user no SET."""
-        with self._answering() as server:
+        with self._translated() as server:
             server.set(f"{self._prefix}nothing", b"", xx=True)  # only if there were such a key
 
     def lease(self, key: str, token: bytes, seconds: float) -> bool:
         """Acquire the lease of `key`; return whether it was free."""
-        with self._answering() as server:
+        with self._translated() as server:
             return bool(server.set(self._lease(key), token, nx=True, px=_milliseconds(seconds)))
 
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
@@ -116,11 +116,11 @@ class RedisStorage:
         return f"{self._prefix}lease:{key}"
 
     def _eval(self, script: str, key: str, *arguments: object) -> bool:
-        with self._answering() as server:
+        with self._translated() as server:
             return bool(server.eval(script, 1, key, *arguments) == 1)
 
     @contextmanager
-    def _answering(self) -> Generator[Any]:
+    def _translated(self) -> Generator[Any]:
         """Yield redis-py's client, and turn its exceptions into RemoteError."""
         try:
             if self._redis is None:
@@ -138,15 +138,15 @@ class RedisStorage:
         # If the server has closed an idle connection, try once more. Never after a
         # time-out, because its time is used up.
         retry = Retry(NoBackoff(), 1, (redis.ConnectionError,))
-        return redis.Redis(host=host, port=port, db=self._db, retry=retry, **self._how)
+        return redis.Redis(host=host, port=port, db=self._db, retry=retry, **self._options)
 
     def _cluster(self) -> Any:  # noqa: ANN401
         node: Any = ClusterNode
         nodes = [node(host, port) for host, port in self._nodes]
-        return RedisCluster(startup_nodes=nodes, retry=Retry(NoBackoff(), 2), **self._how)
+        return RedisCluster(startup_nodes=nodes, retry=Retry(NoBackoff(), 2), **self._options)
 
 
-def _how(address: Address) -> dict[str, Any]:
+def _connection_options(address: Address) -> dict[str, Any]:
     """Return the options of every connection.
 
     Raises:

@@ -71,8 +71,8 @@ class Storage(Protocol):
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
         """Store a value in place of `old` (None: of nothing); return whether it is stored.
 
-        It is not stored if the value is no longer `old`. A server that knows no
-        conditions stores it all the same.
+        It is not stored if the value is no longer `old`. A server without conditional requests
+        stores it anyway.
 
         Raises:
             RemoteError: its state is unknown.

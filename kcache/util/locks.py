@@ -176,7 +176,7 @@ def locked_directory(path: str, timeout: float) -> Generator[None]:
         os.close(directory)
 
 
-class Patience:
+class Backoff:
     """Lock timeout with back-off: after a timeout, it does not wait again for one minute.
 
     A process that was stopped usually stays so for longer, and the waits would add up.
