@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import errno
 import os
 import threading
 import time
@@ -36,28 +35,6 @@ _PAUSE_EACH = 0.0005
 _LOOK_INTERVAL = 1.0
 #: All that is in the file of locks. The locks are on bytes after it, where no data is stored.
 _MARK = b"kcache-flight/2\0"
-
-
-def lock_key(path: str, key: str) -> OwnFile | None:
-    """Return the lock of a key, in the file at `path`; None if another process holds it.
-
-    It is on one byte of the file, whose offset is 62 bits of the key. So no file is made per key,
-    and two keys share a byte once in 2**62.
-
-    Threads: the file is opened anew for each lock. Crash: the kernel releases the locks of a killed
-    process. Fork: a child closes its copies. If the file is removed or replaced, two processes that
-    hold locks in two files both make the entry, which costs time and nothing else.
-
-    Raises:
-        OSError: the file can't be opened, or its file system has no locks.
-    """
-    file = open_file_of_cache(path, os.O_RDWR, lambda file: has_header(file, _MARK))
-    try:
-        if lock(file, len(_MARK) + (int(key[:16], 16) >> 2)):
-            return file
-    except TimeoutError:
-        return None
-    raise OSError(errno.ENOLCK, "this file system has no locks")
 
 
 class _Made(NamedTuple):
@@ -95,7 +72,7 @@ class SingleFlight:
     """Makes each value once, by one thread of one process, while the others wait for it.
 
     Threads of one process wait for the future of the thread that makes it. Processes wait for a
-    lock on the key (`lock_key`), and look again when they have it. No wait for the maker takes
+    lock on the key (`_try_lock`), and look again when they have it. No wait for the maker takes
     longer than `wait` seconds. After that, one of those that wait takes its place, by a second
     lock, and the others wait as long for that one. Then each makes the value itself. Without
     working locks, every process makes the value at once, counted as `unlocked`.
@@ -197,7 +174,7 @@ class SingleFlight:
         done: _Made | None = None
         problem: Exception | None = None
         try:
-            with self._among_processes(call, key, find, is_late=is_late) as found:
+            with self._locked(call, key, find, is_late=is_late) as found:
                 if found is not None:
                     done = _Made(None, made=False)
                     return found
@@ -249,69 +226,67 @@ class SingleFlight:
     # -- processes -----------------------------------------------------------------------------
 
     @contextmanager
-    def _among_processes(
+    def _locked(
         self, call: _Call, key: str, find: Callable[[], T | None], *, is_late: bool
     ) -> Generator[T | None]:
         """Hold the lock of a key; return the value if it is there when the lock is acquired.
 
-        If another process holds the lock for too long, go on without it.
+        If another process holds it for too long, wait for the fallback lock, and after that do
+        without one. A late call has waited already.
         """
-        held, found = None, None
+        held: OwnFile | None = None
         try:
-            held, found = self._acquire(call, key, find, is_late=is_late)
-            yield found
+            for is_fallback in (True,) if is_late else (False, True):
+                began = looked = now = time.monotonic()
+                while True:
+                    held, is_free = self._try_lock(key, is_fallback=is_fallback)
+                    if is_free or now >= looked + _LOOK_INTERVAL:
+                        looked, found = now, find()
+                        if found is not None and (now > began or is_fallback):
+                            self._count("coalesced")
+                        if is_free or found is not None:
+                            yield found
+                            return
+                    if now >= began + self._wait:
+                        break
+                    longest = max(_LONGEST_PAUSE, _PAUSE_EACH * len(self._calls))
+                    time.sleep(min(max(_FIRST_PAUSE, (now - began) / 20), longest))
+                    now = time.monotonic()
+                if not is_fallback:
+                    call.began = now  # from now on, other threads wait for this one
+                    self._time_out(key)
+            yield None
         finally:
             if held is not None:
                 release(held)
 
-    def _acquire(
-        self, call: _Call, key: str, find: Callable[[], T | None], *, is_late: bool
-    ) -> tuple[OwnFile | None, T | None]:
-        """Wait for the lock of a key; after a timeout, for the lock of those that timed out."""
-        for locked in (_takeover_key(key),) if is_late else (key, _takeover_key(key)):
-            began = looked = now = time.monotonic()
-            while True:
-                held, is_free = self._try_lock(locked)
-                if is_free or now >= looked + _LOOK_INTERVAL:
-                    looked = now
-                    try:
-                        found = find()
-                    except BaseException:  # such as Ctrl-C
-                        if held is not None:
-                            release(held)
-                        raise
-                    if found is not None and (now > began or locked != key):
-                        self._count("coalesced")
-                    if is_free or found is not None:
-                        return held, found
-                if now >= began + self._wait:
-                    break
-                longest = max(_LONGEST_PAUSE, _PAUSE_EACH * len(self._calls))
-                time.sleep(min(max(_FIRST_PAUSE, (now - began) / 20), longest))
-                now = time.monotonic()
-            if locked == key:
-                call.began = now  # from now on, other threads wait for this one
-                self._time_out(key)
-        return None, None
+    def _try_lock(self, key: str, *, is_fallback: bool) -> tuple[OwnFile | None, bool]:
+        """Return the lock of a key if it could be acquired, and whether the key is free.
 
-    def _try_lock(self, key: str) -> tuple[OwnFile | None, bool]:
-        """Return the lock of a key if it could be acquired, and whether the key is free."""
+        It is on one byte of the file, whose offset is 62 bits of the key, so that no file is made
+        per key. Two keys share a byte once in 2**62. The fallback lock is acquired after a timeout.
+
+        The file is opened anew for each lock. The kernel releases the locks of a killed process. If
+        the file is removed or replaced, two processes that hold locks in two files both make the
+        entry, which costs time and nothing else.
+        """
         if self._path is None:
             return None, True
+        offset = len(_MARK) + (int(key[:16], 16) >> 2 ^ is_fallback << 61)
         try:
-            held = lock_key(self._path, key)
+            file = open_file_of_cache(self._path, os.O_RDWR, lambda file: has_header(file, _MARK))
+            if lock(file, offset):
+                return file, True
+            reason = "this file system has no locks"
+        except TimeoutError:
+            return None, False
         except OSError as error:
-            self._count("unlocked")
-            say = log.debug if self._complained else log.warning
-            self._complained = True
-            say("no lock between processes, each compiles for itself (%s)", error)
-            return None, True
-        return held, held is not None
-
-
-def _takeover_key(key: str) -> str:
-    """Return the key of the fallback lock, which is acquired after a timeout."""
-    return f"{int(key[:16], 16) ^ (1 << 63):016x}{key[16:]}"
+            reason = str(error)
+        self._count("unlocked")
+        say = log.debug if self._complained else log.warning
+        self._complained = True
+        say("no lock between processes, each compiles for itself (%s)", reason)
+        return None, True
 
 
 def copied(error: Exception) -> Exception:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kcache.engine.single_flight import copied
 from kcache.errors import CompileError, ConfigError
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Event loop, key and location of a request.
-_Call: TypeAlias = tuple[asyncio.AbstractEventLoop, str, str]
 #: How many threads look for hits. They never wait for a compile.
 _LOOKING = 2
 
@@ -34,8 +32,9 @@ class AsyncFront:
     """Answers requests of any number of event loops from threads of its own.
 
     Two threads look into the cache, and one for each core compiles, so that no hit waits for a
-    compile. Tasks of one loop that ask for the same kernel at the same time wait for one future. A
-    task that is cancelled stops waiting; the compile is finished for the others, and for the cache.
+    compile. Tasks that ask for the same kernel at the same time wait for one future, so that none
+    of these threads waits for another one's compile. A task that is cancelled stops waiting; the
+    compile is finished for the others, and for the cache.
 
     Threads: safe to share. Fork: a child begins anew.
     """
@@ -48,8 +47,8 @@ class AsyncFront:
 
     def after_fork(self) -> None:
         """Begin with no threads and no requests, also in a child process."""
-        #: By event loop and request, with the time of its beginning; each loop has one thread.
-        self._pending: dict[_Call, tuple[float, asyncio.Future[CompiledKernel]]] = {}
+        #: By key and location of the request: when the compile began, and its future.
+        self._pending: dict[tuple[str, str], tuple[float, Future[CompiledKernel]]] = {}
         self._looking = ThreadPoolExecutor(_LOOKING, "kcache-look")
         self._compiling = ThreadPoolExecutor(usable_cores(), "kcache")
 
@@ -61,30 +60,29 @@ class AsyncFront:
             CompilerNotFoundError: there is no compiler.
         """
         asked, asked_at = _frozen(asked), time.monotonic()
-        request = await self._run(self._looking, partial(self._requests.of, asked))
-        call = asyncio.get_running_loop(), request.key, request.location
+        look, tiers = partial(self._submit, self._looking), self._resolver.tiers
+        request = await asyncio.wrap_future(look(partial(self._requests.of, asked)))
+        call = request.key, request.location
         while True:
-            kernel = await self._run(self._looking, partial(self._resolver.tiers.hit, request))
+            kernel = await asyncio.wrap_future(look(partial(tiers.hit, request)))
             if kernel is not None:
                 return kernel
             began, pending = self._pending.get(call, (0.0, None))
-            if pending is None or not self._resolver.tiers.reads:
+            if pending is None or not tiers.reads:
                 began = time.monotonic()
-                pending = self._run(self._compiling, partial(self._resolver.get, request))
-                self._forget_closed_loops()
+                pending = self._submit(self._compiling, partial(self._resolver.get, request))
                 self._pending[call] = began, pending
-                pending.add_done_callback(partial(self._forget, call))
-                return await asyncio.shield(pending)
-            await asyncio.wait([pending])
+                pending.add_done_callback(lambda _: self._pending.pop(call, None))
+                return await asyncio.shield(asyncio.wrap_future(pending))
+            with suppress(Exception):
+                await asyncio.shield(asyncio.wrap_future(pending))
             # An older compile may have read a header before it was edited: look again.
-            is_shared = request.self_contained or began >= asked_at
-            if is_shared and not pending.cancelled():
+            if request.self_contained or began >= asked_at:
                 return self._shared(pending)
 
-    def _shared(self, pending: asyncio.Future[CompiledKernel]) -> CompiledKernel:
+    def _shared(self, pending: Future[CompiledKernel]) -> CompiledKernel:
         """Return another task's kernel, counted as a hit; raise a copy of its error."""
-        tiers = self._resolver.tiers
-        error = pending.exception()
+        tiers, error = self._resolver.tiers, pending.exception()
         if isinstance(error, Exception):
             if isinstance(error, CompileError):
                 tiers.miss()
@@ -92,30 +90,17 @@ class AsyncFront:
         tiers.engine.counters.add("coalesced")
         return tiers.adopted(pending.result())
 
-    def _forget(self, call: _Call, pending: asyncio.Future[CompiledKernel]) -> None:
-        if self._pending.get(call, (0.0, None))[1] is pending:
-            del self._pending[call]
-        if not pending.cancelled():
-            pending.exception()  # each task that waits raises it
-
-    def _forget_closed_loops(self) -> None:
-        """Forget the requests of loops that were closed before the end, which nothing reports."""
-        for call in tuple(self._pending):
-            if call[0].is_closed():
-                self._pending.pop(call, None)
+    def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T]:
+        try:
+            return pool.submit(work)
+        except RuntimeError:
+            self._requests.require_open()  # it was closed in the meantime
+            raise
 
     def close(self) -> None:
         """Let the threads end after the pending requests."""
         self._looking.shutdown(wait=False)
         self._compiling.shutdown(wait=False)
-
-    @staticmethod
-    def _run(pool: ThreadPoolExecutor, work: Callable[[], T]) -> asyncio.Future[T]:
-        loop = asyncio.get_running_loop()
-        try:
-            return loop.run_in_executor(pool, work)
-        except RuntimeError:  # closed in the meantime
-            return loop.run_in_executor(None, work)
 
 
 def _frozen(asked: CompileRequest) -> CompileRequest:

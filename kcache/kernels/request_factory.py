@@ -160,13 +160,11 @@ class Requests:
         return self.make(**call._asdict(), caller=caller, record=record)
 
     def for_compiler(self, request: Request, identity: str) -> Request:
-        """Return the request for the compiler that has compiled it.
+        """Return the request for the compiler that has compiled it, which is another one.
 
-        It differs from `request` if the library's file was replaced after it was identified,
-        because kernels of the new library have other keys.
+        The library's file was replaced after it was identified. Kernels of the new library have
+        other keys.
         """
-        if identity in ("", request.compiler):
-            return request
         log.debug("the compiler was replaced: it is %s now", identity)
         if request.caller is None:
             self._compiler = identity

@@ -70,9 +70,11 @@ class Resolver:
             from kcache.kernels.tiers import open_remote_tier  # few programs use remotes
 
             self.remotes = open_remote_tier(tiers, config)
-        self._directory = None if self._engine.read_only else opened.directory
         self._for_compiler = for_compiler
         self._writes = not config.disable.value
+        files = None if self._engine.read_only else opened.directory
+        slots = None if files is None else Slots(files.slots, config.wait.value)
+        self._limits = Limits(config.workers.value, config.compile_timeout.value, slots)
         self._closed = False
 
     def get(self, request: Request) -> CompiledKernel:
@@ -83,11 +85,11 @@ class Resolver:
                 the settings allow no compile.
         """
         if not self.tiers.reads:  # no other caller can use what is not looked up
-            return self._compile(request, None)[0]
+            return self._compile(request)[0]
         return self._engine.flight.run(
             request.key,
             partial(self.tiers.hit, request, is_retry=True),
-            partial(self._ask_or_compile, request),
+            partial(self._compile if self.remotes is None else self._ask_or_compile, request),
             partial(self._adopt, request),
             scope=request.location + request.source_name,
             shares_old_errors=request.self_contained,
@@ -130,8 +132,7 @@ class Resolver:
 
     def _ask_or_compile(self, request: Request) -> tuple[CompiledKernel, Made | None]:
         """Return the kernel from a remote; otherwise compile it as the only machine."""
-        if self.remotes is None:
-            return self._compile(request, None)
+        assert self.remotes is not None
         with self.remotes.found_or_leased(request) as (found, lease):
             if found is not None and found.kernel is not None:
                 return found.kernel, (found.kernel, found.dependency_set)
@@ -139,7 +140,9 @@ class Resolver:
 
     # -- compile, store ----------------------------------------------------------------------------
 
-    def _compile(self, request: Request, lease: Lease | None) -> tuple[CompiledKernel, Made | None]:
+    def _compile(
+        self, request: Request, lease: Lease | None = None
+    ) -> tuple[CompiledKernel, Made | None]:
         """Compile a request, counted as a miss; return the kernel, and what others may adopt.
 
         It is stored if it may be stored. The lease is returned when the kernel has reached the
@@ -149,7 +152,8 @@ class Resolver:
         if self._config.on_miss.value == "error":
             raise self._refusal(request)
         compiled, dependency_set = self._run(request)
-        request = self._for_compiler(request, compiled.identity)
+        if compiled.identity not in ("", request.compiler):
+            request = self._for_compiler(request, compiled.identity)
         # After `close`, the client has left, so no result is written any more.
         if compiled.problem or self._closed:
             return CompiledKernel.of(compiled, request.key, ()), None
@@ -172,7 +176,7 @@ class Resolver:
             digests = self.tiers.local.digests
             if request.start is None:
                 compiled, dependency_set = compile_tracked(
-                    request, digests, self._limits(), track=self._writes
+                    request, digests, self._limits, track=self._writes
                 )
             else:
                 compiled, dependency_set = request.start.compile(digests)
@@ -193,11 +197,6 @@ class Resolver:
             log.debug("%s is not cached: %s", title, compiled.problem)
             engine.note("uncacheable", request.key, compiled.problem)
         return compiled, dependency_set
-
-    def _limits(self) -> Limits:
-        config, files = self._config, self._directory
-        slots = None if files is None else Slots(files.slots, config.wait.value)
-        return Limits(config.workers.value, config.compile_timeout.value, slots)
 
     def _store(
         self, request: Request, key: str, entry: Entry, dependency_set: DependencySet | None

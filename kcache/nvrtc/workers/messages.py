@@ -186,7 +186,8 @@ class Reply(NamedTuple):
 
         def make(status: str, artifact: Sequence[Any], *others: Any) -> Reply:  # noqa: ANN401
             *about, trace = others
-            return cls._make((status, Artifact(*artifact), *about, trace and _trace(*trace)))
+            made = Artifact(*artifact)._replace(files=())  # NVRTC writes none
+            return cls._make((status, made, *about, trace and _trace(*trace)))
 
         return _unpack("reply", fields, make)
 
