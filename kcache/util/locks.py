@@ -50,6 +50,14 @@ if sys.platform == "win32":  # untested: no Windows machine in CI
             os.lseek(fd, start, os.SEEK_SET)
             msvcrt.locking(fd, msvcrt.LK_UNLCK, length)
 
+    _DIRECTORY = 0
+
+    def _lock_directory(_fd: int) -> bool:
+        raise OSError("directories have no locks on Windows")
+
+    def _unlock_directory(fd: int) -> None:
+        pass
+
 else:
     import fcntl
 
@@ -90,6 +98,18 @@ else:
         # The error means that the program has closed the file, and so released the lock.
         with suppress(OSError):
             fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_UNLCK, start, length))
+
+    _DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC
+
+    def _lock_directory(fd: int) -> bool:
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
+    def _unlock_directory(fd: int) -> None:
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 # -- between processes -----------------------------------------------------------------------------
@@ -157,22 +177,12 @@ def locked_directory(path: str, timeout: float) -> Generator[None]:
     Raises:
         TimeoutError: another process held it for `timeout` seconds. OSError: it can't be locked.
     """
-    if sys.platform == "win32":
-        raise OSError("directories have no locks on Windows")
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-    def take() -> bool:
-        with suppress(BlockingIOError):
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        return False
-
+    directory = os.open(path, os.O_RDONLY | _DIRECTORY)
     try:
-        _acquire(take, timeout)
+        _acquire(lambda: _lock_directory(directory), timeout)
         yield
     finally:
-        with suppress(OSError):  # a child that was forked in the block has a copy
-            fcntl.flock(directory, fcntl.LOCK_UN)
+        _unlock_directory(directory)  # a child that was forked in the block has a copy
         os.close(directory)
 
 

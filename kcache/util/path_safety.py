@@ -54,7 +54,7 @@ def present_user() -> int:
 
 def why_no_user() -> str:
     """Return why no file can be known to be the present user's; empty if files can."""
-    if present_user() != NO_USER:
+    if sys.platform == "win32" or present_user() != NO_USER:
         return ""
     return (
         f"user {os.geteuid()} stands for every user without an id in this user namespace, so no "
@@ -207,16 +207,14 @@ def _is_private_group(group: int, user: int) -> bool:
     writable for it (umask 002). The group of root counts as root. In a user namespace, an id may be
     that of another group (such as `users`) than in the list.
     """
-    if sys.platform == "win32" or not _all_users_are_mapped():
-        return False
-    if group == _ROOT:
-        return True
-    try:
-        known, owner = grp.getgrgid(group), pwd.getpwuid(user)
-    except KeyError:
-        return False
-    members = {*known.gr_mem, *(each.pw_name for each in pwd.getpwall() if each.pw_gid == group)}
-    return known.gr_name == owner.pw_name and members <= {owner.pw_name}
+    if sys.platform != "win32" and _all_users_are_mapped():
+        if group == _ROOT:
+            return True
+        with suppress(KeyError):
+            known, name = grp.getgrgid(group), pwd.getpwuid(user).pw_name
+            users = (each.pw_name for each in pwd.getpwall() if each.pw_gid == group)
+            return known.gr_name == name and {*known.gr_mem, *users} <= {name}
+    return False
 
 
 def make_directory(path: str) -> None:
