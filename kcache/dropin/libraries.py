@@ -101,13 +101,13 @@ def preloaded(folder: str) -> list[str]:
     """Return the paths that a program has to preload, in order.
 
     A program for 32 bits, and one with another C library, can't load ours. glibc would complain,
-    but finds an empty library behind `$PLATFORM`; musl does not know `$PLATFORM`, finds nothing,
+    but finds an empty library through `$PLATFORM`; musl does not know `$PLATFORM`, finds nothing,
     and prints nothing.
 
     AddressSanitizer ends a program in which another library comes before its own, which it knows
-    by a part of the path that the loader has. Nobody may come first with a `malloc`. Ours has none,
-    so that part is in its path. A runtime that is linked into the program ends it if a mapped file
-    is named so. No file is: the kernel knows the path without the detour.
+    by a part of the path that the loader has. No library with a `malloc` may come first. Ours has
+    none, so that part is in its path. A runtime that is linked into the program ends it if a mapped
+    file is named so. No file is: the kernel knows the path without the detour.
 
     Raises:
         MissingError: the loader would refuse their paths, or misread them, and complain in each

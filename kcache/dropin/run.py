@@ -158,11 +158,11 @@ def _prepare(
     if why:
         variables[env.LOG] = "debug"
     service = env.service(variables)
-    lasting = spawn.path_of(service, variables)
-    running = [environment.get(env.SOCKET, ""), lasting]
+    shared_path = spawn.path_of(service, variables)
+    running = [environment.get(env.SOCKET, ""), shared_path]
     if variables.get(env.LOG):
         running = []  # their logs go elsewhere
-    name = os.path.basename(lasting)
+    name = os.path.basename(shared_path)
     for path in running:
         about = sockets.status(path) if os.path.basename(path).startswith(name) else None
         if about is not None:
@@ -170,10 +170,10 @@ def _prepare(
                 _report_remotes(variables)
             return env.of_dropin(environment, preloaded, path), path, about
     if shared:
-        spawn.connect_or_spawn(lasting, service, variables).close()
-        return env.of_dropin(environment, preloaded, lasting), lasting, None
-    speaks = bool(env.settings(variables))
-    path = spawn.spawn_own(service, variables, forks=True, logs=speaks)
+        spawn.connect_or_spawn(shared_path, service, variables).close()
+        return env.of_dropin(environment, preloaded, shared_path), shared_path, None
+    logs = bool(env.settings(variables))
+    path = spawn.spawn_own(service, variables, forks=True, logs=logs)
     return env.of_dropin(environment, preloaded, path), path, None
 
 
@@ -461,8 +461,8 @@ def _load(folder: str, library: Library) -> None:
         # know the real one even if a later step fails.
         interface.kcache_dropin_set_real(os.fsencode(library.path))
         variables = env.of_service(env.current())
-        speaks = bool(env.settings(variables))
-        socket = spawn.spawn_own(env.service(variables), variables, logs=speaks)
+        logs = bool(env.settings(variables))
+        socket = spawn.spawn_own(env.service(variables), variables, logs=logs)
     except (OSError, ValueError) as error:
         raise DropinError(f"kcache's server can't be started: {error}") from error
     interface.kcache_dropin_set_server(os.fsencode(socket))

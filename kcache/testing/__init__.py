@@ -42,7 +42,7 @@ def __getattr__(name: str) -> object:
 
 
 def _require() -> None:
-    """Say what to install if the tools are missing."""
+    """Raise ImportError with what to install if the tools are missing."""
     try:
         import hypothesis  # noqa: F401  # pyright: ignore[reportUnusedImport]
         import pytest  # noqa: F401  # pyright: ignore[reportUnusedImport]

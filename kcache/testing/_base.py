@@ -36,7 +36,7 @@ def fork(work: Callable[[], object]) -> BaseProcess:
         pytest.skip("this system has no fork")
     child = multiprocessing.get_context("fork").Process(target=work)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # about forks beside threads, in 3.12
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: forks with threads
         child.start()
     return child
 
@@ -103,7 +103,7 @@ def key(number: object) -> str:
 
 
 def sealed(name: str, number: int, size: int) -> bytes:
-    """Return a value of `size` bytes, at least 16, that `intact` can tell from any other."""
+    """Return a value of `size` bytes, at least 16, that `intact` distinguishes from any other."""
     stream = hashlib.sha256(f"{name} {number} {size}".encode()).digest()
     body = stream * ((size - _HEAD.size) // len(stream) + 1)
     return _HEAD.pack(number, size) + body[: size - _HEAD.size]
@@ -268,7 +268,7 @@ class ContractBase:
         """Fails a test after which one of the backend's threads still runs."""
         before = threading.active_count()
         yield
-        assert threading.active_count() <= before, "a thread was left behind"
+        assert threading.active_count() <= before, "a thread is left"
 
     def opened(self, place: Path, **options: Any) -> closing[Backend]:  # noqa: ANN401
         """Open the backend for a `with` block, which closes it at its end; options of `open`."""

@@ -193,12 +193,12 @@ class ProcessTests(ContractBase):
 
         alone = partial(kill_writers, partial(work, False), 3, Random(1))
         batched = partial(kill_writers, partial(work, True), 2, Random(2))
-        with self.opened(place) as lasting:
+        with self.opened(place) as opened_before:
             for kill in (alone, batched) * self.kills:
                 kill()
                 run_forked(lambda: self._check_after_kill(place))  # hangs if a lock is left
-                run_forked(lambda: self._check_handle(lasting, place))
-                self._check_handle(lasting, place)
+                run_forked(lambda: self._check_handle(opened_before, place))
+                self._check_handle(opened_before, place)
 
     def _check_after_kill(self, place: Path) -> None:
         with self.opened(place) as backend:

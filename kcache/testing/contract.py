@@ -310,7 +310,7 @@ class BackendContract(ProcessTests):
                 shutil.rmtree(place, ignore_errors=True)
 
     def test_opening_many_times_leaks_nothing(self, place: Path) -> None:
-        """Handles that are opened and closed leave no file open or behind."""
+        """Handles that are opened and closed leave no file open, and none on the medium."""
         with self.opened(place) as backend:
             backend.put(key(1), b"value")
         opened = len(_open_files(Path("/")))

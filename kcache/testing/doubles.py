@@ -75,7 +75,7 @@ class MemoryBackend(Backend):
         return len(value)
 
     def delete(self, key: str) -> int:
-        """Let go of `key`; return the length of its value, 0 if it was absent."""
+        """Delete `key`; return the length of its value, 0 if it was absent."""
         with self._lock:
             freed = len(self.values.pop(key, b""))
             self._used.pop(key, None)

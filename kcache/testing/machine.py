@@ -155,7 +155,7 @@ class BackendMachine(RuleBasedStateMachine):
 
     @rule(listing=_LISTINGS, changes=_SEVERAL)
     def iterate(self, listing: str, changes: list[tuple[str, int | None]]) -> None:
-        """An iteration yields each entry once, and each that is changed meanwhile once at most."""
+        """An iteration yields each entry once, and each changed entry at most once."""
         unchanged = self.model.keys() - {name for name, _ in changes}
         found: list[str] = []
         left = list(changes)

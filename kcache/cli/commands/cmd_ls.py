@@ -203,8 +203,8 @@ _NEEDS = {"COMPILE": 100, "AGE": 90, "USED": 70, "SIZE": 60, "ARCH": 50}
 def listing(items: Sequence[Item], digits: int, now: float, *, used: bool = True) -> str:
     """Return one line per entry, which fits the terminal if there is one; nothing for no entries.
 
-    If two kernels have the same source name, names and target, the options that differ stand behind
-    the name.
+    If two kernels have the same source name, names and target, the options that differ follow the
+    name.
 
     Args:
         items: in their order.
@@ -406,8 +406,8 @@ def _parts(dependency_set: DependencySet) -> dict[str, Any]:
 
 def _at(root: int, path: str) -> dict[str, str | int]:
     """Return a path, and in words what it starts from."""
-    beside = f"include path {root}" if root else "source's folder"
-    return {"root": "absolute" if root < 0 else beside, "path": path}
+    relative = f"include path {root}" if root else "source's folder"
+    return {"root": "absolute" if root < 0 else relative, "path": path}
 
 
 # -- extract ---------------------------------------------------------------------------------------

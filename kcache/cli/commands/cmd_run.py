@@ -100,8 +100,8 @@ def start() -> None:
         raise DropinError("a server is running")
     variables = env.of_service(env.current())
     try:
-        speaks = bool(variables.get(env.LOG))
-        spawn.spawn(path, env.service(variables), variables, persistent=True, logs=speaks)
+        logs = bool(variables.get(env.LOG))
+        spawn.spawn(path, env.service(variables), variables, persistent=True, logs=logs)
     except OSError as error:
         raise DropinError(f"no server was started: {error}") from error
     if sockets.status(path) is None:

@@ -1,13 +1,13 @@
 /* NVRTC's interface, answered by a kcache server, or by the real NVRTC if the server can't answer.
 
-   A program lives here until the caller asks for something that only the real library can tell: an
+   A program lives here until the caller asks for something that only the real library has: an
    output that no server keeps, a callback, a second compile, an option with effects beyond the
    outputs. Then the program is made again in the real library, with everything that was done to it,
    and all later calls are forwarded. So this library gives an answer only if it is known to be
    NVRTC's own. Tests compare thousands of random calls on both.
 
    Threads: as NVRTC: any number of threads, and each program is used by one at a time. Fork: the
-   child goes on with the parent's programs and makes its own connections. The library never prints,
+   child continues with the parent's programs and makes its own connections. The library never prints,
    never waits without a limit, and never needs Python. */
 #define _GNU_SOURCE
 #include "dropin.h"

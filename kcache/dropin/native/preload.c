@@ -1,5 +1,5 @@
 /* The preloaded library: a program that opens NVRTC of one major version gets the interface library,
-   which is told what the program would have opened. It also has NVRTC's SONAME, for the programs
+   which gets the path that the program would have opened. It also has NVRTC's SONAME, for the programs
    that are linked with it (linked.c).
 
    All other calls go to the C library unchanged: with the same arguments, stack and caller. The
@@ -61,10 +61,10 @@ static bool call(void *handle, const char *name, const char *path) {
 /* Calls the interface library, if it is loaded. */
 static bool call_loaded(const char *name) {
     void *handle = open_interface(RTLD_LAZY | RTLD_NOLOAD);
-    bool said = handle != NULL && call(handle, name, NULL);
+    bool is_true = handle != NULL && call(handle, name, NULL);
     if (handle != NULL)
         dlclose(handle);
-    return said;
+    return is_true;
 }
 
 /* Whether the interface library stands for a real one. */
@@ -139,7 +139,7 @@ static void *or_refuse(void *handle) { return handle == NULL ? REFUSE : handle; 
 
 /* For the SONAME: opens the library that is loaded under that name, or else the one that the loader
    would find. The loader itself would find this library, so it is asked in a namespace without it,
-   only to say that there is none. */
+   only for the error that there is none. */
 static void *redirect_bare(const char *name, int flags, const void *caller) {
     char found[PATH_MAX];
     if (stands())

@@ -48,7 +48,7 @@ struct connection {
     pid_t process; /* not every fork runs handlers; a child must not use this connection */
 };
 
-enum outcome { DONE, GONE, SILENT, DAMAGED };
+enum result { DONE, GONE, SILENT, DAMAGED };
 
 static struct connection idle[MAX_IDLE];
 static int idle_count;
@@ -70,8 +70,8 @@ bool kd_server_wanted(void) {
 }
 
 /* Programs that start later must not wait for a silent server, too: a make with a thousand compilers
-   would wait a thousand times. A server that goes on makes a new socket. */
-static void give_up(enum outcome reason) {
+   would wait a thousand times. A server that continues makes a new socket. */
+static void give_up(enum result reason) {
     struct stat status;
     pthread_mutex_lock(&kd_lock);
     if (reason == SILENT && lstat(socket_path, &status) == 0 && S_ISSOCK(status.st_mode) &&
@@ -181,7 +181,7 @@ static void keep_idle(const struct connection *connection) {
 
 /* -- messages ------------------------------------------------------------------------------------ */
 
-static enum outcome ready(int fd, short events) {
+static enum result ready(int fd, short events) {
     int64_t end = now() + SILENCE_MS;
     for (;;) {
         int64_t left = end - now();
@@ -199,58 +199,58 @@ static enum outcome ready(int fd, short events) {
 }
 
 /* Sends (POLLOUT) or receives (POLLIN) all bytes. */
-static enum outcome move(int fd, short direction, void *data, size_t size) {
+static enum result move(int fd, short direction, void *data, size_t size) {
     for (char *at = data, *end = at + size; at < end;) {
         ssize_t moved = direction == POLLOUT
                             ? send(fd, at, (size_t)(end - at), MSG_NOSIGNAL | MSG_DONTWAIT)
                             : recv(fd, at, (size_t)(end - at), MSG_DONTWAIT);
-        enum outcome outcome = DONE;
+        enum result result = DONE;
         if (moved > 0)
             at += moved;
         else if (moved == 0 || (errno != EAGAIN && errno != EINTR))
-            outcome = GONE;
+            result = GONE;
         else if (errno == EAGAIN)
-            outcome = ready(fd, direction);
-        if (outcome != DONE)
-            return outcome;
+            result = ready(fd, direction);
+        if (result != DONE)
+            return result;
     }
     return DONE;
 }
 
-static enum outcome receive(int fd, struct kd_reply *reply) {
+static enum result receive(int fd, struct kd_reply *reply) {
     struct {
         char magic[4];
         uint32_t count;
     } head;
-    enum outcome outcome = move(fd, POLLIN, &head, sizeof head);
-    if (outcome != DONE)
-        return outcome;
+    enum result result = move(fd, POLLIN, &head, sizeof head);
+    if (result != DONE)
+        return result;
     if (memcmp(head.magic, "KCW1", 4) != 0 || head.count == 0 || head.count > MAX_FIELDS)
         return DAMAGED;
     char *sizes = malloc(8 * (size_t)head.count);
-    outcome = sizes == NULL ? GONE : move(fd, POLLIN, sizes, 8 * (size_t)head.count);
-    if (outcome == DONE && !kd_reply_begin(reply, head.count, sizes))
-        outcome = DAMAGED;
+    result = sizes == NULL ? GONE : move(fd, POLLIN, sizes, 8 * (size_t)head.count);
+    if (result == DONE && !kd_reply_begin(reply, head.count, sizes))
+        result = DAMAGED;
     free(sizes);
-    return outcome == DONE ? move(fd, POLLIN, (void *)(uintptr_t)reply->fields[0].data, reply->size)
-                           : outcome;
+    return result == DONE ? move(fd, POLLIN, (void *)(uintptr_t)reply->fields[0].data, reply->size)
+                           : result;
 }
 
-static enum outcome converse(
+static enum result converse(
     int fd, const struct kd_message *message, struct kd_reply *reply, bool *heard) {
     int64_t end = now() + MOST_MS;
-    enum outcome outcome = move(fd, POLLOUT, message->data, message->size);
-    while (outcome == DONE) {
+    enum result result = move(fd, POLLOUT, message->data, message->size);
+    while (result == DONE) {
         free(reply->fields);
         *reply = (struct kd_reply){0};
-        outcome = receive(fd, reply);
-        if (outcome != DONE || !kd_is(reply, 0, KD_WAIT))
+        result = receive(fd, reply);
+        if (result != DONE || !kd_is(reply, 0, KD_WAIT))
             break;
         *heard = true;
         if (now() > end)
-            outcome = SILENT;
+            result = SILENT;
     }
-    return outcome;
+    return result;
 }
 
 static bool ask(const struct kd_message *message, struct kd_reply *reply) {
@@ -260,16 +260,16 @@ static bool ask(const struct kd_message *message, struct kd_reply *reply) {
         if (!used && !connect_to(&connection))
             return false;
         bool heard = false;
-        enum outcome outcome = converse(connection.fd, message, reply, &heard);
-        if (outcome == DONE) {
+        enum result result = converse(connection.fd, message, reply, &heard);
+        if (result == DONE) {
             keep_idle(&connection);
             return kd_is(reply, 0, KD_DONE);
         }
         leave(&connection);
-        if (outcome == SILENT || outcome == DAMAGED)
-            give_up(outcome);
+        if (result == SILENT || result == DAMAGED)
+            give_up(result);
         /* The server may have closed an idle connection, or another server has taken its place. */
-        if (outcome != GONE || !used || heard)
+        if (result != GONE || !used || heard)
             return false;
     }
     return false;
