@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kcache.errors import ArgumentTypeError, ConfigError
-from kcache.launch.contexts import Context, generations, on
-from kcache.launch.loaded_kernel import Code, LoadedKernel, load_module
+from kcache.launch.loaded_kernel import Code, Context, LoadedKernel, generations, load_module, on
 
 __all__ = ["LoadedKernel", "generation", "reset"]
 

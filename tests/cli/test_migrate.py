@@ -55,20 +55,6 @@ def test_a_copy_leaves_the_origin(cache_directory: Path, here: Callable) -> None
     assert recency(cache_directory) == before
 
 
-def test_a_rehearsal_changes_nothing(
-    cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(cache_directory, mixed())
-    before = recency(cache_directory)
-    monkeypatch.setenv("KCACHE_READ_ONLY", "1")
-    out = here("migrate", "--to", "lmdb", "--dry-run").clean()
-    assert out.startswith("would move 13 entries, ")
-    assert recency(cache_directory) == before
-    assert not (cache_directory / "lmdb").exists()
-    assert here("migrate", "--to", "lmdb").code == 2
-    assert recency(cache_directory) == before
-
-
 def test_damaged_entries_are_left_out_and_counted(cache_directory: Path, here: Callable) -> None:
     fill(cache_directory, mixed())
     damage(cache_directory, key(2))

@@ -55,9 +55,9 @@ def test_a_missing_cuda_core_names_the_extra() -> None:
 import sys
 sys.modules["cuda.core"] = None  # as an import that fails
 from kcache.errors import DeviceError
-from kcache.launch import contexts
-contexts.open_library = lambda: None  # there is a driver
-core = contexts.core
+from kcache.launch import loaded_kernel
+loaded_kernel.open_library = lambda: None  # there is a driver
+core = loaded_kernel.core
 try:
     core()
 except DeviceError as error:
