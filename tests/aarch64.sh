@@ -23,10 +23,6 @@ packages=ca-certificates,gcc,libc6-dev,procps,python3,python3-venv
 if [[ ! -e $root/usr/bin/gcc || -e $root/debootstrap ]]; then
     debootstrap --arch=arm64 --variant=minbase --include=$packages bookworm "$root"
 fi
-for mounted in proc sys dev; do
-    mountpoint -q "$root/$mounted" || mount --bind "/$mounted" "$root/$mounted"
-done
-
 # Packages are fetched outside, where pip has its settings. obstore, of the extra `s3`, is left out, and
 # async-timeout, which redis needs with this Python, is named: pip asks its own Python for that.
 python3 -m venv "$folder/venv"
@@ -41,11 +37,19 @@ rm -rf "$root/kcache" "$root/wheels"
 mkdir "$root/kcache"
 cp -r "$folder/wheels" "$root/wheels"
 git ls-files -z --cached --others --exclude-standard | tar -c --null -T - | tar -x -C "$root/kcache"
-exec chroot "$root" sh -euc '
+# What is mounted here is gone with this shell: the folder can be deleted.
+exec unshare --mount sh -euc '
+    root=$1
+    shift
+    for mounted in proc sys dev; do mount --rbind "/$mounted" "$root/$mounted"; done
+    exec chroot "$root" sh -euc "$@"
+' sh "$root" '
     cd /kcache
     [ -e /venv ] || python3 -m venv /venv
     /venv/bin/pip install -q --no-index --no-compile /wheels/*
     /venv/bin/pip install -q --no-index --no-compile --no-deps --force-reinstall /wheels/kcache*
+    # Workers write no compiled modules, and would compile their own at each start.
+    /venv/bin/python3 -I -m compileall -q /venv/lib/python3*/site-packages/kcache
     export PYTHONSAFEPATH=1 TEST_NVRTC_MAJOR=13 TEST_EMULATED=1
-    exec /venv/bin/pytest -p no:cacheprovider "$@"
+    exec /venv/bin/pytest -p no:cacheprovider -o timeout=1200 "$@"
 ' sh "$@"
