@@ -156,7 +156,7 @@ def test_another_compiler(
     cause = Told(said).the("compiler")
     assert f"it was NVRTC {nvrtc[0]}.{nvrtc[1]}, build" in cause["what"]
     assert cause["before"] == found.identity
-    assert cause["after"].startswith("nvrtc sha256:")
+    assert cause["after"].startswith("nvrtc xxh3:")
 
 
 # -- headers ---------------------------------------------------------------------------------------

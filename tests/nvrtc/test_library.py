@@ -41,6 +41,27 @@ def _change_build_id(path: Path) -> None:
     assert library.build_id(str(path)) != identity
 
 
+_WITHOUT_BUILD_ID = """
+import sys
+from kcache.nvrtc import library
+print(library.at(sys.argv[1]).identity)
+assert not {"hashlib", "ssl"} & set(sys.modules)
+"""
+
+
+def test_builtins_without_a_build_id_are_known_by_their_content(tmp_path):
+    """So are those of NVRTC 13.5 for AArch64. Each hit of a new process reads them."""
+    path, builtins = tmp_path / "libnvrtc.so.13", tmp_path / "libnvrtc-builtins.so.13.5"
+    path.write_bytes(b"")
+    found = []
+    for content in (b"some", b"other"):
+        builtins.write_bytes(content * 1_000_000)
+        found.append(python(_WITHOUT_BUILD_ID, path))
+    assert len(set(found)) == 2
+    builtins.write_bytes(b"some" * 1_000_000)
+    assert python(_WITHOUT_BUILD_ID, path) == found[0]
+
+
 @pytest.fixture(scope="module")
 def other(installed, tmp_path_factory) -> Path:
     """A site-packages folder with the same compiler under another build id."""
