@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kcache.daemons.sockets import DONE, NO
@@ -15,13 +15,14 @@ from kcache.nvcc.request import STREAMS, TERMINAL, Start
 from kcache.nvrtc.artifact import Artifact
 from kcache.nvrtc.compiler import Compiled
 from kcache.nvrtc.manifest import DependencySet
-from kcache.nvrtc.places import LENGTH, SHOWN
+from kcache.nvrtc.places import LENGTH, SHOWN, WITHIN, questions
 from kcache.util.wire import WireError
 
 if TYPE_CHECKING:
     from kcache.daemons.daemon_server import Client
     from kcache.kernel_cache import KernelCache
     from kcache.nvrtc.files import FileDigests
+    from kcache.nvrtc.request import Request
 
 #: The first field of what a client sends after a compile.
 MADE = b"nvcc-made"
@@ -130,6 +131,7 @@ def _stored(
         needed = STREAMS if start.one_stream or all(texts) else (TERMINAL,)
         recording.variables.update(needed)
     conditions = [f"{SHOWN} {root} {prefixes[root]}" for root in sorted(shown)]
+    conditions += _within(start.request, recording)
     conditions += (f"{LENGTH} {n} {len(os.fsencode(prefixes[n]))}" for n in sorted(made.placed))
     answers = recording.answers(digests)._replace(
         conditions=conditions, home=start.request.location
@@ -139,3 +141,16 @@ def _stored(
         difference = next(found.differences(start.request, digests), ("", "something"))
         raise RefusedError(f"{difference[1]} changed during the compile")
     return Artifact(seconds=seconds, files=tuple(made.files)), found
+
+
+def _within(request: Request, recording: Recording) -> Iterator[str]:
+    """Yield the conditions for roots below which a text may name a file; see `places`."""
+    asked = [each for each in questions(request) if each.condition.startswith(WITHIN)]
+    missing = {os.fsencode(word) for each in asked for word in each.words}
+    for text in recording.texts():
+        missing = {word for word in missing if word not in text}
+        if not missing:
+            break
+    for each in asked:
+        if missing.isdisjoint(map(os.fsencode, each.words)):
+            yield each.condition

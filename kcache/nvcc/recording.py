@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.nvrtc.answers import Answers, above, alike, grouped, same
@@ -52,6 +52,7 @@ _VARIANTS = (
 _LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 #: The ends of a path and of those above it.
 _ENDS = re.compile(r"(?<=[^/])(?=/|$)")
+_ELF = b"\x7fELF"
 _LOADER_FILES = ("/etc/ld.so.cache", "/etc/ld.so.preload")
 
 
@@ -248,6 +249,15 @@ class Recording:
                 raise RefusedError(f"{path} is left")
             yield path, is_new
 
+    def texts(self) -> Iterator[bytes]:
+        """Yield what the tools have read as text, and the command."""
+        yield "\0".join(self._start.arguments).encode("utf-8", "surrogateescape")
+        for path in self._files:
+            with open(path, "rb") as file:
+                content = file.read()
+            if not content.startswith(_ELF):
+                yield content
+
     # -- answers -----------------------------------------------------------------------------------
 
     def answers(self, digests: FileDigests) -> Answers:
@@ -297,7 +307,7 @@ class Recording:
                 for number, path in enumerate(roots, 1)
             ],
             access=sorted((mode, ok, rooted(path)) for (path, mode), ok in self._access.items()),
-            times=[*_times(files, seconds)],
+            times=[*_times(files, inodes, seconds)],
         )
 
     def _target(self, path: str) -> RootedPath:
@@ -366,13 +376,15 @@ def _read(
 
 
 def _times(
-    files: Mapping[RootedPath, bytes], seconds: Mapping[RootedPath, int]
+    files: Mapping[RootedPath, bytes],
+    inodes: Mapping[RootedPath, Sequence[int]],
+    seconds: Mapping[RootedPath, int],
 ) -> Iterator[tuple[int, int, RootedPath]]:
     """Yield a group, a number and a path for files of equal content; see `Answers.times`."""
     for group, paths in enumerate(alike(files)):
         times = [seconds[path] for path in paths]
         for path, time in zip(paths, times, strict=True):
-            if len({*times}) > 1:
+            if len({inodes[each] for each in paths}) > 1:
                 yield group, times.index(time), path
 
 

@@ -1,6 +1,7 @@
 """After a change of anything that a compile depends on, nvcc runs again; judged by nvcc alone."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -8,7 +9,7 @@ from typing import NamedTuple
 import pytest
 from nvcc.conftest import Service, comparable, toolkit, write_project, written
 
-OBJECT = ("-c", "-arch=sm_90", "-Ifirst", "-Iinclude", "k.cu", "-o", "k.o")
+OBJECT = ("-c", "-arch=sm_90", "-Ilate", "-Ifirst", "-Iinclude", "k.cu", "-o", "k.o")
 
 
 class Place(NamedTuple):
@@ -115,6 +116,43 @@ def library_in_working_directory(place: Place) -> None:
     (place.project / "libmpfr.so.6").write_bytes(b"")
 
 
+def missing_directory(place: Place) -> None:
+    (place.project / "late").mkdir()
+    (place.project / "late/header.h").write_text("#define FACTOR 5\n")
+
+
+def linked_directory(place: Place) -> None:
+    (place.project / "other").mkdir()
+    (place.project / "other/header.h").write_text("#define FACTOR 5\n")
+    (place.project / "late").symlink_to("other")
+
+
+def same_size_and_time(place: Place) -> None:
+    header = place.project / "include/header.h"
+    status = header.stat()
+    header.write_text("#define FACTOR 5\n")
+    os.utime(header, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def same_size_and_time_by_rename(place: Place) -> None:
+    header = place.project / "include/header.h"
+    status = header.stat()
+    (place.project / "new").write_text("#define FACTOR 5\n")
+    os.utime(place.project / "new", ns=(status.st_atime_ns, status.st_mtime_ns))
+    (place.project / "new").rename(header)
+
+
+def time_of_twin(place: Place) -> None:
+    """gcc takes two files of equal content and time for one, if they have `#pragma once`."""
+    os.utime(place.project / "include/twin.h", (2, 2))
+
+
+def replace_toolkit(place: Place) -> None:
+    old = place.home.rename(place.home.with_name("old"))
+    shutil.copytree(old, place.home, symlinks=True)
+    edit_profile(place)
+
+
 def rights(place: Place) -> None:
     (place.project / "include/header.h").unlink()
     (place.project / "include/header.h").mkdir()
@@ -124,9 +162,20 @@ CHANGES = [
     edit_header, shadow_header, shadow_beside_source, optional_header, remove_first_header,
     switch_link, wrap_ptxas, wrap_cicc, edit_profile, append_flags, prepend_flags, ptxas_flags,
     compiler_by_variable, compiler_in_path, include_variable, response_file,
-    library_in_working_directory, rights,
+    library_in_working_directory, rights, missing_directory, linked_directory, same_size_and_time,
+    same_size_and_time_by_rename, time_of_twin, replace_toolkit,
 ]  # fmt: skip
 
+#: Read twice, it adds more.
+TWIN = """\
+#pragma once
+#ifdef TWINS
+#undef TWINS
+#define TWINS 2
+#else
+#define TWINS 1
+#endif
+"""
 SOURCE = """\
 #include "header.h"
 #if __has_include("optional.h")
@@ -135,11 +184,13 @@ SOURCE = """\
 #endif
 #include "removed.h"
 #include "link/linked.h"
+#include "first/twin.h"
+#include "include/twin.h"
 #ifndef FACTOR2
 #define FACTOR2 1
 #endif
 extern "C" __global__ void kernel(float* p) {
-    p[threadIdx.x] = p[threadIdx.x] * FACTOR / FACTOR2 + REMOVED + LINKED;
+    p[threadIdx.x] = p[threadIdx.x] * FACTOR / FACTOR2 + REMOVED + LINKED + TWINS;
 }
 """
 
@@ -151,6 +202,8 @@ def make_place(folder: Path, wheels: Path) -> Place:
     for name, text in {
         "first/removed.h": "#define REMOVED 1\n",
         "include/removed.h": "#define REMOVED 2\n",
+        "first/twin.h": TWIN,
+        "include/twin.h": TWIN,
         "include/one/linked.h": "#define LINKED 1\n",
         "include/two/linked.h": "#define LINKED 2\n",
         "early/nothing": "",
@@ -158,6 +211,8 @@ def make_place(folder: Path, wheels: Path) -> Place:
     }.items():
         (project / name).parent.mkdir(exist_ok=True)
         (project / name).write_text(text)
+    for name in ("first", "include"):
+        os.utime(project / name / "twin.h", (1, 1))
     (project / "include/link").symlink_to("one")
     old = os.environ["PATH"]
     variables = {"OLD": old, "PATH": f"{project}/early:{old}"}

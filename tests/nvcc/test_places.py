@@ -141,6 +141,41 @@ def test_line_tables_name_the_directory_of_their_own_place(
     assert comparable(made) == comparable(output.read_bytes())
 
 
+ABOVE = '#include "SPELLED/header.h"\n' + PLAIN.partition("\n")[2]
+
+
+@pytest.mark.parametrize("spelled", ["src", "absolute"])
+def test_a_header_is_found_where_its_name_leads(
+    spelled: str, service: Service, tmp_path: Path
+) -> None:
+    """The source's directory was below the working directory, or named by its whole path."""
+    first, second = tmp_path / "one", tmp_path / "another"
+    name = str(first / "src") if spelled == "absolute" else "src"
+    for source, factor in ((first / "src", 3), (second, 3), (second / "src", 5)):
+        source.mkdir(parents=True)
+        (source / "k.cu").write_text(ABOVE.replace("SPELLED", name))
+        (source / "header.h").write_text(f"#define FACTOR {factor}\n")
+    options = ("-ptx", "-arch=sm_90", "-I.", "-o", tmp_path / "k.ptx")
+    made = []
+    for folder, source in ((first, first / "src"), (second, second)):
+        if spelled == "absolute" and folder == second:
+            (first / "src/header.h").write_text("#define FACTOR 7\n")
+        for by in (service.run, service.alone):
+            assert by(*options, source / "k.cu", cwd=folder).returncode == 0
+            made.append((tmp_path / "k.ptx").read_bytes())
+    assert made[0] == made[1]
+    assert made[2] == made[3] != made[0]
+
+
+def test_a_place_behind_a_link_hits(service: Service, tmp_path: Path) -> None:
+    """Compilers open headers by the paths behind the links."""
+    for name in ("one", "another"):
+        (tmp_path / f"real-{name}").mkdir()
+        (tmp_path / name).symlink_to(f"real-{name}")
+        compile_in(service, place(tmp_path, name, PLAIN), "-cubin")
+    assert service.counts["hits"] == 1
+
+
 def test_relocation_off_binds_everything_to_its_place(service: Service, tmp_path: Path) -> None:
     service.restart(KCACHE_RELOCATION="off")
     for name in ("one", "another"):
