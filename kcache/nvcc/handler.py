@@ -15,7 +15,7 @@ from kcache.nvcc.request import STREAMS, TERMINAL, Start
 from kcache.nvrtc.artifact import Artifact
 from kcache.nvrtc.compiler import Compiled
 from kcache.nvrtc.manifest import DependencySet
-from kcache.nvrtc.places import LENGTH, SHOWN, WITHIN, questions
+from kcache.nvrtc.places import LENGTH, NESTED, SHOWN, WITHIN, questions
 from kcache.util.wire import WireError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class NvccHandler:
 
     def __init__(self, cache: KernelCache, recorder: str) -> None:
         self._cache = cache
-        self._recorder = os.fsencode(recorder)
+        self._recorder = recorder
 
     def answer(self, question: Sequence[bytes], client: Client) -> Sequence[bytes]:
         """Return the answer to a question, which has these fields after its kind and the standing.
@@ -84,7 +84,8 @@ class NvccHandler:
         """Let the client compile; return what that made, and what it depends on."""
         roots = b"".join(os.fsencode(path) + b"\0" for path in start.roots.directories)
         began = time.perf_counter()
-        client.answer([DONE, b"compile", self._recorder, roots])
+        preloaded = [self._recorder, *filter(None, [start.environment.get("LD_PRELOAD")])]
+        client.answer([DONE, b"compile", os.fsencode(":".join(preloaded)), roots])
         artifact, dependency_set, problem = Artifact(), None, ""
         try:
             made = client.next()
@@ -153,4 +154,4 @@ def _within(request: Request, recording: Recording) -> Iterator[str]:
             break
     for each in asked:
         if missing.isdisjoint(map(os.fsencode, each.words)):
-            yield each.condition
+            yield each.condition.replace(WITHIN, NESTED, 1)

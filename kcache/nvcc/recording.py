@@ -250,8 +250,8 @@ class Recording:
             yield path, is_new
 
     def texts(self) -> Iterator[bytes]:
-        """Yield what the tools have read as text, and the command."""
-        yield "\0".join(self._start.arguments).encode("utf-8", "surrogateescape")
+        """Yield what the tools have read as text, and the command without the roots."""
+        yield os.fsencode(self._start.roots.numbered("\0".join(self._start.arguments)))
         for path in self._files:
             with open(path, "rb") as file:
                 content = file.read()

@@ -6,6 +6,7 @@ the recorded answers hold there, and so do its *conditions*:
 - `shown ROOT TEXT`: the outputs show the directory with this number, which must be spelled so.
 - `location DIGEST`: the outputs show a directory that was spelled otherwise, so the whole location
   must be the same.
+- `nested ROOT OUTER PATH`: the same for nvcc; it is used only where the directories lie so.
 - `length ROOT NUMBER`: a line table shows the directory, and has room for a path of this length.
 - `within ROOT OUTER PATH`: one directory lies in another, at this path, and the texts that the
   compiler has read spell each part of the path, where it may become a path. So a file in both may
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.search import HeaderSearch
 
-SHOWN, LOCATION, LENGTH, WITHIN = "shown", "location", "length", "within"
+SHOWN, LOCATION, LENGTH, WITHIN, NESTED = "shown", "location", "length", "within", "nested"
 #: LTOIR is encoded, so a literal that was stringized twice can't be found in it. There, a text that
 #: spells one of these is enough for the result not to be cached.
 _CLOCK = ("__DATE__", "__TIME__")
@@ -107,11 +108,13 @@ def readings(condition: str, request: Request) -> list[Request]:
     kind, _, rest = condition.partition(" ")
     search = request.search
     with suppress(IndexError):
-        if kind == WITHIN:
+        if kind in (WITHIN, NESTED):
             root, outer, below = rest.split(" ", 2)
             path = ("/" if int(outer) == ABSOLUTE else search.roots[int(outer)]) + below
             if search.roots[int(root)] == path:
                 return []
+            if kind == NESTED:
+                raise ValueError(condition)
             elsewhere = digest_fields("reading", [(request.location, b""), (condition, b"")])
             return [request._replace(search=search.moved(int(root), path), location=elsewhere)]
         if kind == SHOWN:

@@ -10,6 +10,7 @@
    odd makes the client become nvcc, as if nothing had been there before. */
 #define _GNU_SOURCE
 #include "../../dropin/native/dropin.h"
+#include "find.h"
 #include "recording.h"
 
 #include <errno.h>
@@ -51,34 +52,20 @@ static void become(const struct call *call) {
 
 /* -- which nvcc -------------------------------------------------------------------------------- */
 
-static const char *base_of(const char *path) {
-    const char *slash = strrchr(path, '/');
-    return slash == NULL ? path : slash + 1;
+static bool is_other(const char *path) {
+    struct stat status, own;
+    return kn_is_program(path) && stat(path, &status) == 0 && stat("/proc/self/exe", &own) == 0 &&
+           (status.st_dev != own.st_dev || status.st_ino != own.st_ino);
 }
 
-static bool is_other(const char *path, const struct stat *own) {
-    struct stat status;
-    return stat(path, &status) == 0 && S_ISREG(status.st_mode) && access(path, X_OK) == 0 &&
-           (status.st_dev != own->st_dev || status.st_ino != own->st_ino);
-}
-
-/* Finds a file named `name` that is not this program, in PATH and then where toolkits are. */
-static bool find(const char *name, char to[PATH_MAX]) {
+/* Finds an nvcc that is not this program, in PATH and then where toolkits are. */
+static bool find(char to[PATH_MAX]) {
     const char *homes[] = {getenv("CUDA_HOME"), getenv("CUDA_PATH"), "/usr/local/cuda"};
-    const char *path = getenv("PATH");
-    struct stat own = {0};
-    stat("/proc/self/exe", &own);
-    for (const char *at = path; at != NULL; at = *at == '\0' ? NULL : at + 1) {
-        const char *end = strchrnul(at, ':');
-        const char *between = end == at ? "" : "/";
-        int size = snprintf(to, PATH_MAX, "%.*s%s%s", (int)(end - at), at, between, name);
-        if (size < PATH_MAX && is_other(to, &own))
-            return true;
-        at = end;
-    }
+    if (kn_find_in_path("nvcc", is_other, to))
+        return true;
     for (size_t i = 0; i < sizeof homes / sizeof *homes; i++)
-        if (homes[i] != NULL && snprintf(to, PATH_MAX, "%s/bin/%s", homes[i], name) < PATH_MAX &&
-            is_other(to, &own))
+        if (homes[i] != NULL && snprintf(to, PATH_MAX, "%s/bin/nvcc", homes[i]) < PATH_MAX &&
+            is_other(to))
             return true;
     return false;
 }
@@ -89,12 +76,12 @@ static bool read_call(int argc, char **argv, struct call *call) {
         *call = (struct call){argv[2], argv + 3};
         return true;
     }
-    bool launched = argc > 1 && strcmp(base_of(argv[1]), "nvcc") == 0;
+    bool launched = argc > 1 && strcmp(kn_base_of(argv[1]), "nvcc") == 0;
     if (launched && strchr(argv[1], '/') != NULL) {
         *call = (struct call){argv[1], argv + 1};
         return true;
     }
-    if (!find("nvcc", found))
+    if (!find(found))
         return false;
     *call = (struct call){found, launched ? argv + 1 : argv};
     call->argv[0] = found;
@@ -278,27 +265,6 @@ static struct kr_recording *make_recording(struct kd_bytes roots, char name[64])
     return recording;
 }
 
-/* Runs nvcc in the child, with the recorder before other preloaded libraries, and without ours. */
-static void run_recorded(const struct call *call, const char *recorder, const char *recording) {
-    const char *others = getenv("LD_PRELOAD");
-    size_t room = strlen(recorder) + (others == NULL ? 0 : strlen(others)) + 2;
-    char *preloaded = malloc(room);
-    if (preloaded == NULL)
-        _exit(127);
-    strcpy(preloaded, recorder);
-    for (const char *at = others; at != NULL && *at != '\0'; at += strspn(at, ": ")) {
-        size_t size = strcspn(at, ": ");
-        char *part = strndup(at, size);
-        if (part != NULL && strncmp(base_of(part), "libkcache_", 10) != 0)
-            strcat(strcat(preloaded, ":"), part);
-        free(part);
-        at += size;
-    }
-    setenv("LD_PRELOAD", preloaded, 1);
-    setenv(KR_VARIABLE, recording, 1);
-    become(call);
-}
-
 /* Passes on what there is; returns whether there may be more. */
 static bool pump(struct stream *stream) {
     char text[1 << 16];
@@ -376,18 +342,17 @@ static void store(const struct kr_recording *recording, const struct stream stre
     kd_server_ask(&message, &reply);
 }
 
-/* Fields after `done` and `compile`: the recorder's path, and the roots. Returns only if nvcc was
-   not started. */
+/* Fields after `done` and `compile`: what nvcc's tools preload, and the roots. Returns only if nvcc
+   was not started. */
 static void compile(const struct call *call, const struct kd_reply *reply) {
     int out[2], error[2];
-    char name[64], recorder[PATH_MAX];
+    char name[64], *preloaded;
     sigset_t all, before;
-    if (reply->count != 4 || reply->fields[2].size >= sizeof recorder)
+    if (reply->count != 4)
         return;
-    memcpy(recorder, reply->fields[2].data, reply->fields[2].size);
-    recorder[reply->fields[2].size] = '\0';
+    preloaded = strndup(reply->fields[2].data, reply->fields[2].size);
     struct kr_recording *recording = make_recording(reply->fields[3], name);
-    if (recording == NULL || pipe2(out, O_CLOEXEC) != 0 || pipe2(error, O_CLOEXEC) != 0)
+    if (preloaded == NULL || recording == NULL || pipe2(out, O_CLOEXEC) != 0 || pipe2(error, O_CLOEXEC) != 0)
         return;
     bool one = is_one_stream();
     pid_t parent = getpid();
@@ -403,7 +368,9 @@ static void compile(const struct call *call, const struct kd_reply *reply) {
         dup2(out[1], 1);
         dup2(one ? out[1] : error[1], 2);
         sigprocmask(SIG_SETMASK, &before, NULL);
-        run_recorded(call, recorder, name);
+        if (setenv("LD_PRELOAD", preloaded, 1) == 0 && setenv(KR_VARIABLE, name, 1) == 0)
+            become(call);
+        _exit(127);
     }
     if (pid > 0) {
         child = pid;
@@ -429,7 +396,7 @@ static void become_run(const struct call *call) {
     if (size <= 0 || getenv(STARTED) != NULL)
         return;
     self[size] = '\0';
-    snprintf(kcache, sizeof kcache, "%.*skcache", (int)(base_of(self) - self), self);
+    snprintf(kcache, sizeof kcache, "%.*skcache", (int)(kn_base_of(self) - self), self);
     while (call->argv[count] != NULL)
         count++;
     char **command = calloc(count + 7, sizeof *command);

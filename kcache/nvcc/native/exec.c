@@ -5,16 +5,11 @@
    the stack, and functions are looked up when the library is loaded. If the client can't be
    started, nvcc is. */
 #define _GNU_SOURCE
+#include "find.h"
+
 #include <dlfcn.h>
 #include <errno.h>
-#include <limits.h>
 #include <spawn.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define SOCKET "KCACHE_DROPIN_SOCKET="
@@ -43,39 +38,23 @@ __attribute__((constructor)) static void prepare(void) {
     next_spawnp = (spawner *)dlsym(RTLD_NEXT, "posix_spawnp");
     if (dladdr((void *)prepare, &info) == 0)
         return;
-    const char *slash = strrchr(info.dli_fname, '/');
-    int folder = slash == NULL ? 0 : (int)(slash - info.dli_fname) + 1;
+    int folder = (int)(kn_base_of(info.dli_fname) - info.dli_fname);
     if (snprintf(client, sizeof client, "%.*skcache-nvcc", folder, info.dli_fname) >= PATH_MAX)
         client[0] = '\0';
 }
 
-static bool is_program(const char *path) {
-    struct stat status;
-    return stat(path, &status) == 0 && S_ISREG(status.st_mode) && access(path, X_OK) == 0;
-}
-
 /* Returns the file that is started; NULL unless it is nvcc and the client shall stand before it. */
 static const char *find(const char *name, bool in_path, texts argv, texts envp, char to[PATH_MAX]) {
-    const char *slash = name == NULL ? NULL : strrchr(name, '/');
-    const char *path = getenv("PATH");
-    if (name == NULL || strcmp(slash == NULL ? name : slash + 1, "nvcc") != 0 || argv == NULL ||
-        argv[0] == NULL || envp == NULL)
+    if (name == NULL || strcmp(kn_base_of(name), "nvcc") != 0 || argv == NULL || argv[0] == NULL ||
+        envp == NULL)
         return NULL;
     while (*envp != NULL && strncmp(*envp, SOCKET, sizeof SOCKET - 1) != 0)
         envp++;
     if (*envp == NULL || client[0] == '\0' || access(client, X_OK) != 0)
         return NULL;
-    if (slash != NULL || !in_path)
-        return is_program(name) ? name : NULL;
-    while (path != NULL) {
-        const char *end = strchrnul(path, ':');
-        const char *between = end == path ? "" : "/";
-        int size = snprintf(to, PATH_MAX, "%.*s%s%s", (int)(end - path), path, between, name);
-        if (size < PATH_MAX && is_program(to))
-            return to;
-        path = *end == '\0' ? NULL : end + 1;
-    }
-    return NULL;
+    if (strchr(name, '/') != NULL || !in_path)
+        return kn_is_program(name) ? name : NULL;
+    return kn_find_in_path(name, kn_is_program, to) ? to : NULL;
 }
 
 static size_t count(texts argv) {

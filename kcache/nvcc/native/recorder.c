@@ -157,21 +157,13 @@ static mode_t mode_in(int flags, va_list rest) {
         return fd;                                                                                 \
     }
 OPEN(open, (const char *p, int flags, ...), (p, flags, mode), p)
-OPEN(open64, (const char *p, int flags, ...), (p, flags, mode), p)
 OPEN(openat, (int d, const char *p, int flags, ...), (d, p, flags, mode), BELOW(d, p))
-OPEN(openat64, (int d, const char *p, int flags, ...), (d, p, flags, mode), BELOW(d, p))
 AFTER(int, __open_2, (const char *p, int flags), (p, flags), opened_with(p, r, flags))
-AFTER(int, __open64_2, (const char *p, int flags), (p, flags), opened_with(p, r, flags))
 AFTER(int, creat, (const char *p, mode_t m), (p, m), opened(p, r, true, "+"))
-AFTER(int, creat64, (const char *p, mode_t m), (p, m), opened(p, r, true, "+"))
 AFTER(int, mkstemp, (char *p), (p), opened(p, r, true, "+"))
-AFTER(int, mkstemp64, (char *p), (p), opened(p, r, true, "+"))
 AFTER(int, mkstemps, (char *p, int n), (p, n), opened(p, r, true, "+"))
-AFTER(int, mkstemps64, (char *p, int n), (p, n), opened(p, r, true, "+"))
 AFTER(FILE *, fopen, (const char *p, const char *m), (p, m), opened_stream(p, r, m))
-AFTER(FILE *, fopen64, (const char *p, const char *m), (p, m), opened_stream(p, r, m))
 AFTER(FILE *, freopen, (const char *p, const char *m, FILE *f), (p, m, f), opened_stream(p, r, m))
-AFTER(FILE *, freopen64, (const char *p, const char *m, FILE *f), (p, m, f), opened_stream(p, r, m))
 
 /* -- questions --------------------------------------------------------------------------------- */
 
@@ -211,26 +203,23 @@ static void resolved(const char *path, const char *result) {
 
 struct statx;
 AFTER(int, stat, (const char *p, struct stat *s), (p, s), looked('S', p, r, s))
-AFTER(int, stat64, (const char *p, struct stat64 *s), (p, s), looked('S', p, r, (void *)s))
 AFTER(int, lstat, (const char *p, struct stat *s), (p, s), looked('L', p, r, s))
-AFTER(int, lstat64, (const char *p, struct stat64 *s), (p, s), looked('L', p, r, (void *)s))
 AFTER(int, fstatat, (int d, const char *p, struct stat *s, int f), (d, p, s, f),
-      looked_at(d, p, r, s, f))
-AFTER(int, fstatat64, (int d, const char *p, struct stat64 *s, int f), (d, p, s, f),
       looked_at(d, p, r, s, f))
 AFTER(int, statx, (int d, const char *p, int f, unsigned m, struct statx *s), (d, p, f, m, s),
       looked_again(d, p, f))
 /* Programs that were linked with a glibc before 2.33 call these. */
 AFTER(int, __xstat, (int v, const char *p, struct stat *s), (v, p, s), looked('S', p, r, s))
-AFTER(int, __xstat64, (int v, const char *p, struct stat64 *s), (v, p, s),
-      looked('S', p, r, (void *)s))
 AFTER(int, __lxstat, (int v, const char *p, struct stat *s), (v, p, s), looked('L', p, r, s))
-AFTER(int, __lxstat64, (int v, const char *p, struct stat64 *s), (v, p, s),
-      looked('L', p, r, (void *)s))
 AFTER(int, __fxstatat, (int v, int d, const char *p, struct stat *s, int f), (v, d, p, s, f),
       looked_at(d, p, r, s, f))
-AFTER(int, __fxstatat64, (int v, int d, const char *p, struct stat64 *s, int f), (v, d, p, s, f),
-      looked_at(d, p, r, s, f))
+/* On machines with 64 bits, these names mean the same. */
+#define ALIAS(name, other)                                                                         \
+    __asm__(".globl " #other "\n.type " #other ", %function\n.set " #other ", " #name);
+ALIAS(open, open64) ALIAS(openat, openat64) ALIAS(__open_2, __open64_2) ALIAS(creat, creat64)
+ALIAS(mkstemp, mkstemp64) ALIAS(mkstemps, mkstemps64) ALIAS(fopen, fopen64)
+ALIAS(freopen, freopen64) ALIAS(stat, stat64) ALIAS(lstat, lstat64) ALIAS(fstatat, fstatat64)
+ALIAS(__xstat, __xstat64) ALIAS(__lxstat, __lxstat64) ALIAS(__fxstatat, __fxstatat64)
 AFTER(int, access, (const char *p, int m), (p, m), accessed(p, m, r))
 AFTER(int, eaccess, (const char *p, int m), (p, m), accessed(p, m, r))
 AFTER(int, euidaccess, (const char *p, int m), (p, m), accessed(p, m, r))
