@@ -133,7 +133,7 @@ def _stored(
         recording.variables.update(needed)
     conditions = [f"{SHOWN} {root} {prefixes[root]}" for root in sorted(shown)]
     conditions += _within(start.request, recording)
-    conditions += (f"{LENGTH} {n} {len(os.fsencode(prefixes[n]))}" for n in sorted(made.placed))
+    conditions += (f"{LENGTH} {root} {prefixes[root]}" for root in sorted(made.placed))
     answers = recording.answers(digests)._replace(
         conditions=conditions, home=start.request.location
     )

@@ -6,13 +6,13 @@ the recorded answers hold there, and so do its *conditions*:
 - `shown ROOT TEXT`: the outputs show the directory with this number, which must be spelled so.
 - `location DIGEST`: the outputs show a directory that was spelled otherwise, so the whole location
   must be the same.
-- `nested ROOT OUTER PATH`: the same for nvcc; it is used only where the directories lie so.
-- `length ROOT NUMBER`: a line table shows the directory, and has room for a path of this length.
+- `length ROOT TEXT`: a line table shows the directory, and has room for a path that is as long.
 - `within ROOT OUTER PATH`: one directory lies in another, at this path, and the texts that the
   compiler has read spell each part of the path, where it may become a path. So a file in both may
   have been asked for from either: `#include <a.h>` with `-Iinc`, or `#include "inc/a.h"`. Where the
   directories do not lie so, the answers must hold for both readings. The outermost directory is the
   file system: a text may include a file by its absolute path.
+- `nested ROOT OUTER PATH`: the same for nvcc, which is used only where the directories lie so.
 
 What only *computes* with the letters of a path (its length, a hash, a single letter) shows no path.
 Such a kernel keeps the letters of the first place; `relocation="off"` binds every kernel to its
@@ -122,8 +122,8 @@ def readings(condition: str, request: Request) -> list[Request]:
             if search.prefixes[int(root)] == text:
                 return []
         if kind == LENGTH:
-            root, length = rest.split(" ")
-            if len(os.fsencode(search.prefixes[int(root)])) == int(length):
+            root, text = rest.split(" ", 1)
+            if len(os.fsencode(search.prefixes[int(root)])) == len(os.fsencode(text)):
                 return []
         if kind == LOCATION and request.location == rest:
             return []
@@ -132,7 +132,9 @@ def readings(condition: str, request: Request) -> list[Request]:
 
 def text_of(condition: str) -> str:
     """Return the path in a condition, for messages."""
-    return condition.split(" ", {SHOWN: 2, WITHIN: 3}.get(condition.partition(" ")[0], 1))[-1]
+    return condition.split(
+        " ", {SHOWN: 2, LENGTH: 2, WITHIN: 3, NESTED: 3}.get(condition.partition(" ")[0], 1)
+    )[-1]
 
 
 def _shown(search: HeaderSearch, root: int) -> str:
