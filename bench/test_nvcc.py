@@ -15,6 +15,8 @@ extern "C" __global__ void kernel(int* p) {
     p[threadIdx.x] = cub::BlockReduce<int, 128>(space).Sum(p[threadIdx.x]);
 }
 """
+#: How many files the sources of a PyTorch extension include.
+MANY_FILES = 5900
 CONTENDERS = {"kcache": nvcc_peers.Kcache, "ccache": nvcc_peers.Ccache, "nvcc": nvcc_peers.Nvcc}
 
 
@@ -27,15 +29,37 @@ def test_nvcc(benchmark: Any, keep: Keep, contender: str, option: str) -> None:
     benchmark(keep(_start, contender, option))
 
 
-def _start(keep: Keep, contender: str, option: str) -> Callable[[], object]:
+@pytest.mark.beside("nvcc -c of a source with 5,900 included files", "{contender}")
+@pytest.mark.parametrize("contender", ["kcache", "ccache"])
+@pytest.mark.slow
+@pytest.mark.laps(1)
+def test_many_files(benchmark: Any, keep: Keep, contender: str) -> None:
+    folder = keep.folder()
+    includes = []
+    for number in range(MANY_FILES):
+        path = folder / f"include/part{number // 100}/h{number}.h"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#pragma once\nconstexpr int value{number} = {number};\n")
+        includes.append(f'#include "part{number // 100}/h{number}.h"\n')
+    (folder / "k.cu").write_text(
+        "".join(includes) + "__global__ void kernel(int* p) { *p = value7; }\n"
+    )
+    benchmark(keep(_start, contender, "-c", folder))
+
+
+def _start(
+    keep: Keep, contender: str, option: str, project: Path | None = None
+) -> Callable[[], object]:
     folder = keep.folder()
     try:
         wheels, by = nvcc_peers.find_wheels(), keep(_contender, contender)
     except FileNotFoundError as error:
         pytest.skip(str(error))
     nvcc = nvcc_peers.toolkit(wheels, folder / "cuda") / "bin/nvcc"
-    (folder / "k.cu").write_text(CUB)
-    arguments = (option, "-arch=sm_90", "k.cu", "-o", "k.out")
+    if project is None:
+        (folder / "k.cu").write_text(CUB)
+    folder = project or folder
+    arguments = (option, "-arch=sm_90", "-Iinclude", "k.cu", "-o", "k.out")
     if by.run(nvcc, *arguments, cwd=folder) != 0:
         raise RuntimeError("it does not compile")
     return lambda: by.run(nvcc, *arguments, cwd=folder)

@@ -187,7 +187,7 @@ class Start(NamedTuple):
         if environment.get("PWD") == directory:  # what tools find out without it, too
             del environment["PWD"]
         found = [*_roots(program, directory, arguments, environment)]
-        found += map(os.path.realpath, found)  # tools open files by these, too
+        found += [*map(os.path.realpath, found)]  # tools open files by these, too
         told = dict(zip(STREAMS, map(str, streams), strict=True))
         roots = Roots(found, directory, {**environment, **told})
         return cls(program, directory, mask, *streams, arguments, environment, roots)
