@@ -20,8 +20,8 @@ sections              variable   the payload, in the table's order, without gaps
 checksum              16         XXH3-128 (big-endian canonical form) of all bytes before it
 ====================  =========  ==========================================================
 
-Every format version ends in the same checksum over the rest. So a reader can tell damage from
-another version, even if it does not know the layout of that version. XXH3 is specified at
+Every format version ends in the same checksum over the rest. So a reader can distinguish damage
+from another version, even if it does not know the layout of that version. XXH3 is specified at
 https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md; it detects damage, not forgery.
 """
 
@@ -263,7 +263,8 @@ def decode(blob: bytes, key: str, *, producer: bytes = b"") -> Entry:
 def _checked_header(blob: bytes, key: str, producer: bytes) -> tuple[float, int, int, int]:
     """Return cost, number of sections, offset of the table and length of the metadata.
 
-    Everything is checked but what an encoder would never write after a right checksum.
+    Raises:
+        IncompatibleEntryError, CorruptEntryError: as for `decode`.
     """
     end = len(blob) - _CHECKSUM
     if end < _HEADER_SIZE:

@@ -317,8 +317,7 @@ class KernelCache:
 
         asked = CompileRequest(source, names, options, headers, extra_key, source_name)
         request = self._requests.of(asked, record=False)
-        checked = self._tiers.local.checked(request)
-        return explain(self.engine, request, self.config, checked=checked)
+        return explain(self.engine, request, self.config)
 
     def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[object]:
         """Record every request in a `with` block, for `kcache warm`.

@@ -279,12 +279,12 @@ class CacheEngine:
 
     @property
     def size_bytes(self) -> int:
-        """Stored bytes of every process; 0 if the backend can't say."""
+        """Stored bytes of every process; 0 if the backend can't be read."""
         return self._usage().bytes
 
     @property
     def entry_count(self) -> int:
-        """Stored entries of every process; 0 if the backend can't say."""
+        """Stored entries of every process; 0 if the backend can't be read."""
         return self._usage().entries
 
     def _usage(self) -> Usage:

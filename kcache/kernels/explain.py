@@ -1,4 +1,4 @@
-"""Explain: says why a request would be compiled, or that it is in the cache.
+"""Explain: finds out why a request would be compiled, or that it is in the cache.
 
 It only reads: it changes no statistics, records no use of an entry, and runs no compiler.
 """
@@ -11,9 +11,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.backend import NoBackend
-from kcache.engine.engine import Damaged
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
-from kcache.kernels.lookup import LocalTier, Lookup, find_in
+from kcache.kernels.lookup import Lookup, Tiers
 from kcache.kernels.request_diff import Cause, contrast, include_paths
 from kcache.nvrtc.entries import KERNEL, look_into
 from kcache.nvrtc.metadata import DEFAULT_NAMES, RequestSummary
@@ -111,7 +110,6 @@ def explain(
     config: Config,
     *,
     digests: FileDigests | None = None,
-    checked: str = "",
 ) -> Explanation:
     """Return why a request would be compiled now; changes nothing, and compiles nothing.
 
@@ -122,7 +120,6 @@ def explain(
         request: made in the working directory of the compile.
         config: the settings, of which some bypass the cache.
         digests: of files, as far as they are known.
-        checked: key of the kernel, if the headers are not checked again.
     """
     found: list[Cause] = []
     for name, (kind, effect) in _SETTINGS.items():
@@ -131,7 +128,7 @@ def explain(
             what = f"{name if source == 'argument' else source} is set: {effect}"
             found.append(Cause(kind, what))
     try:
-        return _Explainer(engine, request, config, digests, checked).explanation(found)
+        return _Explainer(engine, request, config, digests).explanation(found)
     except (BackendError, OSError) as error:
         found.append(_unusable(str(error)))
     kernel, manifest = (request.key, "") if request.self_contained else ("", request.key)
@@ -165,53 +162,33 @@ class _Explainer:
         request: Request,
         config: Config,
         digests: FileDigests | None,
-        checked: str,
     ) -> None:
         self._engine = engine
         self._request = request
-        self._config = config
         self._about = RequestSummary.of(request)
         self._events = tuple(engine.journal.events())
-        self._tier = LocalTier(engine, peek=True)
+        tiers = Tiers(engine, config, peek=True)
         if digests is not None:
-            self._tier.digests = digests
-        self._checked = checked
+            tiers.local.digests = digests
+        self._digests = tiers.local.digests
         self._unreadable: BackendError | None = None
         self._found = Lookup(None)
+        if config.remote.value:
+            from kcache.kernels.tiers import open_read_only_tier  # few programs use them
+
+            tiers.read_only = open_read_only_tier(tiers.local, config)
         try:
-            self._found = self._lookup(checked)
+            with closing(tiers):
+                self._found = tiers.lookup(request)
         except BackendError as error:
             self._unreadable = error
         manifest = None if self._found.kernel is not None else self._found.manifest
         self._sets = () if manifest is None else tuple(self._compared(manifest))
 
-    def _lookup(self, checked: str) -> Lookup:
-        """Return what the cache has; headers that need no second check are left out."""
-        if not checked:
-            found = find_in(self._tier, self._request)
-            return found if found.kernel is not None else self._in_read_only_tiers(found)
-        damaged: Damaged = []
-        found = self._tier.kernel(self._request, checked, None, damaged) or Lookup(None)
-        return found._replace(damaged=damaged)
-
-    def _in_read_only_tiers(self, found: Lookup) -> Lookup:
-        """Return what read-only directories and bundles have, or what was found before."""
-        if not self._config.remote.value:
-            return found
-        from kcache.kernels.tiers import open_read_only_tier  # few programs use them
-
-        tier = open_read_only_tier(self._tier, self._config)
-        if tier is None:
-            return found
-        with closing(tier):
-            shared = find_in(tier, self._request)
-        return found if shared.kernel is None else shared
-
     def explanation(self, found: list[Cause]) -> Explanation:
         """Return the explanation, with the causes that were found before."""
         backend, near = self._engine.backend, None
         request, lookup = self._request, self._found
-        alone = request.self_contained or bool(self._checked)
         if lookup.kernel is None:
             holding = next((each for each in self._sets if not each.differences), None)
             if self._unreadable is not None:
@@ -233,9 +210,9 @@ class _Explainer:
             key = "" if holding is None else holding.key
         else:
             key = lookup.kernel.key
-        if alone:
-            key = self._checked or request.key
-        manifest = "" if alone else request.key
+        manifest = request.key
+        if request.self_contained:
+            key, manifest = request.key, ""
         hit = not found
         return Explanation(hit, tuple(found), request.key, None if hit else near, key, manifest)
 
@@ -244,7 +221,7 @@ class _Explainer:
         request = self._request
         for dependency_set in manifest.dependency_sets:
             with suppress(CorruptEntryError):  # intact, but not a dependency set
-                found = dependency_set.differences(request, self._tier.digests, [])
+                found = dependency_set.differences(request, self._digests, [])
                 differences = tuple(
                     (kind, path, _shadowed(dependency_set, path, request.search, kind))
                     for kind, path in found
@@ -281,7 +258,7 @@ class _Explainer:
     def _why_nothing(self, near: Near | None) -> list[Cause]:
         """Return why there is no entry."""
         events, about = self._events, self._about
-        own, everything = _last(events, self._checked or self._request.key), _last(events, "")
+        own, everything = _last(events, self._request.key), _last(events, "")
         if own is not None:
             # Not what came before an event of all entries: the entry may have come back in between.
             last = next(event for event in reversed(events) if event in (own, everything))
@@ -365,7 +342,8 @@ def _alike(
 ) -> bool:
     """Return whether two requests have the same source, which may have been edited or renamed.
 
-    A default name that every source has says nothing. Then they have a kernel of the same name.
+    A default name, which every source may have, proves nothing. Then they have a kernel of the
+    same name.
     """
     if other.source_hash == about.source_hash:
         return True

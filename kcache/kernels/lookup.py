@@ -109,14 +109,6 @@ class LocalTier:
             if manifest is not None:
                 yield manifest, True
 
-    def checked(self, request: Request) -> str:
-        """Return the key of the kernel if its headers need no second check; otherwise empty."""
-        slot = self.engine.memory.peek(request.key)
-        if not self.once or request.self_contained or slot is None or slot.decoded is None:
-            return ""
-        dependency_set = slot.decoded.checked.get(request.location)
-        return "" if dependency_set is None else dependency_set.result_key(request.key)
-
     def keep(
         self, request: Request, manifest: Manifest, holding: DependencySet, *, keep: bool
     ) -> None:
@@ -187,7 +179,7 @@ class SharedTier:
 
     Args:
         local: the user's own cache.
-        members: are asked.
+        members: have the entries.
         name: `layer` or `remote`.
     """
 
@@ -278,7 +270,7 @@ _MISS = Lookup(None)
 
 
 class Tiers:
-    """The tiers of a cache that are asked before a compile: its own, then read-only ones.
+    """The tiers of a cache that are searched before a compile: its own, then read-only ones.
 
     Requests are counted here. The engine counts gets, and one request may need several.
 
@@ -287,6 +279,7 @@ class Tiers:
     Args:
         engine: of the user's own cache.
         config: the settings.
+        peek: see `LocalTier`.
 
     Attributes:
         engine: as given.
@@ -296,9 +289,9 @@ class Tiers:
             filled while programs use them. None if there are none.
     """
 
-    def __init__(self, engine: CacheEngine, config: Config) -> None:
+    def __init__(self, engine: CacheEngine, config: Config, *, peek: bool = False) -> None:
         self.engine = engine
-        self.local = LocalTier(engine, once=config.header_check.value == "once")
+        self.local = LocalTier(engine, once=config.header_check.value == "once", peek=peek)
         self.reads = not (config.disable.value or config.recache.value)
         self.read_only: SharedTier | None = None
         self._counts_misses = not config.disable.value

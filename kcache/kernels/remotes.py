@@ -119,7 +119,7 @@ class RemoteTier:
     ) -> None:
         """Send a compiled kernel to every writable remote; return before that is done.
 
-        If the circuits of all remotes are open, none of them would get it.
+        If the circuits of all remotes are open, nothing is sent.
 
         Args:
             request: the request.

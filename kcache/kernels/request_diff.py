@@ -1,4 +1,4 @@
-"""Request diff: says in words how one request differs from another."""
+"""Request diff: describes in words how one request differs from another."""
 
 from __future__ import annotations
 

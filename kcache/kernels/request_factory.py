@@ -63,8 +63,7 @@ class Requests:
     ) -> Request:
         """Return the request that the arguments make, remembered if that is cheap.
 
-        With `caller`, another process makes it. The recorders get it, unless `record` is
-        false.
+        With `caller`, another process makes it. It is recorded, unless `record` is false.
 
         Raises:
             OSError: the source is a path, and its file can't be read.
@@ -267,5 +266,5 @@ def _identify_compiler() -> str:
     if found is None:
         from kcache.nvrtc import compiler
 
-        found = compiler.find()  # the error says what to install
+        found = compiler.find()  # the error names what to install
     return found.identity

@@ -184,6 +184,6 @@ def _followed(config: Config) -> dict[str, str]:
         return {}
     try:
         status = os.stat(path)
-    except OSError:  # the service says what is wrong with it
+    except OSError:  # the service logs what is wrong with it
         return {"signing_key_file": path}
     return {"signing_key_file": path, "version": f"{status.st_mtime_ns} {status.st_ino}"}

@@ -109,6 +109,8 @@ class MemoryTier(Generic[K, V]):
         """
         charge = (size if decoded is None else DECODED_FACTOR * size) + ITEM_OVERHEAD
         slot = Slot(value, charge, decoded, touch_at)
+        if not self.max_size:
+            return slot
         with self._lock:
             if unless_since is None:
                 self.changes += 1

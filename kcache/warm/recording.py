@@ -79,7 +79,7 @@ class RequestRecorder:
             self._write(request)
 
     def close(self) -> None:
-        """Write nothing from here on. Idempotent."""
+        """Stop recording. Idempotent."""
         self.closed = True
 
     def _write(self, request: Request) -> None:
