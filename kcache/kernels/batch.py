@@ -30,18 +30,27 @@ def compile_all(
     """Return the result of each request, in order; see `KernelCache.compile_many`."""
     if jobs is not None:
         check_int("jobs", jobs, 1)
+    tiers = resolver.tiers
     results: dict[int, _Result] = {}
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for index, request in enumerate(requests):
+        alike = request.key, request.location, request.source_name
+        groups.setdefault(alike, []).append(index)
 
     def settle(indices: list[int], result: _Result) -> None:
         for index in indices:
-            again = index != indices[0]
-            results[index] = _once_more(resolver, requests[index], result) if again else result
+            results[index] = result
+            if index != indices[0]:  # it repeats an earlier request
+                found = None if isinstance(result, CompileError) else tiers.hit(requests[index])
+                if found is None:
+                    tiers.miss()
+                results[index] = found or result
             if progress is not None:
                 progress(len(results), len(requests))
 
     missing: list[list[int]] = []
-    for indices in _same(requests):
-        found = resolver.tiers.hit(requests[indices[0]])
+    for indices in groups.values():
+        found = tiers.hit(requests[indices[0]])
         if found is None:
             missing.append(indices)
         else:
@@ -82,19 +91,3 @@ def _result(resolver: Resolver, request: Request) -> _Result:
         return resolver.get(request)
     except CompileError as error:
         return error
-
-
-def _same(requests: Sequence[Request]) -> list[list[int]]:
-    """Group the indices of requests that are the same."""
-    groups: dict[tuple[str, str, str], list[int]] = {}
-    for index, request in enumerate(requests):
-        groups.setdefault((request.key, request.location, request.source_name), []).append(index)
-    return list(groups.values())
-
-
-def _once_more(resolver: Resolver, request: Request, result: _Result) -> _Result:
-    """Return the result for a request that repeats an earlier one, and count it."""
-    found = None if isinstance(result, CompileError) else resolver.tiers.hit(request)
-    if found is None:
-        resolver.tiers.miss()
-    return found or result
