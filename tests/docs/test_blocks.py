@@ -58,6 +58,7 @@ NOT_RUN: dict[tuple[str, str], str] = {
     ("CONTRIBUTING.md", ".venv/bin/tox -e cu13 -- "): "likewise, a part of it",
     ("docs/explanation/benchmarks.md", ".venv/bin/tox -e bench"): "takes ten minutes",
     ("docs/explanation/benchmarks.md", ".venv/bin/pytest bench -k"): "takes five minutes",
+    ("docs/how-to/nvcc.md", "$ kcache why -- nvcc"): "needs nvcc; see nvcc/test_cache.py",
 }
 
 _RUN = {"python", "sh", "bash", "console", "doctest"}
