@@ -112,7 +112,7 @@ class Requests:
             )
             if call is not None:
                 self._known.put(call, request, 2 * len(request.source) + _REQUEST_OVERHEAD)
-        if record:
+        if record and self.recorders:
             self.note(request)
         return request
 

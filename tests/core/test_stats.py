@@ -17,7 +17,7 @@ import kcache
 from kcache import Stats, open_engine
 from kcache.directory import open_directory
 from kcache.engine.journal import EVENTS, LIMIT, Event, Journal
-from kcache.engine.stats import FIELDS, Counters, StatsFile
+from kcache.engine.stats import FIELDS, TIERS, Counters, StatsFile
 from kcache.util.locks import lock
 from kcache.util.open_file import open_own
 
@@ -176,13 +176,16 @@ def test_counting_is_exact_over_threads() -> None:
         for _ in range(2000):
             counters.add("errors")
             counters.add("compile_seconds", 0.5)
+            counters.hit("key", 0.5, 0.25, "memory")
 
     try:
         together(3, count)
     finally:
         sys.setswitchinterval(interval)
-    assert counters.snapshot().errors == 6000
-    assert counters.snapshot().compile_seconds == 3000
+    found = counters.snapshot()
+    assert (found.errors, found.compile_seconds) == (6000, 3000)
+    assert (found.hits, found.memory_hits, found.hit_seconds) == (6000, 6000, 1500)
+    assert found.saved_seconds == 0.5  # once
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside threads
@@ -289,3 +292,13 @@ def test_the_engine_notes_what_it_refuses(tmp_path: Path) -> None:
     (event,) = noted(tmp_path)
     assert (event.what, event.key) == ("refused", KEY[:32])
     assert "too short" in event.detail
+
+
+def test_hits_are_counted_by_tier_and_save_their_time_once_per_key() -> None:
+    counters = Counters()
+    counters.made("a")
+    for name, tier in zip("abcdeb", (*TIERS, "disk", "remote"), strict=True):
+        counters.hit(name, 0.5, 0.25, tier)
+    found = counters.snapshot()
+    assert (found.hits, found.memory_hits, found.layer_hits, found.remote_hits) == (6, 1, 1, 2)
+    assert (found.saved_seconds, found.hit_seconds) == (2.0, 1.5)
