@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kcache import KernelCache
 from kcache._version import __version__
 from kcache.admin.info import (
     cache_lines,
@@ -52,7 +51,6 @@ from kcache.cli.terminal import (
     write_output,
     write_stdout,
 )
-from kcache.directory import CacheDirectory
 from kcache.engine.stats import Stats, StatsFile
 from kcache.errors import BackendError
 from kcache.kernels.tiers import remote_status
@@ -137,11 +135,26 @@ def report(*, output: str, directory: str | None) -> None:
     and runs no scripts. It names your kernels and the directory of the cache, so consider who may
     see that.
     """
-    cache = open_existing(directory)
-    if cache.directory is None:
-        raise BackendError(f"there is no cache in {named_directory(directory)}")
-    with cache, progress("Reading entries", cache.entry_count) as seen:
-        snapshot = _gather(cache, str(cache.directory), seen)
+    found: list[Item] = []
+    with open_existing(directory) as cache:
+        files = cache.opened.directory
+        if files is None:
+            raise BackendError(f"there is no cache in {named_directory(directory)}")
+        with progress("Reading entries", cache.entry_count) as advance:
+            for item in items(cache.engine.backend):
+                found.append(item)
+                advance()
+        compiler = library.find()
+        about = {
+            "Directory": str(cache.directory),
+            "Backend": cache.config.backend.value,
+            "kcache": __version__,
+            "Compiler": "none found" if compiler is None else os.path.basename(compiler.path),
+            "Python": platform.python_version(),
+            "System": f"{platform.system()} {platform.machine()}",
+        }
+        cap, size, totals = cache.engine.max_size, cache.size_bytes, StatsFile(files.stats).total()
+    snapshot = Snapshot(time.time(), about, cap, size, totals, tuple(found))
     data = page(snapshot).encode()
     write_output(data, output)
     if output != "-":
@@ -170,30 +183,6 @@ class Snapshot(NamedTuple):
     size: int
     stats: Stats
     items: tuple[Item, ...]
-
-
-def _gather(cache: KernelCache, directory: str, seen: Callable[[], None]) -> Snapshot:
-    """Return what is known of the cache in `directory`; `seen` is called for each entry.
-
-    Raises:
-        BackendError: the entries or the counts can't be read.
-    """
-    found: list[Item] = []
-    for item in items(cache.engine.backend):
-        found.append(item)
-        seen()
-    compiler = library.find()
-    about = {
-        "Directory": directory,
-        "Backend": cache.config.backend.value,
-        "kcache": __version__,
-        "Compiler": "none found" if compiler is None else os.path.basename(compiler.path),
-        "Python": platform.python_version(),
-        "System": f"{platform.system()} {platform.machine()}",
-    }
-    stats = StatsFile(CacheDirectory(directory).stats).total()
-    cap, size = cache.engine.max_size, cache.size_bytes
-    return Snapshot(time.time(), about, cap, size, stats, tuple(found))
 
 
 # -- the page --------------------------------------------------------------------------------------
