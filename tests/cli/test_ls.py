@@ -11,7 +11,7 @@ from cli.helpers import age, damage, fill, held, kernel, key, manifest, recency,
 from cli.test_terminal import AllTerminal
 
 import kcache
-from kcache.nvcc.artifact import Artifact, File
+from kcache import Entry
 
 A, B, C, M = (key(name) for name in "abcm")
 
@@ -177,12 +177,10 @@ def test_everything_that_is_known_of_a_kernel(shown: Path, here: Callable, backe
 
 
 def test_the_files_of_nvcc(cache_directory: Path, here: Callable) -> None:
-    files = [File("/there/k.o", 0o755, True, False, b"code")]
-    about = {"kind": "kernel", "source_name": "k.cu", "arch": "sm_90"}
-    fill(cache_directory, {A: Artifact(files, b"", b"", False, 2.5).to_entry(about)})
-    out = here("show", A).out
-    assert re.search(r"^files\n  0755  /there/k.o$", out, re.M)
-    assert "one_stream" not in out
+    entry = kernel(file0=b"code")
+    files = [["/there/k.o", 0o755, True, 0]]
+    fill(cache_directory, {A: Entry(entry.payload, {**entry.metadata, "files": files})})
+    assert re.search(r"^files\n  0755  /there/k.o$", here("show", A).out, re.M)
 
 
 def test_the_headers_of_a_manifest(cache_directory: Path, here: Callable) -> None:

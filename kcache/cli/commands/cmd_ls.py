@@ -275,7 +275,7 @@ def _differences(items: Sequence[Item]) -> list[str]:
 #: Metadata that has a line or a block of its own in `show`.
 _PLACED = {
     *("kind", "source_name", "names", "arch", "created", "compile_seconds", "lowered_names"),
-    *("functions", "compiler", "flags", "log", "files", "one_stream"),
+    *("functions", "compiler", "flags", "log", "files"),
 }
 #: The parts of a dependency set: the names in `DependencySet`, and the words that users see.
 _KINDS = {
