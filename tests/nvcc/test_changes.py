@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -263,6 +265,48 @@ def test_a_changed_back_header_is_a_hit_again(service: Service, project: Path) -
         header.write_text(f"#define FACTOR {factor}\n")
         assert service.run(*OBJECT, cwd=project).returncode == 0
         assert service.counts["hits"] == hits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [edit_header, edit_profile, shadow_header])
+def test_a_change_during_a_compile_is_not_missed(
+    change: Callable[[Place], None], service: Service, place: Place
+) -> None:
+    """A tool that runs late waits for it."""
+    tool = place.home / "bin/fatbinary"
+    changed = place.project / "changed"
+    target = tool.resolve()
+    tool.unlink()
+    tool.write_text(
+        f'#!/bin/sh\n{target} "$@"; status=$?\n'
+        f"while [ ! -e {changed} ]; do sleep 0.01; done; exit $status\n"
+    )
+    tool.chmod(0o755)
+    nvcc = place.home / "bin/nvcc"
+    started = threading.Thread(
+        target=lambda: service.run(*OBJECT, cwd=place.project, program=nvcc, **place.variables)
+    )
+    started.start()
+    while not _runs(tool):
+        assert started.is_alive()
+    change(place)
+    changed.write_text("")
+    started.join()
+    assert service.run(*OBJECT, cwd=place.project, program=nvcc, **place.variables).returncode == 0
+    made = comparable((place.project / "k.o").read_bytes())
+    assert (
+        service.alone(*OBJECT, cwd=place.project, program=nvcc, **place.variables).returncode == 0
+    )
+    assert made == comparable((place.project / "k.o").read_bytes())
+
+
+def _runs(tool: Path) -> bool:
+    """Tells whether a script runs."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(tool).encode() in path.read_bytes().split(b"\0")[:3]:
+                return True
+    return False
 
 
 @pytest.mark.slow

@@ -200,6 +200,29 @@ def test_a_signal_ends_it_and_leaves_no_lock(
     assert service.counts["hits"] == 1
 
 
+@pytest.mark.slow
+def test_a_stopped_start_delays_others_no_longer_than_the_limit(
+    service: Service, project: Path
+) -> None:
+    (project / "include/header.h").write_text("#define FACTOR 3\n#include <cuda/std/tuple>\n")
+    service.restart(KCACHE_WAIT="1")
+    environment = {**service.environment, env.SOCKET: service.socket}
+    with subprocess.Popen(
+        [service.client, service.nvcc, *CUBIN], cwd=project, env=environment, start_new_session=True
+    ) as process:
+        while not _is_compiling(process.pid):
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGSTOP)
+        try:
+            assert service.run(*CUBIN, cwd=project).returncode == 0
+            assert process.poll() is None
+            assert service.run(*CUBIN, cwd=project).returncode == 0
+            assert service.counts["hits"] == 1
+        finally:
+            os.killpg(process.pid, signal.SIGCONT)
+        assert process.wait(60) == 0
+
+
 def _is_compiling(process: int) -> bool:
     """Tells whether the compiler has started below a process."""
     tasks = Path(f"/proc/{process}/task/{process}/children")
