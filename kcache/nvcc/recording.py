@@ -251,7 +251,7 @@ class Recording:
 
     def texts(self) -> Iterator[bytes]:
         """Yield what the tools have read as text, and the command without the roots."""
-        yield os.fsencode(self._start.roots.numbered("\n".join(self._start.arguments)))
+        yield os.fsencode("\n".join(map(self._start.roots.numbered, self._start.arguments)))
         for path in self._files:
             with open(path, "rb") as file:
                 content = file.read()
