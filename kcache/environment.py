@@ -57,13 +57,9 @@ def variables() -> dict[str, str]:
 
 def changed_variables(since: Mapping[str, str]) -> dict[str, str | None]:
     """Return the variables that differ from `since`; None for a variable that is gone."""
-    if os.environ == since:
-        return {}
-    changed: dict[str, str | None] = {
-        name: value for name, value in os.environ.items() if since.get(name) != value
-    }
-    changed.update((name, None) for name in since if name not in os.environ)
-    return changed
+    now = variables()
+    changed: dict[str, str | None] = {n: v for n, v in now.items() if since.get(n) != v}
+    return changed | dict.fromkeys(since.keys() - now.keys())
 
 
 def worker_variables() -> dict[bytes, bytes]:

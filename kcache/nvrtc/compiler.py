@@ -151,7 +151,7 @@ def _ask(request: Request) -> Ask:
         request.headers,
         request.search.directory,
         environment,
-        sought=[each.words for each in questions(request)],
+        sought=questions(request),
     )
 
 

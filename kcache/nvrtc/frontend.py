@@ -69,7 +69,7 @@ def _unusable(request: Request, trace: Trace | None, answers: Answers | None) ->
         return f"NVRTC takes the source's name {request.source_name!r} for something else"
     if trace is None or answers is None:
         return ""
-    if any(not each.condition for each in _answered(request, trace)):
+    if any(each.startswith(places.CLOCK) for each in trace.found):
         return "its LTOIR may show the date or the time of its compile"
     # Two names of texts might be one file.
     there = sum(each.kind == PathKind.FILE for each in trace.files.values())
@@ -78,17 +78,11 @@ def _unusable(request: Request, trace: Trace | None, answers: Answers | None) ->
     return ""
 
 
-def _answered(request: Request, trace: Trace) -> list[places.Question]:
-    """Return the questions whose words occur in what the compiler has read."""
-    asked = places.questions(request)
-    return [asked[number] for number in trace.found]
-
-
 def _completed(answers: Answers, request: Request, run: Compiled) -> Answers:
     """Return the answers with where the result may be used."""
     artifact, trace = run.artifact, run.trace
     assert trace is not None
     names = "\n".join(artifact.lowered_names.values()).encode()
     outputs = (artifact.ptx, artifact.cubin, names)
-    conditions = places.conditions(request, _answered(request, trace), outputs)
+    conditions = places.conditions(request, trace.found, outputs)
     return answers._replace(conditions=conditions, home=request.location)

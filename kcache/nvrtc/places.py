@@ -15,7 +15,7 @@ the recorded answers hold there, and so do its *conditions*:
 - `nested ROOT OUTER PATH`: the same for nvcc, which is used only where the directories lie so.
 
 What only *computes* with the letters of a path (its length, a hash, a single letter) shows no path.
-Such a kernel keeps the letters of the first place; `relocation="off"` binds every kernel to its
+Such a kernel keeps the letters of the first compile; `relocation="off"` binds every kernel to its
 location. gcc's `-fmacro-prefix-map` and ccache's `base_dir` have the same limit.
 """
 
@@ -25,7 +25,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from kcache.nvrtc.request import digest_fields
 from kcache.nvrtc.search import ABSOLUTE, SOURCE
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 SHOWN, LOCATION, LENGTH, WITHIN, NESTED = "shown", "location", "length", "within", "nested"
 #: LTOIR is encoded, so a literal that was stringized twice can't be found in it. There, a text that
-#: spells one of these is enough for the result not to be cached.
-_CLOCK = ("__DATE__", "__TIME__")
+#: spells the name of the date or the time is enough for the result not to be cached.
+CLOCK = "clock"
 #: An array in PTX: `.b8 name[3] = {47, 97, 0}`.
 _TABLE = re.compile(rb"\.[bu](8|16|32|64) \S+ = \{([^}]*)\}")
 #: What stands in a stored log for a root, or for the name of the source.
@@ -46,53 +46,43 @@ _PLACEHOLDER = re.compile(rb"\x01(\d+)\x02")
 _IN_A_PATH = rb"[\w./+~\x80-\xff-]"
 
 
-class Question(NamedTuple):
-    """What depends on whether the compiler has read certain words.
+def questions(request: Request) -> dict[str, Sequence[str]]:
+    """Return what a worker has to find out about the texts that the compiler reads.
 
-    Attributes:
-        condition: that the result has if all of the words occur in what the compiler has read;
-            empty if the result must not be cached then.
-        words: each must occur; one with a slash at its end, where it may become a part of a path.
+    The result has a condition if all of its words occur in what the compiler has read; a word with
+    a slash at its end, where it may become a part of a path. With `CLOCK`, it can't be cached.
     """
-
-    condition: str
-    words: Sequence[str]
-
-
-def questions(request: Request) -> list[Question]:
-    """Return what a worker has to find out about the texts that the compiler reads."""
-    found: list[Question] = []
+    found: dict[str, Sequence[str]] = {}
     if request.makes_ltoir:
-        found += (Question("", (word,)) for word in _CLOCK)
+        found |= {f"{CLOCK} {word}": (word,) for word in ("__DATE__", "__TIME__")}
     if request.shows_paths:  # the key has all directories
         return found
     search = request.search
     # An include with this very text is answered from memory, and no question shows that.
-    found.append(Question(_shown(search, SOURCE), (request.source_name,)))
+    found[_shown(search, SOURCE)] = (request.source_name,)
     roots = {ABSOLUTE: "/", **dict(enumerate(search.roots))}
     for root, path in enumerate(search.roots):
         for outer, above in roots.items():
             if path.startswith(above) and (len(path), root) > (len(above), outer):
                 below = path[len(above) :]
                 parts = sorted(filter(None, below.split("/")), key=len, reverse=True)
-                words = [f"{part}/" for part in parts]
-                found.append(Question(f"{WITHIN} {root} {outer} {below}", words))
+                found[f"{WITHIN} {root} {outer} {below}"] = [f"{part}/" for part in parts]
     return found
 
 
 def conditions(
-    request: Request, found: Iterable[Question], outputs: Iterable[bytes | None]
+    request: Request, found: Iterable[str], outputs: Iterable[bytes | None]
 ) -> list[str]:
     """Return the conditions for the use of a result elsewhere.
 
     Args:
         request: the request.
-        found: the questions whose words occur in what the compiler has read.
+        found: the conditions whose words occur in what the compiler has read.
         outputs: PTX, CUBIN, lowered names: all that may show a path.
     """
     if request.shows_paths:
         return []
-    kept = dict.fromkeys(each.condition for each in found)
+    kept = dict.fromkeys(found)
     kept.update(dict.fromkeys(_shown_in(request, list(filter(None, outputs)))))
     return list(kept)
 

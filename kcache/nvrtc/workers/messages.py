@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from kcache.nvrtc.artifact import Artifact
@@ -96,7 +97,7 @@ class Ask(NamedTuple):
             is not set.
         clock: hexadecimal digits. If there are any, the compiler gets a poisoned clock with these
             digits; see `recorder.POISON`. Otherwise it gets the true one.
-        sought: lists of words to look for in everything that the compiler reads.
+        sought: words to look for in everything that the compiler reads; see `places.questions`.
         slots: they bound the compiles of all processes together; None if nothing does.
     """
 
@@ -108,7 +109,7 @@ class Ask(NamedTuple):
     directory: str
     environment: Mapping[str, str | None]
     clock: str = ""
-    sought: Sequence[Sequence[str]] = ()
+    sought: Mapping[str, Sequence[str]] = MappingProxyType({})
     slots: Slots | None = None
 
     @classmethod
@@ -149,14 +150,13 @@ class Trace(NamedTuple):
         files: path as asked -> answer.
         variables: name -> value of environment variables, None for one that is not set.
         unfollowed: what can't be recorded, in words; empty if there is nothing.
-        found: positions in `Ask.sought` of the lists whose words all occur in what the compiler
-            has read.
+        found: names in `Ask.sought` whose words all occur in what the compiler has read.
     """
 
     files: Mapping[str, FileAnswer]
     variables: Mapping[str, str | None]
     unfollowed: str
-    found: Sequence[int]
+    found: Sequence[str]
 
 
 class Reply(NamedTuple):

@@ -214,8 +214,8 @@ class _Worker:
         )
 
 
-def _found(ask: Ask, recorder: Recorder, environment: Mapping[bytes, bytes]) -> list[int]:
-    """Return the positions in `ask.sought` of the lists whose words the compiler has all read."""
+def _found(ask: Ask, recorder: Recorder, environment: Mapping[bytes, bytes]) -> list[str]:
+    """Return the names in `ask.sought` whose words the compiler has all read."""
     own = map(_encoded, (ask.source, *ask.headers.values(), *_without_folders(ask), *ask.names))
     files = (each.content for each in recorder.files.values() if each.content)
     # No text can use the working directory, which LLVM asks for by the name of `PWD`.
@@ -228,7 +228,7 @@ def _found(ask: Ask, recorder: Recorder, environment: Mapping[bytes, bytes]) -> 
         raw = _encoded(word)
         return any(_spells(text, raw.removesuffix(b"/"), raw.endswith(b"/")) for text in read)
 
-    return [number for number, words in enumerate(ask.sought) if all(map(occurs, words))]
+    return [name for name, words in ask.sought.items() if all(map(occurs, words))]
 
 
 def _spells(text: bytes, word: bytes, in_path: bool) -> bool:
