@@ -146,12 +146,12 @@ def _stored(
 
 def _within(request: Request, recording: Recording) -> Iterator[str]:
     """Yield the conditions for roots below which a text may name a file; see `places`."""
-    asked = [each for each in questions(request) if each.condition.startswith(WITHIN)]
-    missing = {os.fsencode(word) for each in asked for word in each.words}
+    asked = {name: words for name, words in questions(request).items() if name.startswith(WITHIN)}
+    missing = {os.fsencode(word) for words in asked.values() for word in words}
     for text in recording.texts():
         missing = {word for word in missing if word not in text}
         if not missing:
             break
-    for each in asked:
-        if missing.isdisjoint(map(os.fsencode, each.words)):
-            yield each.condition.replace(WITHIN, NESTED, 1)
+    for condition, words in asked.items():
+        if missing.isdisjoint(map(os.fsencode, words)):
+            yield condition.replace(WITHIN, NESTED, 1)

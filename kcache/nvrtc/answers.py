@@ -19,9 +19,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from kcache.errors import CorruptEntryError
+from kcache.nvrtc import variables
 from kcache.nvrtc.files import SIZE, PathKind
 from kcache.nvrtc.search import ABSOLUTE, Groups, HeaderSearch, RootedPath
-from kcache.nvrtc.variables import IN_KEY, WORKING_DIRECTORY
 
 if TYPE_CHECKING:
     from kcache.nvrtc.workers.messages import FileAnswer, Trace
@@ -34,8 +34,6 @@ _OWN_NAMES = ("__nv_nvrtc_builtin_header.h", "__nv_name_map")
 _LONG_TEXT = 1 << 15
 #: Decoding refuses more.
 _MAX_TEXT = 256 << 20
-#: Variables of which the key has the values.
-_KNOWN = frozenset((*IN_KEY, WORKING_DIRECTORY))
 
 _Group: TypeAlias = tuple["_Kind", int, Sequence[str]]
 
@@ -108,6 +106,7 @@ class Answers(NamedTuple):
         # Whether a file has the source's own name is checked where the source is asked for.
         source, *headers = search.in_memory()
         named = {*headers, *(search.base + name for name in _OWN_NAMES)}
+        in_key = (*variables.IN_KEY, variables.WORKING_DIRECTORY)
         for asked, answer in trace.files.items():
             rooted = search.rooted(asked)
             path = search.path(rooted)
@@ -139,7 +138,7 @@ class Answers(NamedTuple):
                 {rooted: each.digest for rooted, each in files.items()},
             ),
             sorted(denied, key=itemgetter(1)),
-            sorted(each for each in trace.variables.items() if each[0] not in _KNOWN),
+            sorted(each for each in trace.variables.items() if each[0] not in in_key),
         )
 
     def has_names_only(self) -> bool:
@@ -260,7 +259,7 @@ def _is_directory(path: str, search: HeaderSearch) -> bool:
     path = _bare(path)
     if path == search.directory:
         return True
-    spelled = _bare(search.variable(WORKING_DIRECTORY) or "")
+    spelled = _bare(search.variable(variables.WORKING_DIRECTORY) or "")
     return path == spelled and identity_of(path) == identity_of(search.directory) is not None
 
 
