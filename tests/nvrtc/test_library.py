@@ -4,11 +4,13 @@ import mmap
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from nvrtc.reference import python
 
 from kcache.nvrtc import library
+from kcache.nvrtc.workers.nvrtc import Nvrtc
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -164,3 +166,21 @@ def test_the_compiler_is_upgraded_while_it_is_loaded(tmp_path, installed, how):
     lookup = _ASK.replace('"3 * out[1]")', '"3 * out[1]") + "// new"')
     assert python(lookup, tmp_path / "site", tmp_path / "c").strip() == made_by_new
     assert python(_ASK, tmp_path / "site", tmp_path / "c").strip() == "False"
+
+
+def test_a_compiler_that_is_replaced_while_it_is_loaded_is_not_used(
+    tmp_path, installed, monkeypatch
+):
+    path = _copy(installed, tmp_path / "site")
+    new = tmp_path / "new.so"
+    shutil.copy(path, new)
+    _change_build_id(new)
+
+    def load(name: str) -> SimpleNamespace:
+        if name == str(path):
+            new.replace(path)
+        return SimpleNamespace(nvrtcGetErrorString=SimpleNamespace())
+
+    monkeypatch.setattr("ctypes.CDLL", load)
+    with pytest.raises(OSError, match="was replaced while it was loaded"):
+        Nvrtc(str(path))

@@ -269,16 +269,21 @@ def test_without_workers_nothing_is_cached_and_the_reason_is_told(tmp_path: Path
         assert (cache.stats().uncacheable, cache.entry_count) == (4, 0)
         print(cache.why(KERNEL.replace("V", "1"), (), options).clauses)
     """
-    for variable in ("KCACHE_WORKERS", "none"):
-        env = {variable: "0"}
-        text = (
-            code
-            if variable != "none"
-            else code.replace("import kcache\n", "import kcache\n    sys.executable = ''\n", 1)
-        )
+    no_python = "sys.executable = ''"
+    no_recorder = (
+        "from kcache.nvrtc.workers import process; process._CODE = process._CODE.replace("
+        "'main()', 'from kcache.nvrtc.workers import import_table as table; "
+        "table._RELOCATIONS.clear(); main()')"
+    )
+    for first, env, reason in (
+        ("pass", {"KCACHE_WORKERS": "0"}, "switched off"),
+        (no_python, {}, "no worker can be started"),
+        (no_recorder, {}, "what NVRTC asks can't be recorded here"),
+    ):
+        text = code.replace("import kcache\n", f"import kcache\n    {first}\n", 1)
         said = python(text, tmp_path, env=env)
         assert "is not cached: it was compiled in this process" in said
-        assert ("switched off" if variable != "none" else "no worker can be started") in said
+        assert reason in said
 
 
 # -- a worker by itself ----------------------------------------------------------------------------

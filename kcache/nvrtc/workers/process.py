@@ -87,7 +87,7 @@ def credentials() -> tuple[object, ...]:
 class WorkerProcess:
     """One worker. Used by one thread at a time; `stop` may be called by any.
 
-    Processes: it ends with this one, also after SIGKILL, and is ended if it is stopped. Fork: a
+    Processes: it exits with this one, even after SIGKILL, and is killed if it is stopped. Fork: a
     child calls `forget` and leaves the worker to its parent. It inherits no descriptor but its
     three.
 
