@@ -229,7 +229,9 @@ def open_file_of_cache(path: str, flags: int, is_sound: Callable[[OwnFile], bool
         if file.is_at(path):
             _set_aside(path)
         file.close()
-    raise NotOursError(f"it is still not a file of kcache after {_TRIES} attempts", path)
+    raise NotOursError(
+        f"it is still not a file of kcache after {_TRIES} attempts to replace it", path
+    )
 
 
 def _set_aside(path: str) -> None:

@@ -122,7 +122,7 @@ class Entry:
         checked = _mapping("payload", payload)
         for name, value in checked.items():
             if not isinstance(name, str):
-                raise ArgumentTypeError(f"payload names are text, not {type(name).__name__}")
+                raise ArgumentTypeError(f"payload names: expected str, got {type(name).__name__}")
             if not isinstance(value, bytes):
                 raise ArgumentTypeError(
                     f"payload[{name!r}]: expected bytes, got {type(value).__name__}"

@@ -198,11 +198,11 @@ def random_entries(folder: str, count: int) -> list[Used]:
 
 
 def problems(directory: str, count: ShardCount | None, *, repair: bool = False) -> Iterator[str]:
-    """Yield what is wrong with a shard that `count` is the record of, None if that is damaged.
+    """Yield what is wrong with a shard. `count` is its record; None if the record is damaged.
 
     With repair, entries of other shards are removed. The traces of a killed process are not
-    reported: a record that is marked and too high, and a temporary file. The shard's next writer
-    mends both.
+    reported: a record that is marked as being changed and is too high, and temporary files. The
+    shard's next writer mends both.
     """
     size = entries = strays = orphans = 0
     for name, status in listing(directory):

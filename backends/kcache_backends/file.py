@@ -135,7 +135,9 @@ class FileBackend(Backend):
                 require_ours(status, key)
                 size = status.st_size
                 if size > self._most:
-                    raise CorruptEntryError(f"{key} has {size} bytes, more than any put has stored")
+                    raise CorruptEntryError(
+                        f"the file of {key} has {size} bytes, more than an entry can have"
+                    )
                 value = os.read(file.fd, size)
                 if len(value) != size:
                     raise BackendError(f"read {key}: expected {size} bytes, got {len(value)}")
@@ -318,7 +320,7 @@ class FileBackend(Backend):
             self._lock_and_recount(shard)
 
     def _replace(self, key: str, value: bytes, counters: ShardCounters, count: ShardCount) -> None:
-        """Write a value, and what its shard holds then."""
+        """Write a value, then the new totals of its shard."""
         path = self._path(key)
         folder = f"{self._root}/{key[:2]}"
         shard = int(key[:2], 16)

@@ -224,8 +224,9 @@ class LmdbBackend(Backend):
     def close(self) -> None:
         """Write the noted uses and release the database. Idempotent.
 
-        The garbage collector may call this in the middle of another operation of this thread. Then
-        another object with the same database writes the uses, or they are lost.
+        The garbage collector may call this in the middle of another operation of this thread. In
+        that case, another object that has this database open writes the noted uses; if there is
+        none, they are lost.
         """
         environment = self._environment
         if environment is not None and environment.env and not environment.is_replaced():

@@ -1,1 +1,1 @@
-"""What the commands do, without a terminal: explain, verify, migrate, bundle, push."""
+"""What the commands do, without a terminal: the state of a cache, verify, migrate, bundle, push."""

@@ -284,10 +284,10 @@ def verify_bundle(source: Source) -> BundleContents:
 
 
 def _note(compilers: dict[str, Compiled], item: Item, entry: Entry) -> None:
-    """Add a kernel to what its compiler has compiled.
+    """Add a kernel to the summary of the compiler that made it.
 
-    A driver loads machine code of each compiler of its major version, and PTX of compilers that are
-    not newer ("CUDA Compatibility", minor version compatibility).
+    A driver loads machine code from any compiler of its own major version, but PTX only from
+    compilers that are not newer than itself ("CUDA Compatibility", minor version compatibility).
     """
     version = text_of(entry.metadata.get("nvrtc"))
     driver = version.partition(".")[0] + ".0" if entry.payload.get("cubin") else version

@@ -53,7 +53,7 @@ def backend_of(cache: HasEngine, done: str) -> Backend:
     """Return the backend of a cache.
 
     Raises:
-        BackendError: there is none, so nothing can be `done`.
+        BackendError: there is none. `done` is a participle for the message, such as "exported".
     """
     if isinstance(cache.engine.backend, NoBackend):
         raise BackendError(f"nothing can be {done}: {cache.engine.backend.reason}")

@@ -79,13 +79,17 @@ def folder_in(folders: Iterable[str]) -> str:
 
 
 def require_private(folder: str) -> None:
-    """Make a folder unless it is there, and check that it is the user's own; raise OSError."""
+    """Make a folder unless it is there.
+
+    Raises:
+        OSError: it is not the user's own, or others have access to it.
+    """
     with suppress(FileExistsError):
         make_directory(folder)
     status = os.lstat(folder)
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == present_user()
     if not is_own or status.st_mode & 0o077:
-        raise OSError(f"{folder} is not private")
+        raise OSError(f"{folder}: expected a directory of yours with mode 0700")
 
 
 def bound(path: str) -> int:

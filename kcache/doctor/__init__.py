@@ -1,4 +1,4 @@
-"""What `kcache doctor` checks: this machine, programs under `kcache run`, layers and remotes."""
+"""What `kcache doctor` checks: this machine, programs, read-only tiers, remotes."""
 
 from __future__ import annotations
 

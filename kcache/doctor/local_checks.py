@@ -313,7 +313,7 @@ def _probe(folder: str, path: str) -> str:
 
 
 def diagnose_program(name: str) -> Iterator[Finding]:
-    """Yield whether `kcache run` would reach a program, as far as its file shows."""
+    """Yield whether `kcache run` would reach a program, as far as its file alone can show."""
     path = shutil.which(name)
     if path is None or not os.path.isfile(path):
         what = f"there is no program {name}"

@@ -170,7 +170,7 @@ class SingleFlight:
         *,
         is_late: bool = False,
     ) -> T:
-        """Make the value, unless another process has made it, and end the call."""
+        """Make the value, unless another process has; then end the wait of this call's threads."""
         done: _Made | None = None
         problem: Exception | None = None
         try:

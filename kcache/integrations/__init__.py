@@ -1,1 +1,1 @@
-"""Adapters: kcache as the cache of frameworks that have a hook for one, one module for each."""
+"""Adapters: kcache as the cache of cuda.core and of Triton, and what both adapters use."""

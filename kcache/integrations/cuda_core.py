@@ -15,8 +15,8 @@ try:
     from cuda.core.utils import ProgramCacheResource
 except ImportError as error:
     raise ImportError(
-        f"cuda.core has no interface for a cache of programs ({error}); expected cuda-core 1.2 or "
-        "later. Until then its own caches work as before, and `kcache run` caches its compiles"
+        f"this cuda.core has no interface for program caches ({error}); expected cuda-core 1.2 or "
+        "later. cuda.core's own caches work as before, and so does `kcache run` with cuda.core"
     ) from error
 
 _TARGETS = ("cubin", "ptx", "ltoir")

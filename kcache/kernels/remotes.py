@@ -150,7 +150,7 @@ class RemoteTier:
     def close(self) -> None:
         """Disconnect; the daemon finishes the uploads. Idempotent.
 
-        A short program has not heard how its uploads ended, so it waits a moment for that.
+        A short program would exit before it learns how its uploads ended, so this waits a moment.
         """
         if self._has_put:
             self._has_put = False

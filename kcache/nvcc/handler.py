@@ -90,7 +90,7 @@ class NvccHandler:
         try:
             made = client.next()
         except (WireError, OSError, ValueError) as end:
-            raise CompileError("nvcc failed, or was ended") from end
+            raise CompileError("nvcc failed or was killed") from end
         try:
             kind, reason, out, error, raw = made
             seconds = time.perf_counter() - began
@@ -120,7 +120,7 @@ def _stored(
         RefusedError, OSError, ValueError: it must not be stored.
     """
     if start.terminal and any(texts):
-        raise RefusedError("it wrote text to a terminal")
+        raise RefusedError("nvcc wrote text to a terminal")
     if not (recording.outputs or any(texts)):
         raise RefusedError("it wrote nothing")
     made = read(start.roots, recording.outputs, texts, has_lines=recording.has_lines)

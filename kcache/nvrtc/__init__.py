@@ -17,7 +17,7 @@ def names_and_log(entry: Entry) -> tuple[dict[str, str], bytes]:
     """Return the lowered names and the stored log in a kernel's entry, whose content may be wrong.
 
     Raises:
-        CorruptEntryError: they are of another type.
+        CorruptEntryError: they have the wrong type.
     """
     metadata = entry.metadata
     names = metadata.get("lowered_names", _NO_NAMES)
@@ -26,5 +26,5 @@ def names_and_log(entry: Entry) -> tuple[dict[str, str], bytes]:
     if not sound or not all(type(lowered) is str for lowered in names.values()):  # type: ignore[union-attr]
         from kcache.errors import CorruptEntryError
 
-        raise CorruptEntryError("lowered names or log are of another type")
+        raise CorruptEntryError("the lowered names or the log have the wrong type")
     return names, log.encode("latin-1", "replace")  # type: ignore[return-value, union-attr]

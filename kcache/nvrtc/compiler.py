@@ -171,7 +171,8 @@ def _answered(request: Request, hello: Hello, reply: Reply) -> Compiled:
 def _first_error(name: str, log: str) -> str:
     """Return the first error in a log, in the caller's words.
 
-    A name expression becomes a line of a text of NVRTC's own, `__nv_name_map`.
+    NVRTC puts each name expression on a line of a file of its own, `__nv_name_map`. An error there
+    is reported with the expression instead.
     """
     wrong = re.search(
         r"^__nv_name_map\(\d+\): error: (.*)\n *#pragma nv_mangled_name (.*)", log, re.M

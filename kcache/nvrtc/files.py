@@ -231,5 +231,5 @@ def content_of(fd: int, size: int) -> bytes:
     while len(content) != size and (more := os.read(fd, _PIECE)):
         content += more
         if len(content) > LARGEST:
-            raise OSError("the file has more bytes than a header has")
+            raise OSError(f"the file is too large for a header, which has at most {LARGEST} bytes")
     return content

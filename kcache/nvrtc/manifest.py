@@ -115,7 +115,10 @@ class DependencySet:
         return differences(self, request, digests, [] if verified is None else verified)
 
     def state_at(self, request: Request) -> LocationState:
-        """Return what is known in a location; at first, that is what another process stored."""
+        """Return what this process knows of the files at the request's location.
+
+        It begins with the stamps that were stored for this location, or else for another one.
+        """
         location = request.location
         state = self._states.get(location)
         if state is None:

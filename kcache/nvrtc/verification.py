@@ -1,4 +1,4 @@
-"""Verification: compares the answers in a dependency set with the files and variables of now."""
+"""Verification: compares the answers in a dependency set with the present files and variables."""
 
 from __future__ import annotations
 

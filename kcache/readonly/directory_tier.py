@@ -25,7 +25,7 @@ Tier: TypeAlias = "ReadOnlyTiers | DaemonClient"
 
 
 class DirectoryTier:
-    """The directory of a cache, with a backend of any kind, which is only read.
+    """A cache's directory, opened only for reading; its backends may be of any kind.
 
     Threads, fork: as the backends.
 

@@ -71,7 +71,7 @@ class MemoryTier(Generic[K, V]):
         self._lock = threading.Lock()
 
     def get(self, key: K) -> Slot[V] | None:
-        """Return the slot under `key` and mark it as used, or None."""
+        """Return the slot under `key`, which now counts as used; None if there is none."""
         slot = self._items.get(key)
         if slot is not None and slot is not self._newest:
             try:  # `suppress` takes longer than all the rest
@@ -82,7 +82,7 @@ class MemoryTier(Generic[K, V]):
         return slot
 
     def peek(self, key: K) -> Slot[V] | None:
-        """Return the slot under `key`, or None, without marking it as used."""
+        """Return the slot under `key`, whose use does not count; None if there is none."""
         return self._items.get(key)
 
     def put(

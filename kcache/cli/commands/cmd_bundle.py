@@ -282,7 +282,7 @@ def new(*, file: str) -> None:
     private, public = make_keys()
     taken = [name for name in (file, f"{file}.pub") if os.path.lexists(name)]
     if taken:
-        raise ConfigError(f"{taken[0]} exists already, and is not replaced")
+        raise ConfigError(f"{taken[0]} already exists, and a key is never replaced")
     write_keys(file, private)
     show(f"wrote {file}: it signs and verifies, keep it secret")
     write_keys(f"{file}.pub", public, mode=0o644)
