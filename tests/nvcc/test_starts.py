@@ -15,6 +15,7 @@ import pytest
 from nvcc.conftest import Service, written
 from remote import servers
 
+from kcache.dropin import build
 from kcache.dropin import run_environment as env
 
 CUBIN = ["-cubin", "-arch=sm_90", "-Iinclude", "k.cu", "-o", "k.cubin"]
@@ -69,6 +70,32 @@ def test_every_way_to_start_nvcc_is_answered(service: Service, project: Path) ->
     assert again.stderr.endswith(f"programs: {starts} x nvcc\n")
     for counts in ("hits 0; misses 1;", "hits 1; misses 0;"):  # its PATH is another
         assert counts in run(service, "nvcc", *CUBIN, cwd=project).stderr
+
+
+STATIC = """
+#include <unistd.h>
+int main(int argc, char **argv) { return argc < 2 ? 2 : execv(argv[1], argv + 1); }
+"""
+
+
+@pytest.mark.slow
+def test_a_static_program_and_a_script_start_it(service: Service, project: Path) -> None:
+    """ccache, which torch puts before nvcc, is static: no library is preloaded in it."""
+    (project / "static.c").write_text(STATIC)
+    compiler = build.compiler()
+    assert compiler is not None
+    command = [compiler, "-static", "-o", project / "static", project / "static.c"]
+    subprocess.run([*map(str, command)], check=True)
+    for hits in (0, 1):
+        done = run(service, project / "static", service.nvcc, *CUBIN, cwd=project)
+        assert (done.returncode, f"hits {hits}; misses {1 - hits};" in done.stderr) == (0, True)
+    (project / "bin").mkdir()
+    script = project / "bin/nvcc"
+    script.write_text(f'#!/bin/sh -e\nexec {service.nvcc} -DMORE "$@"\n')
+    script.chmod(0o755)
+    for hits in (0, 1):
+        done = run(service, script, *CUBIN, cwd=project)
+        assert (done.returncode, f"hits {hits}; misses {1 - hits};" in done.stderr) == (0, True)
 
 
 @pytest.mark.slow

@@ -29,7 +29,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SOCKET "KCACHE_DROPIN_SOCKET"
 #define STARTED "KCACHE_NVCC_STARTED"
 /* More text than this is passed on, and not stored. */
 #define MAX_TEXT ((size_t)16 << 20)
@@ -42,9 +41,12 @@ struct call {
     char **argv;
 };
 
-/* Becomes nvcc. The C library's functions would lead back here: see exec.c. */
+/* Becomes nvcc, in which exec.c would lead back here but for the number of the process. */
 static void become(const struct call *call) {
-    syscall(SYS_execve, call->program, call->argv, environ);
+    char number[16];
+    sprintf(number, "%d", getpid());
+    setenv(KN_PROCESS, number, 1);
+    syscall(SYS_execve, call->program, call->argv, environ); /* no hook sees it */
     int error = errno;
     fprintf(stderr, "%s: %s\n", call->program, strerror(error));
     _exit(error == ENOENT ? 127 : 126);
@@ -418,9 +420,9 @@ int main(int argc, char **argv) {
     }
     if (is_declined(call.argv))
         become(&call);
-    if (getenv(SOCKET) == NULL)
+    if (getenv(KN_SOCKET) == NULL)
         become_run(&call);
-    kcache_dropin_set_server(getenv(SOCKET));
+    kcache_dropin_set_server(getenv(KN_SOCKET));
     if (!ask_for(&call, &reply))
         become(&call);
     void (*before)(int) = signal(SIGXFSZ, SIG_DFL);

@@ -1,61 +1,28 @@
-/* The hook in programs under `kcache run`: a start of a file named `nvcc` becomes a start of the
-   client, which is beside this library. All other calls go to the C library unchanged.
+/* The library of `kcache run`: a start of nvcc becomes a start of the client, which is beside this
+   library. The hooks save the time that loading nvcc takes, where a shell or Python starts it. In
+   nvcc itself, before its `main`, are found all other starts, such as those by static programs, in
+   which nothing is preloaded. If the client can't be started, nvcc is.
 
-   The caller may be a child after vfork(2), so nothing here takes memory or locks: arguments are on
-   the stack, and functions are looked up when the library is loaded. If the client can't be
-   started, nvcc is. */
+   The caller of a hook may be a child after vfork(2), so nothing there takes memory or locks. */
 #define _GNU_SOURCE
 #include "find.h"
 
 #include <dlfcn.h>
 #include <errno.h>
 #include <spawn.h>
+#include <sys/auxv.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define SOCKET "KCACHE_DROPIN_SOCKET="
+#define SOCKET KN_SOCKET "="
 #define ADDED 3 /* arguments before those of nvcc */
 
 typedef char *const texts[];
 typedef int spawner(pid_t *, const char *, const posix_spawn_file_actions_t *,
                     const posix_spawnattr_t *, texts, texts);
 
-extern char **environ;
-
-static int (*next_execve)(const char *, texts, texts), (*next_execvpe)(const char *, texts, texts);
-static int (*next_execv)(const char *, texts), (*next_execvp)(const char *, texts);
-static spawner *next_spawn, *next_spawnp;
+static int (*next_execve)(const char *, texts, texts);
+static spawner *next_spawn;
 static char client[PATH_MAX];
-
-__attribute__((constructor)) static void prepare(void) {
-    Dl_info info;
-    if (next_spawnp != NULL) /* a constructor of another library has started a program */
-        return;
-    next_execve = (int (*)(const char *, texts, texts))dlsym(RTLD_NEXT, "execve");
-    next_execvpe = (int (*)(const char *, texts, texts))dlsym(RTLD_NEXT, "execvpe");
-    next_execv = (int (*)(const char *, texts))dlsym(RTLD_NEXT, "execv");
-    next_execvp = (int (*)(const char *, texts))dlsym(RTLD_NEXT, "execvp");
-    next_spawn = (spawner *)dlsym(RTLD_NEXT, "posix_spawn");
-    next_spawnp = (spawner *)dlsym(RTLD_NEXT, "posix_spawnp");
-    if (dladdr((void *)prepare, &info) == 0)
-        return;
-    int folder = (int)(kn_base_of(info.dli_fname) - info.dli_fname);
-    if (snprintf(client, sizeof client, "%.*skcache-nvcc", folder, info.dli_fname) >= PATH_MAX)
-        client[0] = '\0';
-}
-
-/* Returns the file that is started; NULL unless it is nvcc and the client shall stand before it. */
-static const char *find(const char *name, bool in_path, texts argv, texts envp, char to[PATH_MAX]) {
-    if (name == NULL || strcmp(kn_base_of(name), "nvcc") != 0 || argv == NULL || argv[0] == NULL ||
-        envp == NULL)
-        return NULL;
-    while (*envp != NULL && strncmp(*envp, SOCKET, sizeof SOCKET - 1) != 0)
-        envp++;
-    if (*envp == NULL || client[0] == '\0' || access(client, X_OK) != 0)
-        return NULL;
-    if (strchr(name, '/') != NULL || !in_path)
-        return kn_is_program(name) ? name : NULL;
-    return kn_find_in_path(name, kn_is_program, to) ? to : NULL;
-}
 
 static size_t count(texts argv) {
     size_t size = 0;
@@ -72,17 +39,61 @@ static char **added(const char *path, texts argv, char **to) {
     return to;
 }
 
+/* Whether the client shall stand before a file that is started. */
+static bool is_nvcc(const char *path, texts argv, texts envp) {
+    if (path == NULL || strcmp(kn_base_of(path), "nvcc") != 0 || count(argv) == 0 || envp == NULL)
+        return false;
+    while (*envp != NULL && strncmp(*envp, SOCKET, sizeof SOCKET - 1) != 0)
+        envp++;
+    return *envp != NULL && client[0] != '\0' && access(client, X_OK) == 0 && kn_is_program(path);
+}
+
+/* -- in nvcc ----------------------------------------------------------------------------------- */
+
+/* Returns the arguments with argv[0], without those of a script's interpreter; NULL in another
+   program. */
+static char **arguments_of(const char *program, char **argv) {
+    char executable[PATH_MAX];
+    ssize_t size = readlink("/proc/self/exe", executable, sizeof executable - 1);
+    executable[size < 0 ? 0 : size] = '\0';
+    if (strcmp(kn_base_of(executable), "nvcc") == 0)
+        return argv;
+    while (*argv != NULL && strcmp(*argv, program) != 0)
+        argv++;
+    return *argv == NULL ? NULL : argv;
+}
+
+__attribute__((constructor)) static void prepare(int argc, char **argv, char **envp) {
+    Dl_info info;
+    if (next_spawn != NULL) /* a constructor of another library has started a program */
+        return;
+    next_execve = (int (*)(const char *, texts, texts))dlsym(RTLD_NEXT, "execve");
+    next_spawn = (spawner *)dlsym(RTLD_NEXT, "posix_spawn");
+    if (dladdr((void *)prepare, &info) == 0)
+        return;
+    int folder = (int)(kn_base_of(info.dli_fname) - info.dli_fname);
+    if (snprintf(client, sizeof client, "%.*skcache-nvcc", folder, info.dli_fname) >= PATH_MAX)
+        client[0] = '\0';
+    const char *program = (const char *)getauxval(AT_EXECFN), *own = getenv(KN_PROCESS);
+    if (argc < 1 || !is_nvcc(program, argv, envp) || (own != NULL && atoi(own) == getpid()))
+        return;
+    char *with[argc + ADDED + 1];
+    argv = arguments_of(program, argv);
+    if (argv != NULL)
+        next_execve(client, added(program, argv, with), envp);
+}
+
+/* -- where it is started ----------------------------------------------------------------------- */
+
 /* `start` is the call of the C library; `instead` the call for the client. */
-#define HOOK(parameters, in_path, envp, start, instead, failed)                                    \
+#define HOOK(parameters, start, instead, failed)                                                   \
     EXPORT int parameters {                                                                        \
-        char found[PATH_MAX];                                                                      \
         int saved = errno;                                                                         \
-        if (next_spawnp == NULL)                                                                   \
-            prepare();                                                                             \
-        const char *nvcc = find(path, in_path, argv, envp, found);                                 \
-        if (nvcc != NULL) {                                                                        \
+        if (next_spawn == NULL)                                                                    \
+            prepare(0, NULL, NULL);                                                                \
+        if (is_nvcc(path, argv, envp)) {                                                           \
             char *with[count(argv) + ADDED + 1];                                                   \
-            added(nvcc, argv, with);                                                               \
+            added(path, argv, with);                                                               \
             int result = instead;                                                                  \
             if (!(failed))                                                                         \
                 return result;                                                                     \
@@ -91,19 +102,9 @@ static char **added(const char *path, texts argv, char **to) {
         return start;                                                                              \
     }
 
-HOOK(execve(const char *path, texts argv, texts envp), false, envp, next_execve(path, argv, envp),
+HOOK(execve(const char *path, texts argv, texts envp), next_execve(path, argv, envp),
      next_execve(client, with, envp), true)
-HOOK(execvpe(const char *path, texts argv, texts envp), true, envp, next_execvpe(path, argv, envp),
-     next_execve(client, with, envp), true)
-HOOK(execv(const char *path, texts argv), false, environ, next_execv(path, argv),
-     next_execv(client, with), true)
-HOOK(execvp(const char *path, texts argv), true, environ, next_execvp(path, argv),
-     next_execv(client, with), true)
 HOOK(posix_spawn(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
                  const posix_spawnattr_t *attributes, texts argv, texts envp),
-     false, envp, next_spawn(pid, path, actions, attributes, argv, envp),
-     next_spawn(pid, client, actions, attributes, with, envp), result != 0)
-HOOK(posix_spawnp(pid_t *pid, const char *path, const posix_spawn_file_actions_t *actions,
-                  const posix_spawnattr_t *attributes, texts argv, texts envp),
-     true, envp, next_spawnp(pid, path, actions, attributes, argv, envp),
+     next_spawn(pid, path, actions, attributes, argv, envp),
      next_spawn(pid, client, actions, attributes, with, envp), result != 0)

@@ -1,4 +1,4 @@
-/* Finds programs as execvp(3) does. Nothing here takes memory or locks. */
+/* What the client and the library of `kcache run` share. */
 #ifndef KCACHE_FIND_H
 #define KCACHE_FIND_H
 
@@ -9,6 +9,10 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#define KN_SOCKET "KCACHE_DROPIN_SOCKET"
+/* The number of the process in which nvcc itself shall run. */
+#define KN_PROCESS "KCACHE_NVCC_PROCESS"
 
 static inline const char *kn_base_of(const char *path) {
     const char *slash = strrchr(path, '/');
