@@ -70,10 +70,10 @@ class NvccHandler:
             kernel = self._cache._answer(request, time.perf_counter())
         except NotStoredError:
             return [NO, b"nothing may be stored"]
+        except MissError as error:  # it is a CompileError, too
+            return [DONE, b"refused", f"kcache: {error}\n".encode(errors="replace")]
         except CompileError:
             return [NO, FAILED]
-        except MissError as error:
-            return [DONE, b"refused", f"kcache: {error}\n".encode(errors="replace")]
         if not kernel.cached:
             return [DONE]
         return [DONE, b"hit", *fields(kernel.files, start.roots)]
