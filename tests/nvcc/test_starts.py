@@ -133,6 +133,30 @@ def test_a_missing_nvcc_fails_as_it_does_in_a_shell(service: Service, project: P
     assert done.returncode == 127
 
 
+def test_the_compiler_is_that_of_the_toolkit_unless_it_was_named(
+    service: Service, project: Path
+) -> None:
+    """torch and DeepGEMM start `$CUDA_HOME/bin/nvcc`, whatever is in `PATH`."""
+    (project / "other").mkdir()
+    (project / "other/nvcc").write_text("#!/bin/sh\necho other\n")
+    (project / "other/nvcc").chmod(0o755)
+    told = {"PATH": f"{project}/other:{os.environ['PATH']}"}
+    homes = {"CUDA_HOME": str(service.nvcc.parent.parent)}
+    for arguments, variables, expected in (
+        ([], homes, "release"),
+        (["nvcc"], homes, "other"),
+        ([], {}, "other"),
+    ):
+        done = subprocess.run(
+            [service.client, *arguments, "--version"],
+            env={**service.environment, **told, **variables},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert expected in done.stdout
+
+
 def test_without_a_service_nvcc_runs(service: Service, project: Path) -> None:
     done = service.run(*CUBIN, cwd=project, **{env.SOCKET: str(project / "nothing")})
     assert done.returncode == 0

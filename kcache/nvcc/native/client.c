@@ -60,16 +60,16 @@ static bool is_other(const char *path) {
            (status.st_dev != own.st_dev || status.st_ino != own.st_ino);
 }
 
-/* Finds an nvcc that is not this program, in PATH and then where toolkits are. */
-static bool find(char to[PATH_MAX]) {
-    const char *homes[] = {getenv("CUDA_HOME"), getenv("CUDA_PATH"), "/usr/local/cuda"};
-    if (kn_find_in_path("nvcc", is_other, to))
-        return true;
-    for (size_t i = 0; i < sizeof homes / sizeof *homes; i++)
-        if (homes[i] != NULL && snprintf(to, PATH_MAX, "%s/bin/nvcc", homes[i]) < PATH_MAX &&
-            is_other(to))
-            return true;
-    return false;
+static bool find_at(const char *home, char to[PATH_MAX]) {
+    return home != NULL && snprintf(to, PATH_MAX, "%s/bin/nvcc", home) < PATH_MAX && is_other(to);
+}
+
+/* Finds an nvcc that is not this program: that in PATH if it was named, else where those programs
+   search that have a setting for the compiler. */
+static bool find(bool is_named, char to[PATH_MAX]) {
+    return (is_named && kn_find_in_path("nvcc", is_other, to)) || find_at(getenv("CUDA_HOME"), to) ||
+           find_at(getenv("CUDA_PATH"), to) || kn_find_in_path("nvcc", is_other, to) ||
+           find_at("/usr/local/cuda", to);
 }
 
 static bool read_call(int argc, char **argv, struct call *call) {
@@ -83,7 +83,7 @@ static bool read_call(int argc, char **argv, struct call *call) {
         *call = (struct call){argv[1], argv + 1};
         return true;
     }
-    if (!find(found))
+    if (!find(launched || strcmp(kn_base_of(argv[0]), "nvcc") == 0, found))
         return false;
     *call = (struct call){found, launched ? argv + 1 : argv};
     call->argv[0] = found;
@@ -415,7 +415,7 @@ int main(int argc, char **argv) {
     struct call call;
     struct kd_reply reply;
     if (!read_call(argc, argv, &call)) {
-        fputs("kcache-nvcc: no nvcc in PATH, CUDA_HOME or /usr/local/cuda\n", stderr);
+        fputs("kcache-nvcc: no nvcc in CUDA_HOME, PATH or /usr/local/cuda\n", stderr);
         return 127;
     }
     if (is_declined(call.argv))
