@@ -268,7 +268,7 @@ def test_a_changed_back_header_is_a_hit_again(service: Service, project: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [edit_header, edit_profile, shadow_header])
+@pytest.mark.parametrize("change", [edit_header, shadow_header])
 def test_a_change_during_a_compile_is_not_missed(
     change: Callable[[Place], None], service: Service, place: Place
 ) -> None:

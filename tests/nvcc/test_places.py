@@ -138,7 +138,8 @@ def test_line_tables_name_the_directory_of_their_own_place(
     output = tmp_path / "alone"
     arguments = (kernel, "-o", output, "-arch=sm_90", f"-I{folder}/include", "-lineinfo")
     assert service.alone(*arguments, *options, cwd=folder).returncode == 0
-    assert comparable(made) == comparable(output.read_bytes())
+    if "-G" not in options:  # nvcc alone never repeats these
+        assert comparable(made) == comparable(output.read_bytes())
 
 
 ABOVE = '#include "SPELLED/header.h"\n' + PLAIN.partition("\n")[2]
@@ -172,7 +173,9 @@ def test_a_place_behind_a_link_hits(service: Service, tmp_path: Path) -> None:
     for name in ("one", "another"):
         (tmp_path / f"real-{name}").mkdir()
         (tmp_path / name).symlink_to(f"real-{name}")
-        compile_in(service, place(tmp_path, name, PLAIN), "-cubin")
+        (kernel,) = place(tmp_path, name, PLAIN).glob("id-*/kernel.cu")
+        arguments = ("-cubin", "-arch=sm_90", kernel, "-o", kernel.with_suffix(".cubin"))
+        assert service.run(*arguments, cwd=tmp_path).returncode == 0
     assert service.counts["hits"] == 1
 
 
