@@ -142,6 +142,20 @@ def test_line_tables_name_the_directory_of_their_own_place(
         assert comparable(made) == comparable(output.read_bytes())
 
 
+def test_a_text_of_the_program_is_no_line_table(service: Service, tmp_path: Path) -> None:
+    """It names the directory of the first compile, in pieces, which the compiler joins."""
+    text = f'"{tmp_path}/on" "e/tmp/id-on" "e/data"'
+    source = (
+        PLAIN + "struct Named { void (*function)(); char name[1000]; };\n"
+        "__device__ void nothing() {}\n"
+        f"__device__ Named named = {{nothing, {text}}};\n"
+        'extern "C" __global__ void copy(Named* p) { *p = named; }\n'
+    )
+    for name in ("one", "two"):
+        made = compile_in(service, place(tmp_path, name, source), "-cubin", "-lineinfo")
+        assert f"{tmp_path}/one/tmp/id-one/data".encode() in made
+
+
 ABOVE = '#include "SPELLED/header.h"\n' + PLAIN.partition("\n")[2]
 
 
