@@ -73,8 +73,9 @@ def _kcache(text: str, app: click.Group) -> str | None:
             command = command.get_command(context, part) or command
             if isinstance(command, click.Group):
                 return f"there is no command kcache {command.name} {part}"
+        words = list(itertools.takewhile(lambda w: w != "--", words))
         if command.name == "run":  # the words after a program's name belong to that program
-            words = list(itertools.takewhile(lambda w: w.startswith("-") and w != "--", words))
+            words = list(itertools.takewhile(lambda w: w.startswith("-"), words))
         known = {opt for p in command.get_params(context) for opt in (*p.opts, *p.secondary_opts)}
     for word in words:
         option = word.partition("=")[0] if word.startswith("--") else word
