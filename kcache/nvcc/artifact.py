@@ -29,12 +29,14 @@ class Made(NamedTuple):
         files: files and text.
         shown: the numbers of the roots that they show.
         placed: those in whose place there are marks.
+        numbered: those in whose place texts have numbers.
         may_hide: whether a file may show a root that can't be found in it.
     """
 
     files: list[File]
     shown: set[int]
     placed: set[int]
+    numbered: set[int]
     may_hide: bool
 
 
@@ -52,7 +54,8 @@ def read(
     Raises:
         OSError: a file can't be read; UnicodeEncodeError: its name is not Unicode.
     """
-    files, shown, placed, may_hide = list[File](), set[int](), set[int](), False
+    files, may_hide = list[File](), False
+    shown, placed, in_texts = set[int](), set[int](), set[int]()
     for path in sorted(outputs, key=lambda path: os.stat(path).st_mtime_ns):
         with open(path, "rb") as file:
             content, mode = file.read(), os.fstat(file.fileno()).st_mode & 0o777
@@ -65,7 +68,9 @@ def read(
         is_ptx = content.startswith(_PTX)
         numbered = None if is_ptx else _numbered(content, roots)
         if numbered is not None:
-            shown |= roots.odd if numbered != content else set()
+            if numbered != content:
+                shown |= roots.odd
+                in_texts |= roots.shown(content)
             content, form = numbered, Form.TEXT
         elif not made.path:
             raise OSError("its text is not Unicode")
@@ -77,7 +82,7 @@ def read(
             may_hide = may_hide or has_lines
         shown |= roots.shown(content)
         files[number] = made._replace(content=content, form=form)
-    return Made(files, shown, placed, may_hide)
+    return Made(files, shown, placed, in_texts, may_hide)
 
 
 def fields(files: Sequence[File], roots: Roots) -> list[bytes]:

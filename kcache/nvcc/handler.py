@@ -126,6 +126,12 @@ def _stored(
     made = read(start.roots, recording.outputs, texts, has_lines=recording.has_lines)
     prefixes = start.roots.prefixes
     shown = recording.shown | made.shown
+    # What a text that was read spells is the same in every place.
+    if made.numbered:
+        spelled = {root: os.fsencode(start.roots.directories[root - 1]) for root in made.numbered}
+        shown |= {
+            root for text in recording.texts() for root, path in spelled.items() if path in text
+        }
     if recording.bound or made.may_hide:
         shown |= set(range(1, len(prefixes)))
     if any(texts):

@@ -156,6 +156,31 @@ def test_a_text_of_the_program_is_no_line_table(service: Service, tmp_path: Path
         assert f"{tmp_path}/one/tmp/id-one/data".encode() in made
 
 
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["-E"], '__device__ char* made = "WHERE";'),
+        (["-E", "-o", "k.txt"], '__device__ char* made = "WHERE";'),
+        (["-cubin", "-o", "k.cubin"], "#warning made in WHERE"),
+    ],
+)
+def test_a_directory_that_a_source_spells_stays(
+    options: list[str], line: str, service: Service, tmp_path: Path
+) -> None:
+    source = line.replace("WHERE", f"{tmp_path}/one") + "\n"
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "k.cu").write_text(source)
+        made, alone = (
+            (by("k.cu", *options, cwd=folder), written(folder))
+            for by in (service.run, service.alone)
+        )
+        assert made[0].stdout == alone[0].stdout
+        assert made[0].stderr == alone[0].stderr
+        assert made[1] == alone[1]
+
+
 ABOVE = '#include "SPELLED/header.h"\n' + PLAIN.partition("\n")[2]
 
 
