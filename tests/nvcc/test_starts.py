@@ -351,3 +351,18 @@ def _entries(port: int) -> int:
     with socket.create_connection(("127.0.0.1", port)) as redis:
         redis.sendall(b"DBSIZE\r\n")
         return int(redis.recv(64)[1:])
+
+
+@pytest.mark.parametrize("streams", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_text_does_not_reach_what_is_opened_in_place_of_a_closed_stream(
+    streams: str, service: Service, project: Path
+) -> None:
+    (project / "warns.cu").write_text("#warning old\n")
+    command = ["sh", "-c", f'"$@" {streams}', "sh"]
+    start = [service.nvcc, "-cubin", "-arch=sm_90", "warns.cu", "-o", "warns.cubin"]
+    environment = {**service.environment, env.SOCKET: service.socket}
+    ends = [
+        subprocess.run(each, cwd=project, env=environment, timeout=60, check=False).returncode
+        for each in ([*command, service.client, *start], [*command, *start])
+    ]
+    assert ends[0] == ends[1]

@@ -108,6 +108,11 @@ static bool is_declined(char **argv) {
     return argv[1] == NULL;
 }
 
+/* Whether a standard stream is closed: what is opened next would get its place, and nvcc's text. */
+static bool is_stream_closed(void) {
+    return fcntl(0, F_GETFD) < 0 || fcntl(1, F_GETFD) < 0 || fcntl(2, F_GETFD) < 0;
+}
+
 /* -- questions --------------------------------------------------------------------------------- */
 
 /* Puts texts as one field, each with its NUL. */
@@ -418,7 +423,7 @@ int main(int argc, char **argv) {
         fputs("kcache-nvcc: no nvcc in CUDA_HOME, PATH or /usr/local/cuda\n", stderr);
         return 127;
     }
-    if (is_declined(call.argv))
+    if (is_declined(call.argv) || is_stream_closed())
         become(&call);
     if (getenv(KN_SOCKET) == NULL)
         become_run(&call);
