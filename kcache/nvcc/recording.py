@@ -254,9 +254,9 @@ class Recording:
         yield os.fsencode("\n".join(map(self._start.roots.numbered, self._start.arguments)))
         for path in self._files:
             with open(path, "rb") as file:
-                content = file.read()
-            if not content.startswith(_ELF):
-                yield content
+                head = file.read(len(_ELF))
+                if head != _ELF:  # the tools themselves have 200 MB
+                    yield head + file.read()
 
     # -- answers -----------------------------------------------------------------------------------
 
@@ -320,12 +320,13 @@ class Recording:
             for variant in _VARIANTS:
                 if not os.path.isdir(f"{folder}/{variant}"):
                     self._missing.add(f"{folder}/{variant}")
-            for below in ("", *(f"glibc-hwcaps/{level}/" for level in _LEVELS)):
+            levels = _LEVELS if os.path.isdir(f"{folder}/glibc-hwcaps") else ()
+            for below in ("", *(f"glibc-hwcaps/{level}/" for level in levels)):
                 for name in self._libraries:
                     path = f"{folder}/{below}{name}"
                     if os.path.isfile(path):  # this one, or one that does not fit
                         self._files.setdefault(path, None)
-                    elif not below or os.path.isdir(f"{folder}/glibc-hwcaps"):
+                    else:
                         self._missing.add(path)
 
     def _walk(self, path: str, links: dict[str, str], plain: set[str]) -> None:

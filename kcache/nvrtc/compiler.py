@@ -8,6 +8,8 @@ process may have used the same library, and left state in it that can't be seen.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import threading
 from typing import NamedTuple
@@ -233,6 +235,8 @@ def _here(path: str) -> Nvrtc:
         try:
             found = _inside.libraries[path] = Nvrtc(path)
         except OSError as error:
+            if os.strerror(errno.EMFILE) in str(error):  # of dlopen(3), so it has no errno
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path) from error
             message = f"the NVRTC library can't be loaded ({error}): {_hint()}"
             raise CompilerNotFoundError(message) from error
     return found

@@ -219,6 +219,8 @@ def is_fresh(stamp: Stamp, read_at: int) -> bool:
 def _require_regular(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(f"{path} is not a regular file")
+    if status.st_size > LARGEST:
+        raise OSError(f"{path} is too large for a header, which has at most {LARGEST} bytes")
 
 
 def content_of(fd: int, size: int) -> bytes:

@@ -239,6 +239,9 @@ def make_private(directory: str) -> bool:
     while parent != os.path.dirname(parent) and not os.path.isdir(parent):
         missing.append(parent)
         parent = os.path.dirname(parent)
+    if len(missing) > 1:
+        with suppress(FileNotFoundError):
+            os.lstat(directory)  # raises if the path is too long: nothing is created
     made = False
     for each in reversed(missing):
         made = False

@@ -25,5 +25,5 @@ def test_a_new_key_and_its_public_half(here: Callable, tmp_path: Path) -> None:
 def test_a_file_that_is_there_stays(here: Callable, tmp_path: Path) -> None:
     path = tmp_path / "key.pem"
     path.write_text("mine")
-    assert "is not replaced" in here("key", "new", path).err
+    assert "never replaced" in here("key", "new", path).err
     assert path.read_text() == "mine"

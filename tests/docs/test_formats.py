@@ -241,6 +241,9 @@ def test_the_letters_of_a_manifest_are_all_there() -> None:
         "a number, a path": ("1", "a"),
         "an error's number, a path": ("13", "a"),
         "a variable": ("NAME=VALUE",),
+        "a root, a path, a link": ("1", "a", "b"),
+        "a mode, 1 or 0, a path": ("4", "1", "a"),
+        "two numbers, a path": ("0", "1", "a"),
         "conditions": ("shown 1 /usr/include/",),
         "a location": ("0123",),
     }
@@ -253,7 +256,7 @@ def test_the_letters_of_a_manifest_are_all_there() -> None:
         raw = struct.pack("<I", len(text)) + text.encode() + digest
         (dependency_set,) = Manifest.from_entry(Entry({"set0": raw})).dependency_sets
         dependency_set.answers()  # raises for a letter that is none
-    assert letters.keys() == set("fapdnievcx")
+    assert letters.keys() == set("fapdnievulmtcx")
 
 
 @pytest.mark.parametrize(("value", "kind"), [(b"a" * 1000, b"z"), (b"a", b"r")])
