@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -85,15 +86,16 @@ def build(
         if found is None:
             raise BuildError("there is no C compiler (Debian: apt-get install gcc libc6-dev)")
         toolchain = Toolchain(os.uname().machine, (found,), (found, "-m32"))
-    temporary = f"{folder}.{os.getpid()}"
+    parent, own = os.path.split(os.path.abspath(folder))
+    temporary = ""
     try:
-        _make_folder(temporary)
+        temporary = tempfile.mkdtemp(prefix=f"{own}.", dir=parent)
         for command in _commands(temporary, toolchain.machine, flags):
             _run([*toolchain.command, *_FLAGS, *command])
         for command in _commands_for_nvcc(os.path.join(temporary, toolchain.machine)):
             _run([*toolchain.command, *_NVCC_FLAGS, *command])
         _spread(temporary, toolchain)
-        with suppress(OSError):  # another process was faster
+        with suppress(OSError):  # another build was faster
             os.rename(temporary, folder)
     except OSError as error:
         raise BuildError(f"{folder} can't be written: {error}") from error

@@ -187,8 +187,9 @@ class CompileService:
             if standing != nvrtc_handler.standing():
                 return [NO, b"another user, root directory or mount namespace"]
             cache = self.answers().cache
-            if self._nvcc is None:  # another thread may make one, too
-                self._nvcc = NvccHandler(cache, libraries.recorder(env.current()))
+            with self._making:  # the first may have to build the libraries
+                if self._nvcc is None:
+                    self._nvcc = NvccHandler(cache, libraries.recorder(env.current()))
             answer = self._nvcc.answer(fields, client)
         except (WireError, OSError):
             raise

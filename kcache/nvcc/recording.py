@@ -283,7 +283,7 @@ class Recording:
         for path, (letter, inode) in self._present.items():
             if letter == "l":
                 self._resolved.add(path)
-            elif path not in self._files:
+            elif path not in self._files and path not in self._written:
                 (folders if letter == "d" else present).add(rooted(path))
                 inodes[rooted(path)] = inode
         links: dict[str, str] = {}

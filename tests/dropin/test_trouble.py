@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -324,3 +325,12 @@ def test_many_programs_at_once(dropin: Dropin, real: Path, wanted: list[str]) ->
     told = dropin.run("sh", "-c", script)
     assert sorted(told.output.split("\n")[:-1]) == sorted(wanted * 8), told.errors
     assert (told.misses, told.hits) == (3, 21)
+
+
+def test_threads_that_build_the_libraries_at_once_get_them(tmp_path: Path) -> None:
+    """The first starts of nvcc, by ninja, met in one process: each build removed the other's."""
+    folder = tmp_path / "libraries"
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(build.build, [str(folder)] * 2))
+    assert lib.find_built({env.LIBRARIES: str(folder)}) == str(folder)
+    assert os.listdir(tmp_path) == ["libraries"]
