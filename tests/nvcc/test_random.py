@@ -11,7 +11,8 @@ from nvcc.conftest import Service
 FOLDERS = ("a", "b", "c/d")
 NAMES = ("one.h", "two.h", "three.h")
 STEPS = 8
-PROGRAMS, MANY_PROGRAMS = 3, 200
+PROGRAMS, MANY_PROGRAMS = 4, 200
+PIECES = 4
 
 
 class Tree:
@@ -90,8 +91,11 @@ class Tree:
 
 @pytest.mark.slow
 @pytest.mark.timeout(14_400)
-def test_random_programs_are_never_stale(service: Service, tmp_path: Path, long: bool) -> None:
-    for seed in range(MANY_PROGRAMS if long else PROGRAMS):
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_random_programs_are_never_stale(
+    service: Service, tmp_path: Path, long: bool, piece: int
+) -> None:
+    for seed in range(piece, MANY_PROGRAMS if long else PROGRAMS, PIECES):
         choices = random.Random(seed)
         tree = Tree(tmp_path / f"program{seed}", choices)
         steps: list[Callable[[], None]] = [
