@@ -1,4 +1,4 @@
-"""Recorded starts: starts nvcc as a recording says, so that a cache has what it makes.
+"""Recorded starts: starts nvcc as it was recorded, so that a cache has what it makes.
 
 A directory that is no longer there, such as the random one of a program that compiles while it
 runs, is replaced by a temporary one with the recorded sources.
@@ -80,10 +80,10 @@ def compile_all(
     def make(start: Start) -> CompiledKernel | CompileError:
         found = cache._tiers.hit(start.request)
         if found is None:
-            said = _run(client, socket, start)
+            text = _run(client, socket, start)
             found = cache._tiers.hit(start.request)
             if found is None:
-                return CompileError(said or "nvcc's output can't be stored", log=said)
+                return CompileError(text or "nvcc's output can't be stored", log=text)
             found = found._replace(cached=False)
         done()
         return found

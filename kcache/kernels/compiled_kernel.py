@@ -119,7 +119,8 @@ class CompiledKernel(NamedTuple):
         Raises:
             ConfigError: there is no such device or kernel; the message lists what there is.
             DeviceError: there is no driver or no GPU, cuda-core is missing, or the driver refuses
-                the kernel, because it is for another architecture, say. The message says which.
+                the kernel, for example because it is for another architecture. The message names
+                the reason.
         """
         from kcache.launch import load
         from kcache.launch.loaded_kernel import Code

@@ -57,7 +57,7 @@ _LOADER_FILES = ("/etc/ld.so.cache", "/etc/ld.so.preload")
 
 
 class RefusedError(Exception):
-    """The recording proves nothing; the message says why, in a few words."""
+    """The recording proves nothing; the message is the reason, in a few words."""
 
 
 class Record(NamedTuple):
@@ -219,7 +219,7 @@ class Recording:
         else:
             letter, *inode = answer.split()
             if letter == "o":
-                raise RefusedError(f"{path} is no file")
+                raise RefusedError(f"{path} is not a regular file")
             self._present[path] = letter, tuple(map(int, inode[:2]))
 
     def _read(self, path: str, answer: str) -> None:
@@ -231,7 +231,7 @@ class Recording:
         self._files[path] = stamp
 
     def _is_temporary(self, path: str) -> bool:
-        """Tell whether nvcc, or gcc, has made up the name of a file of its own."""
+        """Return whether nvcc, or gcc, has made up the name of a file of its own."""
         folder, _, name = path.rpartition("/")
         return folder == self._temporary and name.startswith("tmpxft_")
 
@@ -243,7 +243,7 @@ class Recording:
                 self.bound = self.bound or (path.endswith(".ii") and path not in self._searched)
                 continue
             if not stat.S_ISREG(mode):
-                raise RefusedError(f"{path} is no file")
+                raise RefusedError(f"{path} is not a regular file")
             self.bound = self.bound or path.endswith(".ii")  # kept, and not searched
             if self._is_temporary(path):
                 raise RefusedError(f"{path} is left")

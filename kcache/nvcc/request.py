@@ -188,8 +188,8 @@ class Start(NamedTuple):
             del environment["PWD"]
         found = [*_roots(program, directory, arguments, environment)]
         found += [*map(os.path.realpath, found)]  # tools open files by these, too
-        told = dict(zip(STREAMS, map(str, streams), strict=True))
-        roots = Roots(found, directory, {**environment, **told})
+        about = dict(zip(STREAMS, map(str, streams), strict=True))
+        roots = Roots(found, directory, {**environment, **about})
         return cls(program, directory, mask, *streams, arguments, environment, roots)
 
     @property

@@ -74,7 +74,7 @@ def _unusable(request: Request, trace: Trace | None, answers: Answers | None) ->
     # Two names of texts might be one file.
     there = sum(each.kind == PathKind.FILE for each in trace.files.values())
     if request.self_contained and (there > 1 or not answers.has_names_only()):
-        return "it reads files or variables although nothing in it says so"
+        return "it reads files or variables although its text and its options show none"
     return ""
 
 

@@ -12,6 +12,8 @@ from cli.test_terminal import AllTerminal
 
 import kcache
 from kcache import Entry
+from kcache.cli.commands.cmd_ls import _KINDS
+from kcache.nvrtc.answers import Answers
 
 A, B, C, M = (key(name) for name in "abcm")
 
@@ -252,3 +254,8 @@ def test_binary_is_not_written_to_a_terminal(cache_directory: Path) -> None:
         code, _, seen = terminal.end()
     assert code == 2
     assert b"CUBIN is binary" in seen
+
+
+def test_show_has_every_kind_of_answer() -> None:
+    """The seconds of equal files were not shown."""
+    assert {*Answers._fields} - {"digests", "home"} == _KINDS.keys()

@@ -95,7 +95,7 @@ BEGIN = ("B", "1", "/opt/cuda/bin/nvcc", "f 1 2 3 4 5")
         (("O", "1", "/proc/1/maps", "f 1 2 3 4 5"), "/proc/1/maps is read"),
         (("O", "1", "k.cu", "!"), "changed a moment before"),
         (("O", "1", "k.cu", "-13"), "can't be read"),
-        (("O", "1", "/pipe", "o 1 2 3 4 5"), "is no file"),
+        (("O", "1", "/pipe", "o 1 2 3 4 5"), "is not a regular file"),
         (("W", "1", "/dev/sda", "+"), "is written"),
         (("W", "1", "k.o", "="), "is read and written"),
         (("T", "2", "time", ""), "asks for the time"),

@@ -290,6 +290,7 @@ _KINDS = {
     "plain": "names that are no links",
     "links": "links, and where they lead",
     "access": "rights, as access(2)",
+    "times": "files of equal content: a group, and a number for each time of change",
     "conditions": "conditions elsewhere",
 }
 
@@ -382,7 +383,7 @@ def _parts(dependency_set: DependencySet) -> dict[str, Any]:
     found = dependency_set.answers()
     paths = {
         name: [_at(root, path) for root, paths in getattr(found, name) for path in paths]
-        for name in ("files", "absent", "present", "folders", "names")
+        for name in ("files", "absent", "present", "folders", "names", "plain")
     }
     for at, each in enumerate(paths["files"]):
         each["digest"] = found.digests[16 * at : 16 * at + 16].hex()
@@ -394,10 +395,12 @@ def _parts(dependency_set: DependencySet) -> dict[str, Any]:
             {"name": name, "value": "(not set)" if value is None else value}
             for name, value in found.variables
         ],
-        "plain": [_at(root, path) for root, paths in found.plain for path in paths],
         "links": [{**_at(*path), "to": _at(*to)["path"]} for to, path in found.links],
         "access": [
             {"mode": mode, "granted": granted, **_at(*path)} for mode, granted, path in found.access
+        ],
+        "times": [
+            {"group": group, "number": number, **_at(*path)} for group, number, path in found.times
         ],
         "conditions": [{"condition": each} for each in found.conditions],
         "locations": len(dependency_set.stamps),

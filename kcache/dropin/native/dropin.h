@@ -1,4 +1,4 @@
-/* Declarations that the parts of the drop-in share. nvrtc.c says what the library guarantees. */
+/* Declarations that the parts of the drop-in share. nvrtc.c describes what the library guarantees. */
 #ifndef KCACHE_DROPIN_H
 #define KCACHE_DROPIN_H
 

@@ -108,7 +108,7 @@ const char *kd_real_path(void) {
     return path == NULL ? NULL : path + 1;
 }
 
-/* No lock is held meanwhile: the loader has locks of its own, and another thread may hold these and
+/* No lock is held here: the loader has locks of its own, and another thread may hold these and
    wait for ours, in a library's constructor. */
 static void *load(void) {
     if (kd_real_path() == NULL)

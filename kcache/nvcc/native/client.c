@@ -359,7 +359,8 @@ static void compile(const struct call *call, const struct kd_reply *reply) {
         return;
     preloaded = strndup(reply->fields[2].data, reply->fields[2].size);
     struct kr_recording *recording = make_recording(reply->fields[3], name);
-    if (preloaded == NULL || recording == NULL || pipe2(out, O_CLOEXEC) != 0 || pipe2(error, O_CLOEXEC) != 0)
+    if (preloaded == NULL || recording == NULL || pipe2(out, O_CLOEXEC) != 0 ||
+        pipe2(error, O_CLOEXEC) != 0)
         return;
     bool one = is_one_stream();
     pid_t parent = getpid();

@@ -333,7 +333,7 @@ static bool has(const char *text, const char *end, const char *word) {
     return false;
 }
 
-/* Source text passes through files of nvcc, in which macros are replaced. They tell whether the
+/* Source text passes through files of nvcc, in which macros are replaced. They show whether the
    outputs may name a directory of the call, and are searched before they are removed. */
 static void search(const char *path) {
     char found[256] = "";

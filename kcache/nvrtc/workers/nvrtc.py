@@ -32,7 +32,7 @@ class Nvrtc:
         path: of the library.
 
     Raises:
-        OSError: it can't be loaded, or its file was replaced meanwhile.
+        OSError: it can't be loaded, or its file was replaced while it was loaded.
     """
 
     def __init__(self, path: str) -> None:
