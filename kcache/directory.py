@@ -6,9 +6,8 @@ the settings that are saved with the cache::
     {"format": "kcache-directory/1", "id": "5f0c1be90db5a5f7", "settings": {"max_size": "5GiB"}}
 
 kcache writes this file before any other, into a directory that it makes or finds empty. So a
-directory that has other files and not this one belongs to another program, whatever its files are
-called.
-kcache writes and deletes nothing there.
+directory that has other files, but not this one, belongs to another program, whatever the names of
+its files are. kcache writes and deletes nothing there.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ _FORMAT = "kcache-directory/1"
 _KIND = _FORMAT.partition("/")[0] + "/"
 #: The largest size of ``kcache.json`` in bytes. Each of the eight settings has less than 100.
 _MAX_MARKER = 4096
-#: How the name of a file begins that becomes ``kcache.json``. A killed process may leave one.
+#: How the name of a draft of ``kcache.json`` begins. A killed process may leave such a file.
 _DRAFT = f".{MARKER}."
-#: The name that a new file system has at its top.
+#: A directory that a new file system has at its top.
 _LOST_AND_FOUND = "lost+found"
 #: The byte of `CacheDirectory.slots` that a process locks while it changes the settings, and how
-#: many seconds another one waits for that. A change takes 10 ms.
+#: many seconds another process waits for the lock. A change takes 10 ms.
 _LOCKED, _PATIENCE = 1 << 20, 10.0
 #: How many seconds a process waits for another one that makes the same directory a cache.
 _MAKING = 1.0
 #: How often a directory that seems to be another program's is examined, and the seconds between.
 _LOOKS, _PAUSE = 3, 0.01
-#: The byte that a process locks while it renames a damaged file: beyond the contents of any file
-#: of ours, and beyond the bytes of other locks.
+#: The byte that a process locks while it renames a damaged file. It lies beyond the content of any
+#: file of kcache and beyond the bytes of other locks.
 _RENAMING = (1 << 63) - 2
 #: How often an unsound file is renamed before the caller gets an error.
 _TRIES = 3
@@ -72,8 +71,8 @@ class CacheDirectory:
     Immutable. Only the backend knows the files in its own folder.
 
     Args:
-        path: of the directory, as it is to be shown.
-        settings: those that are saved in it, name -> text, as far as they were read.
+        path: of the directory, as messages show it.
+        settings: the settings saved in it, name -> text; empty if they were not read.
 
     Attributes:
         marker: makes the directory a cache, and holds its settings.
@@ -81,7 +80,7 @@ class CacheDirectory:
         journal: why entries left the cache; see `engine.journal.Journal`.
         old_journal: the journal before the present one.
         flight: its bytes are the locks of processes that compile; see `engine.single_flight`.
-        slots: its bytes are locks that bound the compiles at a time; see `nvrtc.workers.slots`.
+        slots: its bytes are locks that bound concurrent compiles; see `nvrtc.workers.slots`.
         tag: lets backup programs leave out the directory.
     """
 
@@ -109,11 +108,11 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
 
     Compiled kernels are code: a user who can write to the directory, or replace it, can make every
     program that uses it run their code. So a directory that belongs to another user, or that others
-    can write to, is rejected, and so is one below such a directory. kcache makes it, with its
-    parents, for the present user alone.
+    can write to, is rejected, and so is a directory below such a directory. A directory that kcache
+    makes, with its parents, is accessible to the present user alone.
 
-    Processes: several may make the same directory at the same time. Crash: a process that is killed
-    leaves an empty directory or a cache.
+    Processes: several may make the same directory at the same time. Crash: a killed process leaves
+    an empty directory or a cache.
 
     Raises:
         ConfigError: it is not a directory, is unsafe, or is not the user's or kcache's. Nothing was
@@ -198,9 +197,10 @@ def make_folder(folder: str) -> None:
 def open_file_of_cache(path: str, flags: int, is_sound: Callable[[OwnFile], bool]) -> OwnFile:
     """Open a file of a cache for writing; an unsound one is renamed, and a new one is created.
 
-    Its content is kept under the file's name with `.damaged` appended, because it may have been
-    damaged, or written by another program. In a directory without a marker, an unsound file keeps
-    its name. A directory that was emptied while the cache was open gets its marker again.
+    The unsound file's name gets `.damaged` appended; its content is kept, because another program
+    may have written it. In a directory without a marker, an unsound file is not renamed, and
+    NotOursError is raised. If the directory was emptied while the cache was open, its marker is
+    written again.
 
     Args:
         path: the file, created if it does not exist.
@@ -223,8 +223,8 @@ def open_file_of_cache(path: str, flags: int, is_sound: Callable[[OwnFile], bool
             return file
         if not os.path.lexists(os.path.join(folder, MARKER)):
             raise NotOursError(f"it is not a file of kcache, and {MARKER} is missing there", path)
-        # Several processes may find the damage. One renames the file; the others then find the new
-        # one.
+        # Several processes may find the damage. One of them renames the file, and the others then
+        # open the new file.
         lock(file, _RENAMING, timeout=1.0)
         if file.is_at(path):
             _set_aside(path)
@@ -238,7 +238,7 @@ def _set_aside(path: str) -> None:
     """Rename a damaged file: append `.damaged` to its name.
 
     Raises:
-        NotOursError: the other name belongs to a file that is not ours.
+        NotOursError: a file with the new name exists and is not the present user's.
         OSError: it can't be renamed.
     """
     aside = f"{path}.damaged"
@@ -260,10 +260,11 @@ def _require_safe_path(path: str) -> None:
 
 
 def _require_own(path: str, status: os.stat_result) -> None:
-    """Reject what is not a directory, or not the present user's alone.
+    """Reject a path that is not a directory, or that other users own or can write to.
 
     Raises:
-        ConfigError: it is not the user's; NotADirectoryError: it is not a directory.
+        ConfigError: another user owns it or can write to it.
+        NotADirectoryError: it is not a directory.
     """
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError
@@ -277,9 +278,8 @@ def _require_own(path: str, status: os.stat_result) -> None:
 def require_safe_layer(path: str) -> None:
     """Check that a layer is safe to read, and trust its owner with kernels in this process.
 
-    The user has named the layer, and so trusts its owner: root, who made the image, or a user who
-    maintains kernels for others. No other user may be able to write to it or
-    to replace it.
+    By naming the layer, the user trusts its owner: root, who made the image, or a user who
+    maintains kernels for others. No other user may be able to write to the layer or to replace it.
 
     Args:
         path: the directory of a cache, or a bundle.
@@ -316,12 +316,12 @@ def require_safe_layer(path: str) -> None:
 def change_settings(files: CacheDirectory, change: Callable[[dict[str, object]], None]) -> None:
     """Save the settings of a cache, as `change` leaves them.
 
-    Processes: two changes at the same time are both kept. Crash: a process that is killed leaves
-    either the old settings or the new ones.
+    Processes: two changes at the same time are both kept. Crash: a killed process leaves either the
+    old settings or the new ones.
 
     Args:
-        files: of a cache.
-        change: gets the saved settings, and changes them in place; what it raises is raised.
+        files: the cache's directory.
+        change: gets the saved settings and changes them in place; its exceptions pass through.
 
     Raises:
         ConfigError: the settings would be too long.
@@ -354,7 +354,7 @@ def _marker_in(directory: str) -> dict[str, Any] | None:
         other = next(filter(_is_other, os.listdir(directory)), None) if about is None else None
         if other is None:
             return about
-        time.sleep(_PAUSE)  # another process may be about to write it, or removes the cache
+        time.sleep(_PAUSE)  # another process may be writing it, or removing the cache
     raise NotOursError(f"it has {other!r} in it, and no {MARKER!r} of kcache's", directory)
 
 
@@ -376,7 +376,7 @@ def _make_cache(directory: str) -> dict[str, Any]:
 
 
 def _is_other(name: str) -> bool:
-    """Return whether a name in a directory shows that it is not empty."""
+    """Return whether a name shows that its directory is not an empty one."""
     return name != _LOST_AND_FOUND and not name.startswith(_DRAFT)
 
 
@@ -408,7 +408,7 @@ def _read_marker(directory: str) -> dict[str, Any] | None:
 
 
 def _write_marker(directory: str, about: Mapping[str, object]) -> None:
-    """Write ``kcache.json`` at once, or not at all.
+    """Write ``kcache.json`` atomically.
 
     Raises:
         ConfigError: it would be too long.

@@ -21,7 +21,7 @@ checksum              16         XXH3-128 (big-endian canonical form) of all byt
 ====================  =========  ==========================================================
 
 Every format version ends in the same checksum over the rest. So a reader can distinguish damage
-from another version, even if it does not know the layout of that version. XXH3 is specified at
+from another version without support for that version's layout. XXH3 is specified at
 https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md; it detects damage, not forgery.
 """
 
@@ -42,10 +42,10 @@ JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | Non
 
 FORMAT_VERSION = 1
 MAX_SECTIONS = 256
-#: Decoding refuses larger metadata. Logs of kernels are its largest part.
+#: Decoding rejects larger metadata, in bytes. Its largest part is the compiler's log.
 MAX_METADATA = 16 << 20
 MAX_PRODUCER = 256
-#: Decoding refuses metadata that is nested deeper than this.
+#: Decoding rejects metadata that is nested deeper than this.
 _MANY_LEVELS = 64
 
 _MAGIC = b"KCACHE"
@@ -72,7 +72,7 @@ _compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii
 
 
 def _require_shallow(value: object) -> None:
-    """Refuse metadata with too many levels, in which recursive code would overflow the stack.
+    """Reject metadata that is nested so deeply that recursive code could overflow the stack.
 
     Raises:
         ValueError: there are more than `_MANY_LEVELS`.
@@ -179,7 +179,7 @@ def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
     """Return the envelope of `entry` under `key` (64 hexadecimal digits).
 
     Raises:
-        ArgumentTypeError: metadata holds something that JSON can't, a bound is exceeded, or
+        ArgumentTypeError: metadata holds a value that JSON can't represent, a bound is exceeded, or
             `entry` is not an Entry.
     """
     try:
@@ -201,7 +201,7 @@ def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
         )
     if len(names) > MAX_SECTIONS or any(not 0 < len(name) < 256 for name in names):
         raise ArgumentTypeError(
-            f"payload: at most {MAX_SECTIONS} sections with names of 1 to 255 bytes are allowed"
+            f"payload: expected at most {MAX_SECTIONS} sections with names of 1 to 255 bytes"
         )
     if len(producer) > MAX_PRODUCER:
         raise ArgumentTypeError(
@@ -280,7 +280,7 @@ def _checked_header(blob: bytes, key: str, producer: bytes) -> tuple[float, int,
         raise CorruptEntryError(f"expected {total} bytes by the length field, got {len(blob)}")
     if stored_key.hex() != key:
         raise CorruptEntryError(f"entry of another key: {stored_key.hex()}")
-    if not 0.0 <= cost < _INFINITY:  # one such number would spoil every sum of them
+    if not 0.0 <= cost < _INFINITY:  # a NaN or an infinity would make every sum useless
         raise CorruptEntryError(f"a cost of {cost} seconds")
     position = _HEADER_SIZE + maker_length
     if maker_length or producer:
@@ -312,13 +312,13 @@ def producer_of(blob: bytes) -> bytes:
 
 
 class Candidate(NamedTuple):
-    """An envelope that a tier has under a key. The caller decodes it, which checks it.
+    """An envelope that a tier has under a key. The caller decodes it, and so checks it.
 
     Attributes:
-        key: the key under which the tier has it.
+        key: the key under which the tier has the envelope.
         envelope: the bytes.
         keep: whether the entry is stored in the user's own cache if it is used.
-        problem: why the envelope can't be used, as far as the tier knows.
+        problem: why the envelope can't be used; None if the tier found no reason.
     """
 
     key: str
@@ -329,10 +329,10 @@ class Candidate(NamedTuple):
 
 # -- manifests -------------------------------------------------------------------------------------
 
-#: How many dependency sets a request keeps. If there are more, the least recently stored one is
-#: forgotten.
+#: How many dependency sets a manifest holds. If there are more, the least recently stored one is
+#: dropped.
 MAX_SETS = 16
-#: Bytes of an entry beside its dependency sets, at most.
+#: How many bytes a manifest's entry has at most in addition to its dependency sets.
 _ROOM = 2048
 
 
@@ -348,10 +348,10 @@ def sets_in(manifest: Entry) -> list[bytes]:
 
 
 def merged(old: Entry, new: Entry, most: int) -> Entry | None:
-    """Return a manifest with the sets of both, the new ones first; None if `old` has all.
+    """Return a manifest with the sets of both, the new ones first; None if `old` has all of them.
 
-    If there are more than `MAX_SETS`, or more than `most` bytes of them, the oldest are dropped.
-    The first one stays.
+    If there are more than `MAX_SETS`, or they have more than `most` bytes, the oldest are dropped.
+    At least one set is kept.
     """
     known = sets_in(old)
     missing = [raw for raw in sets_in(new) if raw not in known]

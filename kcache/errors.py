@@ -25,7 +25,7 @@ class UnknownBackendError(KcacheError, LookupError):
 class BackendError(KcacheError):
     """A backend could not carry out an operation (disk full, permission denied, ...).
 
-    The engine survives and counts these; a caller of `KernelCache` never sees one.
+    The engine catches and counts these errors; methods of `KernelCache` do not raise them.
     """
 
 
@@ -59,7 +59,7 @@ class CompilerNotFoundError(KcacheError, ImportError):
     """NVRTC is not installed, or can't be used here; the message has the remedy."""
 
 
-#: How many lines of the compiler's log the text of an error has.
+#: How many lines of the compiler's log an error's text includes.
 _LOG_LINES = 40
 
 
@@ -71,9 +71,9 @@ class CompileError(KcacheError):
         source_name: the name under which the source was compiled.
         result: NVRTC's result code, or None if it is unknown.
         raw_log: the log as NVRTC returned it, its NULs included, or None if it is unknown.
-        hint: what to do about it, a clause that ends the first line; empty if nothing is known.
+        hint: the remedy, a clause at the end of the text's first line; empty if none is known.
 
-    The first line of the text has the first error. The log follows, at most 40 lines of it.
+    The first line of the text states the first error. At most 40 lines of the log follow.
     """
 
     def __init__(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 
-#: PTX has a directive, a CUBIN of CUDA 13 the options of the assembler in a note; those of 12.4
-#: have none.
+#: The target's directive in PTX, and the assembler's options in a note of a CUBIN. CUBINs of CUDA
+#: 13 have that note; those of 12.4 do not.
 _TARGET = re.compile(rb"^\s*\.target\s+(sm_\d+[af]?)", re.MULTILINE)
 _ASSEMBLED = re.compile(rb"-arch (sm_\d+[af]?)\b")
 #: The name of a kernel where its source defines it, whatever qualifiers it has.
 _DEFINED = re.compile(r"__global__[\w\s]*?(?:__\w+__\s*\([^()]*\)[\w\s]*?)?\b(\w+)\s*\(")
-#: The same for a template.
+#: The name of a kernel template where its source defines it.
 _TEMPLATE = re.compile(rf"\btemplate\s*<[^;{{}}]*?{_DEFINED.pattern}")
 #: A kernel in PTX ("Kernel Entry Points", PTX ISA). Longer patterns take ten times as long.
 _ENTRY = re.compile(rb"\.entry\s+([\w$%]+)")
-#: A kernel's bank of constants, named in a CUBIN's table of section names. Device functions have
-#: none. NVIDIA describes it nowhere: seen in each CUBIN of NVRTC 12.4 to 13.5, sm_75 to sm_120.
+#: The section of a kernel's constants, in a CUBIN's table of section names. Device functions do not
+#: have such a section. NVIDIA does not document it; each CUBIN of NVRTC 12.4 to 13.5, for sm_75 to
+#: sm_120, has it.
 _CONSTANTS = re.compile(rb"\0\.nv\.constant0\.([\w$%]+)(?=\0)")
 
 

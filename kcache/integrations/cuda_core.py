@@ -25,16 +25,16 @@ _TARGETS = ("cubin", "ptx", "ltoir")
 class ProgramCache(ProgramCacheResource):  # type: ignore[misc]
     """A cache for `Program.compile(cache=)`: checked, capped, shared and counted as `KernelCache`.
 
-    `get` and item assignment raise nothing that goes wrong in the cache: their errors would reach
-    the caller of `Program.compile`. Wrong arguments raise the errors that cuda.core's own caches
-    raise.
+    `get` and item assignment raise no error of the cache, because it would reach the caller of
+    `Program.compile`. Wrong arguments raise the errors that cuda.core's own caches raise.
 
     Threads: safe to share. Processes: any number may share a directory. Crash: a process may be
     killed at any instant.
 
     Args:
-        path: the directory; by default that of the user's cache, which its kernels share.
-        max_size_bytes: the cap in bytes; by default that of the cache, 1 GiB.
+        path: the directory; by default that of the user's cache, which also holds the kernels of
+            `KernelCache`.
+        max_size_bytes: the cap in bytes; by default that of the settings, else 1 GiB.
 
     Raises:
         ConfigError: `max_size_bytes` is not positive, or `path` is unsafe.
@@ -88,7 +88,7 @@ class ProgramCache(ProgramCacheResource):  # type: ignore[misc]
 
 
 def _code(value: object) -> bytes:
-    """Return the code in a value; that of an ObjectCode may be in a file."""
+    """Return the code in a value; the code of an ObjectCode may be the path of a file."""
     code = value.code if isinstance(value, ObjectCode) else value
     if isinstance(code, str) and isinstance(value, ObjectCode):
         try:
@@ -112,8 +112,8 @@ def compile(
 ) -> ObjectCode:
     """Return what `Program(source, "c++", options).compile(target_type)` returns, from the cache.
 
-    It also does what `Program.compile(cache=)` refuses: include paths, whose headers are checked at
-    each call, and name expressions. The cache is the one of `kcache.compile`.
+    Unlike `Program.compile(cache=)`, it accepts include paths, whose headers are checked at each
+    call, and name expressions. It uses the cache of `kcache.compile`.
 
     Args:
         source: CUDA C++. A `Program` does not expose its source.
@@ -122,7 +122,7 @@ def compile(
         target_type: `"cubin"`, `"ptx"` or `"ltoir"`.
 
     Raises:
-        ConfigError: `target_type` is another one, or the options make no such code.
+        ConfigError: `target_type` is none of these, or the options make no such code.
         CompileError: the compiler refused the source.
     """
     if not isinstance(source, str):
@@ -141,5 +141,5 @@ def compile(
     mapping = {given: kernel.lowered_names[text].encode() for given, text in pairs}
     code: bytes | None = getattr(kernel, target_type)
     if code is None:
-        raise ConfigError(f"target_type={target_type!r}: these options make none")
+        raise ConfigError(f"target_type: these options produce no {target_type}")
     return getattr(ObjectCode, f"from_{target_type}")(code, name=name, symbol_mapping=mapping)

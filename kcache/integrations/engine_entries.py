@@ -25,10 +25,10 @@ from kcache.util import log
 
 T = TypeVar("T")
 
-#: So many of the 64 digits of a key are the framework's own, at the end, where they change nothing
-#: about the order of the keys. They distinguish its entries from others without reading them.
+#: The last digits of a key, of 64, are the same for all entries of a framework. They identify its
+#: entries without reading them. At the end, they do not change the order of the keys.
 _MARK_DIGITS = 8
-#: Misses that are remembered with their time.
+#: How many misses are remembered with their time.
 _MOST_MISSED = 1024
 
 
@@ -36,20 +36,20 @@ class EngineEntries:
     """Entries of a framework under its own names, in the cache that the settings name.
 
     They share the directory, the cap and the counts with the kernels of `KernelCache`. A failure
-    of the cache is logged, not raised, and costs a miss or an entry.
+    of the cache is logged, not raised: a lookup then misses, and a put stores nothing.
 
-    The time between a miss and the put of the same name counts as the time that a hit saves.
+    The time between a miss and the put of the same key counts as the time that a hit saves.
 
     Threads: safe to share. Processes, crash and fork: as `CacheEngine`.
 
     Args:
         framework: its name, and the format of its entries, such as `"triton/1"`.
-        directory: of the cache; by default that of the settings.
+        directory: the cache's directory; by default that of the settings.
         max_size: the cap; by default that of the settings.
 
     Attributes:
         disabled: whether the settings switch the cache off.
-        reads: whether entries are looked up; not if each is to be made anew.
+        reads: whether entries are looked up; false if the setting `disable` or `recache` is on.
 
     Raises:
         ConfigError: an argument is not allowed.
@@ -82,7 +82,10 @@ class EngineEntries:
         return digest[:-_MARK_DIGITS] + self._mark
 
     def get(self, key: str) -> Entry | None:
-        """Return the entry under a key of `key_of`, counted as a hit or a miss; raises nothing."""
+        """Return the entry under a key of `key_of`, or None; raises nothing.
+
+        The lookup is counted as a hit or a miss, unless `reads` is false.
+        """
         return self._surviving(lambda: self._get(key), None)
 
     def _get(self, key: str) -> Entry | None:
@@ -95,7 +98,7 @@ class EngineEntries:
         for problem in damaged:
             self.engine.refuse(*problem)
         if tier is MEMORY and not self.engine.read_only:
-            with suppress(BackendError):  # the engine does so once a minute
+            with suppress(BackendError):  # the engine records a use only once a minute
                 self.engine.backend.touch(key)
         if entry is not None:
             self.engine.counters.hit(key, entry.cost, time.perf_counter() - started, tier)
@@ -107,7 +110,10 @@ class EngineEntries:
         return entry
 
     def _from_elsewhere(self, key: str, damaged: Damaged) -> Entry | None:
-        """Return the first sound entry of a read-only tier or remote, kept here, or None."""
+        """Return the first sound entry of a read-only tier or remote, or None.
+
+        The entry is stored in the user's own cache if its tier has the option `keep`.
+        """
         for count, tier in self._shared:
             if tier is None:
                 continue
@@ -142,10 +148,10 @@ class EngineEntries:
     def settle(
         self, key: str, payload: dict[str, bytes], source_name: str, *, replaces: bool = False
     ) -> Entry:
-        """Store an entry unless there is one; return the one that is there now; raises nothing.
+        """Store an entry unless its key has one; return the entry that the cache holds now.
 
-        So processes that have made the same use the same bytes. With `replaces`, the entry
-        is stored in any case.
+        Processes that have made the same entry at the same time then use the same bytes. With
+        `replaces`, the entry is stored in any case. Raises nothing.
         """
         there = self._surviving(lambda: self.engine.fetch(key, [])[0], None) if self.reads else None
         if there is not None and not replaces:
@@ -153,7 +159,7 @@ class EngineEntries:
         return self.put(key, payload, source_name)
 
     def count_hit(self, key: str, seconds: float) -> None:
-        """Count a hit that saved some seconds, and needed no look at the entry."""
+        """Count a hit that saved `seconds`, for an entry that did not have to be read."""
         self.engine.counters.hit(key, seconds, 0.0, DISK)
 
     def touch(self, key: str) -> None:
@@ -181,7 +187,7 @@ class EngineEntries:
         """Return what a call returns; if it fails, log why, and return `otherwise`."""
         try:
             return call()
-        except Exception as error:  # the framework must never notice
+        except Exception as error:  # no error of the cache may reach the framework
             log.warning_once(
                 f"the cache of {self._framework.decode()} failed, continuing without it "
                 f"({type(error).__name__}: {error})"
@@ -190,7 +196,7 @@ class EngineEntries:
 
 
 def _described(payload: Mapping[str, bytes]) -> dict[str, JSON]:
-    """Return the metadata by which the commands know an entry as a kernel, and name it."""
+    """Return the metadata that makes the commands list an entry as a kernel with its names."""
     cubin = next((code for code in payload.values() if code.startswith(b"\x7fELF")), None)
     ptx = next((code for code in payload.values() if arch_of(code)), None)
     return {

@@ -1,8 +1,9 @@
 """LocalFiles: files that a framework reads from a directory by path, below a cap of their own.
 
-`kcache.files` in a folder has the sizes of the files that were written there, by name, as JSON. It
-is written before them, and no other file is ever deleted. `kcache.bytes` in the directory has the
-sum of all sizes, in 20 digits. It is locked while files are counted and deleted.
+`kcache.files` in a folder records the sizes of the files that kcache writes there, by name, as
+JSON. The record is written before the files, and only recorded files are ever deleted.
+`kcache.bytes` in the directory holds the sum of all sizes, in 20 digits. It is locked while files
+are counted and deleted.
 """
 
 from __future__ import annotations
@@ -21,37 +22,37 @@ from kcache.util.locks import lock, pread, pwrite
 from kcache.util.open_file import open_own, replacing
 
 _SUM, _RECORD = "kcache.bytes", "kcache.files"
-#: Seconds for which a folder stays after a use: a process is about to read files by their paths.
-#: Triton reads all files of a group within milliseconds.
+#: Seconds for which a folder is kept after a use, because a process may still read its files by
+#: their paths. Triton reads all files of a group within milliseconds.
 GRACE = 30.0
-#: Seconds to wait for another process that counts. If it does not finish (it is stopped), files are
-#: written without making room.
+#: Seconds to wait for the lock of another process that counts. After that (the process may be
+#: stopped), files are written without making room.
 _PATIENCE = 2.0
-#: The part of the cap that is left once room is made. To look at 5,000 folders takes 0.2 s, and to
-#: delete 150 of them takes as long or twice.
+#: The part of the cap that stays in use after room was made. Examining 5,000 folders takes 0.2 s;
+#: deleting 150 of them takes 0.2 to 0.4 s.
 _LOW_WATER = 0.97
-#: A use that is more seconds in the future than this is an error of a clock.
+#: A recorded use further in the future than this, in seconds, is due to a wrong clock.
 _FUTURE = 86_400.0
-#: Bytes of a record or a note that are read. A record takes some 100 bytes for each file.
+#: How many bytes of a record or a note are read. A record has about 100 bytes for each file.
 MAX_NOTE = 1 << 16
-#: A file that a killed process has not finished.
+#: The name of a file that a killed process did not finish.
 _DRAFT = re.compile(r"^\.(.+)\.[0-9a-f]{16}\.tmp$")
-#: The errors of a record that is damaged, or is none.
+#: The errors of reading a record that is missing or damaged.
 _ODD = (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 class LocalFiles:
     """Files in the folders of a directory. The least recently used folders are deleted first.
 
-    Only files that were used within the last `GRACE` seconds may exceed the cap: a process that
-    got their paths may be about to read them. They are counted before they are
-    written, and until they are deleted.
+    Only files that were used within the last `GRACE` seconds may exceed the cap, because a process
+    that got their paths may be about to read them. Files are counted from before they are written
+    until they are deleted.
 
-    Threads: safe to share. Processes: any number. Crash: what a killed process has written is
+    Threads: safe to share. Processes: any number. Crash: the files of a killed process are
     counted.
 
     Args:
-        directory: the framework's own.
+        directory: the framework's cache directory.
         max_size: the cap in bytes.
         clock: seconds since the epoch, for tests.
     """
@@ -67,7 +68,7 @@ class LocalFiles:
     def write(self, folder: str, files: Mapping[str, bytes]) -> dict[str, str]:
         """Write files into a folder, each atomically; return their paths.
 
-        A file that is there with the same bytes stays as it is.
+        A file that already has these bytes is not written again.
 
         Raises:
             OSError: they can't be written.
@@ -92,7 +93,7 @@ class LocalFiles:
         return os.path.join(self._directory, folder, name)
 
     def use(self, folder: str) -> None:
-        """Record a use of a folder in its mtime, which counts when room is made."""
+        """Record a use of a folder in its mtime, by which `_make_room` orders the folders."""
         now = self._clock()
         with suppress(OSError):
             os.utime(self.path(folder), (now, now))
@@ -109,7 +110,7 @@ class LocalFiles:
         with open_own(path, os.O_RDWR | os.O_CREAT) as file:
             try:
                 is_locked = lock(file, 0, timeout=self._patience)
-            except TimeoutError:  # its holder is stopped: the next process counts all
+            except TimeoutError:  # the holder may be stopped; the next process counts everything
                 self._patience = 0.0
                 os.unlink(path)
             else:
@@ -122,9 +123,10 @@ class LocalFiles:
                 Path(draft).write_text(json.dumps(record), "utf-8")
 
     def _make_room(self, incoming: str, more: int) -> int:
-        """Delete the coldest folders until there is room for `more` bytes in the incoming one.
+        """Delete the coldest folders until `more` bytes fit, but not the folder `incoming`.
 
-        Those that were used within `GRACE` stay. It returns the bytes of the rest, with `more`.
+        Folders that were used within `GRACE` seconds are kept. Returns the bytes that are in use
+        after that, `more` included.
         """
         sizes = {each: sum(self._sizes(each).values()) for each in os.listdir(self._directory)}
         left = sum(sizes.values()) + more
@@ -139,7 +141,7 @@ class LocalFiles:
         return left
 
     def _last_use(self, folder: str) -> float:
-        """Return the time of the last use; 0.0 if it is unknown, or is a clock's error."""
+        """Return the time of the last use; 0.0 if it is unknown or due to a wrong clock."""
         try:
             used = os.stat(self.path(folder)).st_mtime
         except OSError:
@@ -147,19 +149,19 @@ class LocalFiles:
         return used if used < self._clock() + _FUTURE else 0.0
 
     def _delete(self, folder: str) -> None:
-        """Delete the recorded files in a folder, unfinished ones too, and the record last."""
+        """Delete the recorded files of a folder and their unfinished drafts, then the record."""
         ours = {*self._sizes(folder), _RECORD}
         found = [name for name in os.listdir(self.path(folder)) if _DRAFT.sub(r"\1", name) in ours]
         for name in sorted(found, key=_RECORD.__eq__):
             with suppress(FileNotFoundError):
                 os.unlink(self.path(folder, name))
-        with suppress(OSError):  # it has other files
+        with suppress(OSError):  # the folder has other files
             os.rmdir(self.path(folder))
 
     def _sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes of the recorded files in a folder, by name.
 
-        A record of another user does not count, and no record leads out of the folder.
+        A record of another user is ignored, and so are names that lead out of the folder.
         """
         with suppress(*_ODD), open_own(self.path(folder, _RECORD), os.O_RDONLY) as record:
             named = json.loads(record.read(MAX_NOTE)).items()

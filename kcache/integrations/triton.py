@@ -2,8 +2,8 @@
 
     TRITON_CACHE_MANAGER=kcache.integrations.triton:CacheManager
 
-Triton puts the files of a kernel one by one, and then names them as a group. Here a group is one
-entry of the cache. On a hit, its files are written into `TRITON_CACHE_DIR` in Triton's own layout,
+Triton stores the files of a kernel one by one, and then names them as a group. kcache stores a
+group as one entry. On a hit, its files are written into `TRITON_CACHE_DIR` in Triton's own layout,
 where Triton and Inductor read them; see `LocalFiles` for the cap of that directory.
 """
 
@@ -29,9 +29,9 @@ except ImportError:  # before 3.4
 
 from kcache.entry import Entry
 
-#: Names of notes about a group: Triton's own, which Inductor reads, too; and kcache's.
+#: How the names of files about a group begin: Triton's own, which Inductor reads too; kcache's.
 _GROUP, _STAMP = "__grp__", "__kcache__"
-#: A use is recorded at most once in so many seconds; so many keys are remembered for that.
+#: A use is recorded at most once in this many seconds; for how many keys that is remembered.
 NOTE_AGAIN, _MOST_NOTED = 10.0, 4096
 _METHODS = {
     "get_file": ["self", "filename"],
@@ -56,7 +56,7 @@ class _Shared:
         return self._files[directory]
 
     def is_due(self, key: str) -> bool:
-        """Return whether a use of an entry is to be recorded: once in `NOTE_AGAIN` seconds."""
+        """Return whether a use of an entry has to be recorded: once in `NOTE_AGAIN` seconds."""
         now = time.monotonic()
         if now < self._noted.get(key, 0.0):
             return False
@@ -66,39 +66,40 @@ class _Shared:
         return True
 
 
-#: What the managers of this process share. Of two that threads make at once, both work.
+#: What the managers of this process share. If two threads make it at once, both objects work.
 _open = cache(_Shared)
-#: What was assigned to Triton's knob before `install`.
+#: The value of Triton's knob before `install`; None if it was not set.
 _before: type[FileCacheManager] | None = None
 
 
 def _problem() -> str:
-    """Return how the interface of this Triton differs from the known one, in words, or nothing."""
+    """Return how this Triton's interface differs from the supported one; empty if it does not."""
     if knobs is None:
         return "it has no triton.knobs"
     for name, wanted in _METHODS.items():
         method = getattr(FileCacheManager, name, None)
         found = [] if method is None else list(inspect.signature(method).parameters)
         if found != wanted:
-            return f"its {name} takes {', '.join(found) or 'nothing'}; known: {', '.join(wanted)}"
+            given = ", ".join(found) or "none"
+            return f"parameters of {name}: expected {', '.join(wanted)}, got {given}"
     return ""
 
 
 class _Manager(FileCacheManager):  # type: ignore[misc]
     """Finds and stores groups of files in kcache, and other files as Triton does.
 
-    After a failure, Triton's own cache does the same.
+    If kcache fails, Triton's own cache is used for the call.
 
-    Threads: one for each compile, as Triton has it. Processes: any number. Crash: a group is whole
-    or absent.
+    Threads: each compile has a manager of its own, made by Triton. Processes: any number. Crash: a
+    group is complete or absent.
 
     Args:
-        key: Triton's, of everything that a compile depends on.
-        override, dump: as Triton's.
+        key: Triton's key, which covers everything that a compile depends on.
+        override, dump: as for `FileCacheManager`.
     """
 
     def __new__(cls, key: str, override: bool = False, dump: bool = False) -> FileCacheManager:
-        """Return Triton's own manager for what kcache does not do."""
+        """Return Triton's own manager if Triton overrides or dumps, or the cache is disabled."""
         if override or dump or _open().entries.disabled:
             return FileCacheManager(key, override=override, dump=dump)
         return super().__new__(cls)
@@ -111,9 +112,9 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
         self._files = self._shared.files(os.path.dirname(self.cache_dir))
 
     def put(self, data: object, filename: str, binary: bool = True) -> str:
-        """Write a file, and remember it for the group; return its path.
+        """Write a file and remember its content for `put_group`; return its path.
 
-        A file of a group that is whole is not written again: others may be reading it.
+        A file of a complete group is not written again, because other processes may be reading it.
         """
         content = data if isinstance(data, bytes) else str(data).encode()
         self._put[filename] = content
@@ -126,7 +127,7 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
             return str(super().put(data, filename, binary=binary))
 
     def get_group(self, filename: str) -> object:
-        """Return name -> path of each file of a group, all of one compile, or None."""
+        """Return name -> path of each file of a group, all from the same compile, or None."""
         if not self._entries.reads:
             return None
         try:
@@ -147,7 +148,7 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
             return super().put_group(filename, group)
 
     def _replaces(self) -> bool:
-        """Return whether a group replaces one that may be there."""
+        """Return whether a new group replaces a stored one."""
         return bool(knobs.compilation.always_compile) or not self._entries.reads
 
     def _from_cache(self, filename: str) -> dict[str, str] | None:
@@ -157,7 +158,7 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
         return self._materialise(filename, entry)
 
     def _materialise(self, filename: str, entry: Entry) -> dict[str, str]:
-        """Write a group, Triton's note of it, and last kcache's; return name -> path."""
+        """Write a group's files, then Triton's list of them, then kcache's; return name -> path."""
         paths = self._files.write(self.key, entry.payload)
         note = json.dumps({"child_paths": paths}).encode()
         self._files.write(self.key, {_GROUP + filename: note})
@@ -167,7 +168,10 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
         return paths
 
     def _stamped(self, filename: str) -> dict[str, str] | None:
-        """Return a group whose files are as they were written, counted as a hit, or None."""
+        """Return a group whose files are unchanged since they were written, or None.
+
+        A group that is returned is counted as a hit.
+        """
         seconds, stamp = self._stamp(filename)
         folder = self.cache_dir
         paths = {name: f"{folder}/{name}" for name in stamp}
@@ -181,7 +185,7 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
         return paths
 
     def _is_stamped(self, filename: str) -> bool:
-        """Return whether a file belongs to a group that is whole."""
+        """Return whether a file belongs to a complete group and is unchanged."""
         found = _identity(str(self._make_path(filename)))
         stamps = (name for name in os.listdir(self.cache_dir) if name.startswith(_STAMP))
         groups = (self._stamp(name.removeprefix(_STAMP))[1] for name in stamps)
@@ -206,7 +210,7 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
 
 
 def _identity(path: str) -> list[int] | None:
-    """Return what changes if another file is at a path, or this one is written to."""
+    """Return inode, size and mtime of a file, which change when it is replaced or written."""
     try:
         status = os.stat(path)
     except OSError:
@@ -226,7 +230,9 @@ def _choose() -> type[FileCacheManager]:
     problem = _problem()
     if not problem:
         return _Manager
-    log.warning_once(f"kcache does not know the cache of this Triton ({problem}); Triton's is used")
+    log.warning_once(
+        f"this version of Triton is not supported ({problem}); Triton's own cache is used"
+    )
     return cast("type[FileCacheManager]", FileCacheManager)
 
 

@@ -16,9 +16,9 @@ __all__ = ["LoadedKernel", "generation", "reset"]
 def load(
     code: Code, key: str, names: Mapping[str, str], device: int | None, name: str | None
 ) -> LoadedKernel:
-    """Return a kernel on a device, loaded unless it is already: see `CompiledKernel.load`.
+    """Return a kernel on a device, loaded there on the first call; see `CompiledKernel.load`.
 
-    Threads: safe; threads that ask for one kernel at once load it once.
+    Threads: safe; threads that load the same kernel at the same time load it once.
     """
     if name is not None and not isinstance(name, str):
         raise ArgumentTypeError(f"name: expected None or text, got {name!r}")
@@ -56,10 +56,10 @@ def generation(device: int | None = None) -> int:
 
 
 def _pick(lowered: Mapping[str, str], name: str | None, kernels: list[str]) -> str:
-    """Return which kernel of a module is meant.
+    """Return the name of the kernel to load from a module; `name` is what the caller passed.
 
     Raises:
-        ConfigError: there are several.
+        ConfigError: no name was passed, and the module does not have exactly one kernel.
     """
     if name is not None:
         return lowered.get(name, name)
@@ -67,7 +67,6 @@ def _pick(lowered: Mapping[str, str], name: str | None, kernels: list[str]) -> s
     if len(only) == 1:
         return only[0]
     own = [kernel for kernel in kernels if kernel not in lowered.values()]
-    listed = ", ".join((*lowered, *own)) or "none"
-    raise ConfigError(
-        f"no name is given, and there is not exactly one kernel; expected one of {listed}"
-    )
+    found = (*lowered, *own)
+    listed = ", ".join(found) or "none"
+    raise ConfigError(f"name: the module has {len(found)} kernels; expected one of {listed}")

@@ -19,7 +19,7 @@ from kcache.util.units import counted
 #: Returns the device address of an array; its second argument is the position, for errors.
 Address = Callable[[object, int], int]
 
-#: cuda.core passes a number of one of these sizes by value, and no other bytes.
+#: By size in bytes: the types that cuda.core passes by value. It takes no other raw bytes.
 _RAW: dict[int, type[ctypes.c_uint8 | ctypes.c_uint16 | ctypes.c_uint32 | ctypes.c_uint64]] = {
     1: ctypes.c_uint8,
     2: ctypes.c_uint16,
@@ -35,16 +35,16 @@ _ALLOWED = "numbers, numpy and ctypes scalars, None, arrays and buffers in devic
 
 
 def pack(sizes: Sequence[int], values: Sequence[object], address: Address) -> list[object]:
-    """Return what cuda.core is given for `values`.
+    """Return the values that cuda.core takes in place of `values`.
 
     Args:
         sizes: the parameters' sizes in bytes.
-        values: the caller's.
-        address: finds arrays.
+        values: the arguments that the caller passed.
+        address: returns the address of an array.
 
     Raises:
-        ConfigError: too many or too few values, or one that does not fit; it names the position,
-            counted from 1.
+        ConfigError: there are too many or too few values, or a value does not fit. The message
+            names its position, counted from 1.
     """
     if len(sizes) != len(values):
         raise ConfigError(f"{len(values)} arguments for a kernel that takes {len(sizes)}")
@@ -64,7 +64,7 @@ def _one(value: object, size: int, where: int, address: Address) -> object:
         raise _rejected(
             value, where, f"it has {counted(len(data), 'byte')}, the kernel takes {size} there"
         )
-    # Of other sizes, cuda.core passes numpy.complex128 and nothing else.
+    # The only value of another size that cuda.core takes is a numpy.complex128.
     return _RAW[size].from_buffer_copy(data) if size in _RAW else value
 
 
@@ -79,10 +79,10 @@ def _bytes_of(value: Any) -> bytes | None:  # noqa: ANN401  numpy's scalars, whi
 
 
 def _number(value: float, size: int, where: int) -> bytes:
-    """Return a Python number in the size of the parameter: an int stays an integer.
+    """Return the bytes of a Python number in the parameter's size; an int stays an integer.
 
     Raises:
-        ConfigError: it does not fit.
+        ConfigError: the number does not fit.
     """
     try:
         if isinstance(value, int) and size in _RAW:
@@ -107,7 +107,9 @@ def address_of(value: Any, where: int, device: int, stream: int) -> int:  # noqa
     The stream waits for the writes that the array's producer reports as pending.
 
     Raises:
-        ConfigError: the memory is the host's or of another device, or the producer refuses.
+        ConfigError: the memory is on the host or on another device, or the producer raised an
+            error.
+        ArgumentTypeError: the value is not an array.
     """
     name = type(value).__name__
     if hasattr(value.__class__, "__dlpack_device__"):

@@ -1,4 +1,4 @@
-"""LoadedKernel: a kernel on a device, ready to launch; its module, and the context that has it."""
+"""LoadedKernel: a kernel on a device, ready to launch, with its module and its context."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class LoadedKernel:
 
     Threads: safe to share. Fork: a child can't use it; a launch there raises an error.
 
-    Its code stays loaded until the process ends. The handle is stale, and a launch and `kernel`
-    raise StaleKernelError, once `kcache.launch.reset` was called for its device or the driver no
-    longer has its context. The driver does not show whether a primary context was reset
-    (`cuDevicePrimaryCtxReset`, `cudaDeviceReset`) and created again between two uses. If your
-    program does that, call `kcache.launch.reset` afterwards.
+    Its code stays loaded until the process ends. The handle becomes stale when
+    `kcache.launch.reset` is called for its device, or when the driver no longer has its context.
+    From then on, `launch` and `kernel` raise StaleKernelError. The driver does not show whether a
+    primary context was reset (`cuDevicePrimaryCtxReset`, `cudaDeviceReset`) and created again
+    between two uses. If your program does that, call `kcache.launch.reset` afterwards.
 
     Attributes:
         name: the kernel's name in its module: mangled, unless it is `extern "C"`.
@@ -51,7 +51,7 @@ class LoadedKernel:
 
     @property
     def kernel(self) -> Any:  # noqa: ANN401  optional, and typed by its own stubs
-        """cuda.core's `Kernel`, for more: attributes, occupancy, clusters, cooperative launches."""
+        """cuda.core's `Kernel`, for attributes, occupancy, clusters and cooperative launches."""
         with self._context.current():
             return self._kernel
 
@@ -63,24 +63,24 @@ class LoadedKernel:
         stream: object = None,
         shared_memory: int = 0,
     ) -> None:
-        """Launch the kernel; returns at once, the kernel runs in the order of its stream.
+        """Launch the kernel on a stream and return without waiting for it.
 
         A Python int becomes an integer of the parameter's size, and a Python float a `float` or a
-        `double`; both are rejected if they do not fit. The driver knows the sizes of parameters,
+        `double`; both are rejected if they do not fit. The driver reports the sizes of parameters,
         not their types: pass `2.0`, not `2`, for a `float`. numpy and ctypes scalars are passed as
         they are and must have the parameter's size.
 
-        Device memory is a cuda.core `Buffer`, anything with DLPack or `__cuda_array_interface__`,
-        an address (int) or None, the null pointer. Its element type, shape and strides are ignored:
-        the kernel gets the address of the first element. The caller keeps the memory until the
-        kernel is done.
+        For a pointer, pass a cuda.core `Buffer`, an object with DLPack or
+        `__cuda_array_interface__`, an address (int), or None for the null pointer. The kernel gets
+        the address of the first element; element type, shape and strides are ignored. The caller
+        must keep the memory allocated until the kernel has finished.
 
         Args:
             grid: blocks, an int or up to three.
             block: threads per block, an int or up to three.
             args: one value for each parameter.
-            stream: a cuda.core `Stream`, anything with `__cuda_stream__`, a stream's address as
-                other libraries give it, or None: the default stream of CUDA.
+            stream: a cuda.core `Stream`, an object with `__cuda_stream__`, the address of a stream
+                from another library, or None for CUDA's default stream.
             shared_memory: bytes of dynamic shared memory per block; may exceed 48 KiB.
 
         Raises:
@@ -107,10 +107,10 @@ class LoadedKernel:
 
 
 def _as_stream(stream: Any) -> Any:  # noqa: ANN401  cuda.core's
-    """Return a stream as cuda.core's.
+    """Return a stream as a cuda.core `Stream`.
 
     Raises:
-        ArgumentTypeError: it has another type.
+        ArgumentTypeError: the stream has a type that is not allowed.
     """
     made = core().Stream
     if isinstance(stream, made):
@@ -141,9 +141,9 @@ class Module:
     Threads: safe to share.
 
     Attributes:
-        context: where it is loaded.
-        code: what it was made of.
-        names: the kernels that it has, sorted.
+        context: the context that it is loaded into.
+        code: the outputs that it was made from.
+        names: the names of its kernels, sorted.
     """
 
     def __init__(self, context: Context, code: Code) -> None:
@@ -155,10 +155,10 @@ class Module:
         self._lock = Lock()
 
     def kernel(self, name: str) -> Any:  # noqa: ANN401  optional, and typed by its own stubs
-        """Return cuda.core's `Kernel` of this name; the context is current.
+        """Return cuda.core's `Kernel` of this name. The module's context must be current.
 
         Raises:
-            ConfigError: the module has none; the message lists what it has.
+            ConfigError: the module has no such kernel; the message lists those that it has.
             DeviceError: the driver rejects the code, for example because it is for another GPU.
         """
         if self.names and name not in self.names:
@@ -181,11 +181,11 @@ class Module:
 
 
 def _loaded(kernel: Any, device: int) -> Any:  # noqa: ANN401  cuda.core's
-    """Return a kernel that is really loaded, and may use all the shared memory there is.
+    """Load the code of a kernel, allow it all shared memory of the device, and return it.
 
-    The driver loads code when it is first used. Here it is used, so that errors appear now, and the
-    first launch takes no longer than others. CUDA wants to be asked for more than 48 KiB of
-    dynamic shared memory; a launch with less loses nothing by it.
+    The driver loads code at its first use. This function uses it, so that errors appear here and
+    the first launch takes no longer than others. A kernel needs permission for more than 48 KiB of
+    dynamic shared memory; the permission costs a launch with less nothing.
     """
     shared = core().Device(device).properties.max_shared_memory_per_block_optin
     shared -= kernel.attributes[device].shared_size_bytes
@@ -197,9 +197,9 @@ def _loaded(kernel: Any, device: int) -> Any:  # noqa: ANN401  cuda.core's
 
 
 def _codes(code: Code, device: int) -> Iterator[Any]:
-    """Yield cuda.core's ObjectCode of what may run on a device: the CUBIN, then PTX.
+    """Yield each output as a cuda.core ObjectCode, in the order to try: CUBIN, then PTX.
 
-    The driver compiles PTX, and nvJitLink links LTOIR if there is nothing else.
+    The driver compiles PTX. If there is only LTOIR, nvJitLink links it into a CUBIN.
     """
     made = core().ObjectCode
     if code.cubin is not None:
@@ -219,10 +219,10 @@ def _linked(ltoir: bytes | None, device: int) -> Any:  # noqa: ANN401  cuda.core
         options = cuda.LinkerOptions(arch=arch, link_time_optimization=True)
         return cuda.Linker(cuda.ObjectCode.from_ltoir(ltoir), options=options).link("cubin")
     except Exception as error:
-        # Of cuda.core, of the bindings, or a RuntimeError, depending on what is missing.
+        # An error of cuda.core or of the bindings, or a RuntimeError, by what is missing.
         raise DeviceError(
-            f"the kernel's LTOIR can't be linked for {arch} (with the package nvidia-nvjitlink, of "
-            f"the driver's CUDA major version): {error}"
+            f"the kernel's LTOIR can't be linked for {arch} (this needs the package "
+            f"nvidia-nvjitlink of the driver's CUDA major version): {error}"
         ) from error
 
 
@@ -231,9 +231,9 @@ _lock = Lock()
 
 
 def load_module(context: Context, key: str, code: Code) -> Module:
-    """Return the module of a kernel in a context, made now unless there is one of the same code.
+    """Return the module of a kernel in a context; make it unless one of the same code exists.
 
-    Kernels that are never cached may have other code under the same key: one with `__TIME__`, say.
+    A kernel that is never cached, such as one with `__TIME__`, may have other code under its key.
 
     Raises:
         DeviceError: there is only LTOIR, and it can't be linked for the device.
@@ -269,7 +269,7 @@ def core() -> Any:  # noqa: ANN401  optional, and typed by its own stubs
 
 
 def driver() -> Any:  # noqa: ANN401  as above
-    """Return the driver's functions, by the bindings that cuda.core uses; errors as of `core`."""
+    """Return the bindings of the driver that cuda.core uses; raises the errors of `core`."""
     core()
     return import_module("cuda.bindings.driver")
 
@@ -291,16 +291,17 @@ class Context(NamedTuple):
 
     @classmethod
     def of(cls, device: int) -> Context:
-        """Return the calling thread's current context, which is of `device`."""
+        """Return the calling thread's current context, which must belong to `device`."""
         return cls(device, _number(), _is_active(device), generations[device])
 
     @contextmanager
     def current(self) -> Generator[None]:
-        """Make sure that it is the calling thread's current context during the block.
+        """Make this context the calling thread's current one during the block.
 
         Raises:
-            StaleKernelError: the device was reset, or the context is not there.
-            DeviceError: this process is a forked child of the one that made it.
+            StaleKernelError: the device was reset, or the context is not its current or primary
+                one.
+            DeviceError: this process is a forked child of the process that made the context.
         """
         gone = self.active and not _is_active(self.device)
         if gone or self.generation != generations[self.device]:
@@ -319,11 +320,11 @@ class Context(NamedTuple):
 
 @contextmanager
 def on(device: int | None) -> Generator[int]:
-    """Make a context of a device current during the block; yields the device's number.
+    """Make a context of a device current during the block; yield the device's number.
 
-    That is the calling thread's context, if it is of `device` or `device` is None. Otherwise it is
-    the primary context of `device`, or of device 0. It is created if necessary, and kept until the
-    process ends, as cuda.core and CUDA's runtime keep it.
+    The calling thread's current context is used if it belongs to `device`, or if `device` is None.
+    Otherwise the primary context of `device`, or of device 0, is used. That one is created if
+    necessary and kept until the process ends, as cuda.core and CUDA's runtime do.
 
     Raises:
         ConfigError: the device does not exist.

@@ -164,7 +164,7 @@ def test_compile_refuses(tmp_path: Path) -> None:
         compile(core.Program(SOURCE, "c++", options))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected one of cubin, ptx, ltoir"):
         compile(SOURCE, options, target_type="exe")
-    with pytest.raises(ValueError, match="make none"):
+    with pytest.raises(ValueError, match="produce no ltoir"):
         compile(SOURCE, options, target_type="ltoir")
     with pytest.raises(kcache.CompileError):
         compile("nonsense", options)

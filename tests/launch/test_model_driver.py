@@ -195,7 +195,7 @@ says(kcache.launch.reset, 2)
 """
     assert run(code) == [
         "ConfigError: name: expected one of axpy, none, got 'nothing'",
-        "ConfigError: no name is given, and there is not exactly one kernel; expected one of axpy, none",
+        "ConfigError: name: the module has 2 kernels; expected one of axpy, none",
         "ConfigError: device: expected None or 0 to 1, got 2",
         "ConfigError: device: expected None or 0 to 1, got -1",
         "ConfigError: device: expected None or 0 to 1, got 2",
