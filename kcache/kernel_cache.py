@@ -288,8 +288,10 @@ class KernelCache:
         if not self.config.disable.value:
             kernel = self._tiers.hit(request, started, found=self._tiers.lookup(request))
         if kernel is None and self.config.remote.value:
-            found = self._on_miss().lookup_remotely(request, started)
-            kernel = None if found is None else self._tiers.hit(request, started, found=found)
+            remotes = self._on_miss().remotes
+            if remotes is not None and remotes.client.worth_asking:
+                found = remotes.lookup(request)
+                kernel = found and self._tiers.hit(request, started, found=found)
         if kernel is None:
             warn_of_other_backend(self.opened)
             self.engine.counters.add("misses")

@@ -198,19 +198,19 @@ class CacheEngine:
         entry = self.find(key)
         if entry is not None:
             return entry
-
-        def make() -> tuple[Entry, Entry]:
+        with self.flight.lead(key) as turn:
+            for made in turn:
+                entry = self.find(key, is_retry=True)
+                if entry is None and made is not None:
+                    self.counters.hit(key, made.cost, 0.0, MEMORY)
+                    entry = made
+                if entry is not None:
+                    return entry
             self.counters.add("misses")
-            made = create()
+            turn.result = entry = create()
             self.counters.made(key)
-            self.put(key, made)
-            return made, made
-
-        def adopt(made: Entry) -> Entry:
-            self.counters.hit(key, made.cost, 0.0, MEMORY)
-            return made
-
-        return self.flight.run(key, partial(self.find, key, is_retry=True), make, adopt)
+            self.put(key, entry)
+            return entry
 
     def delete(self, key: str, *, noted: bool = True) -> bool:
         """Remove `key` from memory and backend, `noted` in the journal; return whether it existed.

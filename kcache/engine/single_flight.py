@@ -7,10 +7,8 @@ import os
 import threading
 import time
 import types
-from collections.abc import Callable, Generator
-from concurrent.futures import Future
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from kcache.directory import open_file_of_cache
 from kcache.util import log
@@ -19,10 +17,9 @@ from kcache.util.locks import lock, release
 from kcache.util.open_file import OwnFile, has_header
 
 if TYPE_CHECKING:
-    from kcache.engine.stats import Counters
+    from typing import Self
 
-T = TypeVar("T")
-S = TypeVar("S")
+    from kcache.engine.stats import Counters
 
 #: Seconds between two tries of a lock that another process holds: a twentieth of the time waited so
 #: far, within these limits. Sixteen waiting processes then take 2 % of a core.
@@ -37,41 +34,10 @@ _LOOK_INTERVAL = 1.0
 _MARK = b"kcache-flight/2\0"
 
 
-class _Made(NamedTuple):
-    """The end of a call.
-
-    Attributes:
-        shared: what other threads may adopt; None if they may not.
-        made: whether the value was made by the call, and not found.
-    """
-
-    shared: Any
-    made: bool
-
-
-class _Call:
-    """One value that a thread of this process makes.
-
-    Attributes:
-        future: its end; None if the thread was interrupted.
-        scope: threads with the same scope share an error.
-        began: when it began to make the value; 0 while it waits for another process.
-        thread: its number.
-    """
-
-    __slots__ = ("began", "future", "scope", "thread")
-
-    def __init__(self, scope: str) -> None:
-        self.future: Future[_Made | None] = Future()
-        self.scope = scope
-        self.began = 0.0
-        self.thread = threading.get_ident()
-
-
 class SingleFlight:
     """Makes each value once, by one thread of one process, while the others wait for it.
 
-    Threads of one process wait for the future of the thread that makes it. Processes wait for a
+    Threads of one process wait for the turn of the thread that makes it. Processes wait for a
     lock on the key (`_try_lock`), and look again when they have it. No wait for the maker takes
     longer than `wait` seconds. After that, one of those that wait takes its place, by a second
     lock, and the others wait as long for that one. Then each makes the value itself. Without
@@ -83,7 +49,7 @@ class SingleFlight:
 
     Threads: safe to share; not from signal handlers. A thread that asks for the key that it is
     making makes the value. Processes: by the lock file. Crash: the kernel releases the lock of a
-    killed process. Fork: the child starts without calls and locks.
+    killed process. Fork: the child starts without turns and locks.
 
     Args:
         path: of the lock file; None excludes threads only.
@@ -101,164 +67,24 @@ class SingleFlight:
         after_fork(self)
 
     def after_fork(self) -> None:
-        """Begin without calls, also in a child process."""
+        """Begin without turns, also in a child process."""
         self._lock = threading.Lock()
-        self._calls: dict[str, _Call] = {}
+        self._leaders: dict[str, Turn] = {}
 
-    def run(
-        self,
-        key: str,
-        find: Callable[[], T | None],
-        make: Callable[[], tuple[T, S | None]],
-        adopt: Callable[[S], T | None],
-        *,
-        scope: str = "",
-        shares_old_errors: bool = True,
-    ) -> T:
-        """Return the value of `key`, made here or by another thread, after a wait if necessary.
+    def lead(self, key: str, *, scope: str = "", shares_old_errors: bool = True) -> Turn:
+        """Return the turn of this thread for a key.
 
         Args:
             key: what to make, 64 hexadecimal digits.
-            find: returns the value if it is there now, otherwise None.
-            make: makes and stores it; returns it, and what other threads may adopt, or None.
-            adopt: returns this thread's form of what another one has just made; None if it is of no
-                use to this thread.
             scope: an error is shared by threads with the same scope only.
-            shares_old_errors: whether an error is shared although its call began before this one.
-
-        Raises:
-            Exception: what `make` raised, here or in the thread that was waited for.
+            shares_old_errors: whether an error is shared although its turn led before this one
+                began.
         """
-        asked = time.monotonic()
-        while True:
-            mine = _Call(scope)
-            with self._lock:
-                call = self._calls.setdefault(key, mine)
-            if call is mine:
-                return self._lead(mine, key, find, make)
-            if call.thread == mine.thread:  # asked for while it is being made
-                return make()[0]
-            try:
-                done = self._result_of(call, asked)
-            except TimeoutError:
-                if self._replace(call, key, mine):
-                    mine.began = time.monotonic()
-                    return self._lead(mine, key, find, make, is_late=True)
-                continue
-            except Exception as error:
-                if call.scope != scope or not (shares_old_errors or call.began >= asked):
-                    continue
-                self._count("misses")
-                raise copied(error) from error.__cause__
-            found = find()
-            if found is None and done is not None and done.shared is not None:
-                found = adopt(done.shared)
-            if found is not None:
-                self._count("coalesced")
-                return found
-            if done is not None and done.made and done.shared is None:
-                return make()[0]
-
-    # -- threads -------------------------------------------------------------------------------
-
-    def _lead(
-        self,
-        call: _Call,
-        key: str,
-        find: Callable[[], T | None],
-        make: Callable[[], tuple[T, Any]],
-        *,
-        is_late: bool = False,
-    ) -> T:
-        """Make the value, unless another process has; then end the wait of this call's threads."""
-        done: _Made | None = None
-        problem: Exception | None = None
-        try:
-            with self._locked(call, key, find, is_late=is_late) as found:
-                if found is not None:
-                    done = _Made(None, made=False)
-                    return found
-                call.began = time.monotonic()
-                value, shared = make()
-                done = _Made(shared, made=True)
-                return value
-        except Exception as error:
-            problem = error
-            raise
-        finally:
-            with self._lock:
-                if self._calls.get(key) is call:
-                    del self._calls[key]
-            if problem is None:
-                call.future.set_result(done)
-            else:
-                call.future.set_exception(problem)
-
-    def _result_of(self, call: _Call, asked: float) -> _Made | None:
-        """Return the end of another thread's call; raise its exception.
-
-        Raises:
-            TimeoutError: it makes the value for longer than `wait` seconds, or waits for another
-                process that does.
-        """
-        while True:
-            since = max(asked, call.began) if call.began else asked + self._wait
-            left = since + self._wait - time.monotonic()
-            try:
-                return call.future.result(max(0.0, min(_LOOK_INTERVAL, left)))
-            except TimeoutError:
-                if call.future.done() or left <= 0:
-                    raise
-
-    def _replace(self, call: _Call, key: str, mine: _Call) -> bool:
-        """Put a call in the place of one that takes too long; False if another thread did so."""
-        with self._lock:
-            if self._calls.get(key) is not call:
-                return False
-            self._calls[key] = mine
-        self._time_out(key)
-        return True
+        return Turn(self, key, scope, shares_old_errors)
 
     def _time_out(self, key: str) -> None:
         self._count("wait_timeouts")
         log.info("waited %.0f s for another compile of %s; compiling it here, too", self._wait, key)
-
-    # -- processes -----------------------------------------------------------------------------
-
-    @contextmanager
-    def _locked(
-        self, call: _Call, key: str, find: Callable[[], T | None], *, is_late: bool
-    ) -> Generator[T | None]:
-        """Hold the lock of a key; return the value if it is there when the lock is acquired.
-
-        If another process holds it for too long, wait for the fallback lock, and after that do
-        without one. A late call has waited already.
-        """
-        held: OwnFile | None = None
-        try:
-            for is_fallback in (True,) if is_late else (False, True):
-                began = looked = now = time.monotonic()
-                while True:
-                    held, is_free = self._try_lock(key, is_fallback=is_fallback)
-                    if is_free or now >= looked + _LOOK_INTERVAL:
-                        looked, found = now, find()
-                        if found is not None and (now > began or is_fallback):
-                            self._count("coalesced")
-                        if is_free or found is not None:
-                            yield found
-                            return
-                    if now >= began + self._wait:
-                        break
-                    longest = max(_LONGEST_PAUSE, _PAUSE_EACH * len(self._calls))
-                    time.sleep(min(max(_FIRST_PAUSE, (now - began) / 20), longest))
-                    now = time.monotonic()
-                if not is_fallback:
-                    call.began = now  # from now on, other threads wait for this one
-                    self._time_out(key)
-            yield None
-        finally:
-            if held is not None:
-                release(held)
 
     def _try_lock(self, key: str, *, is_fallback: bool) -> tuple[OwnFile | None, bool]:
         """Return the lock of a key if it could be acquired, and whether the key is free.
@@ -287,6 +113,127 @@ class SingleFlight:
         self._complained = True
         say("no lock between processes, each compiles for itself (%s)", reason)
         return None, True
+
+
+class Turn:
+    """One request for a key: its thread makes the value, or waits for another one that does.
+
+    In the `with` block of a turn, iterate over it, and look for the value in each step: it may be
+    there now. A step is the result that another thread has just made, or None. After the last step,
+    make the value, and set `result`.
+
+    Attributes:
+        result: what the threads that wait may use; None if they have to make the value themselves.
+
+    Raises:
+        Exception: in a step, what was raised in the block of the thread that was waited for.
+    """
+
+    def __init__(self, flight: SingleFlight, key: str, scope: str, shares_old_errors: bool) -> None:
+        self.result: Any = None
+        self._flight = flight
+        self._key = key
+        self._scope = scope
+        self._shares_old_errors = shares_old_errors
+        self._thread = threading.get_ident()
+        self._asked = time.monotonic()
+        #: When this thread began to make the value; 0 while it waits for another process.
+        self._began = 0.0
+        self._leads = self._waited = False
+        self._held: OwnFile | None = None
+        #: Set at the end of the block, after the error or whether the value was made.
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        self._has_made = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Release the lock, and end the wait of this process's threads."""
+        flight = self._flight
+        try:
+            if self._held is not None:
+                release(self._held)
+        finally:
+            with flight._lock:
+                if flight._leaders.get(self._key) is self:
+                    del flight._leaders[self._key]
+            self._error = error if isinstance(error, Exception) else None
+            self._has_made = self._leads and error is None
+            self._ended.set()
+        if self._waited and error is None and not self._leads:
+            flight._count("coalesced")
+
+    def __iter__(self) -> Iterator[Any]:
+        flight, key = self._flight, self._key
+        while True:
+            with flight._lock:
+                leader = flight._leaders.setdefault(key, self)
+            if leader is self:
+                yield from self._wait_for_lock()
+                break
+            if leader._thread == self._thread:  # asked for while it is being made
+                break
+            self._waited = True
+            if not leader._ends_in_time(self._asked):
+                with flight._lock:
+                    if flight._leaders.get(key) is leader:  # otherwise another one replaced it
+                        flight._leaders[key] = self
+                        self._began = time.monotonic()
+                if self._began:
+                    flight._time_out(key)
+            elif leader._error is None:
+                yield leader.result
+                if leader._has_made and leader.result is None:
+                    break
+            elif leader._scope == self._scope and (
+                self._shares_old_errors or leader._began >= self._asked
+            ):
+                flight._count("misses")
+                raise copied(leader._error) from leader._error.__cause__
+        self._leads, self._began = True, time.monotonic()
+
+    def _ends_in_time(self, asked: float) -> bool:
+        """Wait for the end of this turn in another thread, which has `asked` then.
+
+        Returns False if it makes the value for longer than `wait` seconds, or waits that long for
+        another process.
+        """
+        wait = self._flight._wait
+        while True:
+            since = max(asked, self._began) if self._began else asked + wait
+            left = since + wait - time.monotonic()
+            if self._ended.wait(max(0.0, min(_LOOK_INTERVAL, left))):
+                return True
+            if left <= 0:
+                return False
+
+    def _wait_for_lock(self) -> Iterator[None]:
+        """Yield when the lock of the key is acquired, and sometimes while another process has it.
+
+        If another process holds it for too long, wait for the fallback lock, and after that do
+        without one. A turn that has replaced another one has waited already.
+        """
+        flight = self._flight
+        for is_fallback in (True,) if self._began else (False, True):
+            began = looked = now = time.monotonic()
+            while True:
+                self._held, is_free = flight._try_lock(self._key, is_fallback=is_fallback)
+                self._waited |= not is_free
+                if is_free or now >= looked + _LOOK_INTERVAL:
+                    looked = now
+                    yield
+                    if is_free:
+                        return
+                if now >= began + flight._wait:
+                    break
+                longest = max(_LONGEST_PAUSE, _PAUSE_EACH * len(flight._leaders))
+                time.sleep(min(max(_FIRST_PAUSE, (now - began) / 20), longest))
+                now = time.monotonic()
+            if not is_fallback:
+                self._began = now  # from now on, other threads wait for this one
+                flight._time_out(self._key)
 
 
 def copied(error: Exception) -> Exception:

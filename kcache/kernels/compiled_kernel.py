@@ -129,7 +129,7 @@ class CompiledKernel(NamedTuple):
         return load(code, self.key, self.lowered_names, device, name)
 
     @classmethod
-    def of(cls, compiled: Compiled, key: str, dependencies: tuple[str, ...]) -> CompiledKernel:
+    def of(cls, compiled: Compiled, key: str, dependencies: tuple[str, ...] = ()) -> CompiledKernel:
         """Return the kernel that a compile just made."""
         artifact = compiled.artifact
         return cls(

@@ -2,7 +2,7 @@
 
 1. One thread of one process leads, and the others wait for it (`engine.single_flight`).
 2. The leader looks again, and asks remotes (`remotes`), perhaps after another machine's compile.
-3. Otherwise it compiles the request (`nvrtc.frontend`). The kernel is stored, then its manifest, so
+3. Otherwise it compiles the request (`nvrtc.compiler`). The kernel is stored, then its manifest, so
    that no manifest names a kernel that was never stored, whenever the process is killed. If two
    processes store dependency sets of one request at the same time, one of the two may be lost, and
    is compiled again.
@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from kcache.engine.engine import Put
@@ -20,24 +20,19 @@ from kcache.errors import CompileError, ConfigError, MissError
 from kcache.gpu_code import templates_in
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.kernels.explain import explain
-from kcache.nvrtc.compiler import Limits
-from kcache.nvrtc.frontend import compile_tracked
+from kcache.nvrtc.compiler import Limits, compile_request, compile_tracked
 from kcache.nvrtc.metadata import metadata_of, title_of
 from kcache.nvrtc.workers.slots import Slots
 from kcache.util import log
 
 if TYPE_CHECKING:
     from kcache.engine.opening import OpenedBackend
-    from kcache.entry import Entry
     from kcache.kernels.lookup import Lookup, Tiers
     from kcache.kernels.remotes import RemoteTier
     from kcache.nvrtc.compiler import Compiled
     from kcache.nvrtc.manifest import DependencySet
     from kcache.nvrtc.request import Request
     from kcache.remote.daemon_client import Lease
-
-#: A kernel, and the dependency set that leads to it; None if it reads no file.
-Made = tuple[CompiledKernel, "DependencySet | None"]
 
 
 class Resolver:
@@ -71,11 +66,11 @@ class Resolver:
 
             self.remotes = open_remote_tier(tiers, config)
         self._for_compiler = for_compiler
-        self._writes = not config.disable.value
+        #: Whether kernels are stored. After `close`, their client has left.
+        self._stores = not config.disable.value
         files = None if self._engine.read_only else opened.directory
         slots = None if files is None else Slots(files.slots, config.wait.value)
         self._limits = Limits(config.workers.value, config.compile_timeout.value, slots)
-        self._closed = False
 
     def get(self, request: Request) -> CompiledKernel:
         """Return the kernel of a request that missed, after a wait if another one compiles it.
@@ -84,41 +79,47 @@ class Resolver:
             CompileError: the compiler refused it; CompilerNotFoundError: there is none; MissError:
                 the settings allow no compile.
         """
-        if not self.tiers.reads:  # no other caller can use what is not looked up
-            return self._compile(request)[0]
-        return self._engine.flight.run(
-            request.key,
-            partial(self.tiers.hit, request, is_retry=True),
-            partial(self._compile if self.remotes is None else self._ask_or_compile, request),
-            partial(self._adopt, request),
-            scope=request.location + request.source_name,
-            shares_old_errors=request.self_contained,
-        )
-
-    def lookup_remotely(self, request: Request, started: float) -> Lookup | None:
-        """Return what the remotes have for a request; None if they are not asked."""
-        if self.remotes is None or started < self.remotes.client.nothing_until:
-            return None
-        return self.remotes.lookup(request)
+        reads, scope = self.tiers.reads, request.location + request.source_name
+        asked: AbstractContextManager[tuple[Lookup | None, Lease | None]] = nullcontext((None,) * 2)
+        if reads and self.remotes is not None:
+            asked = self.remotes.found_or_leased(request)
+        with self._engine.flight.lead(
+            request.key, scope=scope, shares_old_errors=request.self_contained
+        ) as turn:
+            for made in turn if reads else ():  # no other caller can use what is not looked up
+                kernel = self.tiers.hit(request, is_retry=True)
+                if kernel is None and made is not None:
+                    kernel = self._adopted(request, *made)
+                if kernel is not None:
+                    return kernel
+            with asked as (found, lease):
+                if found is not None and found.kernel is not None:
+                    turn.result = found.kernel, found.dependency_set
+                    return found.kernel
+                compiled, dependency_set = self._compile(request)
+                if compiled.problem or not self._stores:
+                    return CompiledKernel.of(compiled, request.key)
+                kernel = self._store(request, compiled, dependency_set, lease)
+                turn.result = kernel, dependency_set
+                return kernel
 
     def close(self) -> None:
         """Disconnect. Idempotent.
 
         The kernel of a compile that another thread has begun is not stored.
         """
-        self._closed = True
+        self._stores = False
         if self.remotes is not None:
             self.remotes.close()
 
-    # -- another thread, process or machine --------------------------------------------------------
-
-    def _adopt(self, request: Request, made: Made) -> CompiledKernel | None:
+    def _adopted(
+        self, request: Request, kernel: CompiledKernel, dependency_set: DependencySet | None
+    ) -> CompiledKernel | None:
         """Return the kernel that another thread has just made, if it is right here, too.
 
         It is not if a header was edited after that compile had read it, or if it was compiled in
         another place.
         """
-        kernel, dependency_set = made
         if dependency_set is not None:
             at_home = dependency_set.answers().home == request.location  # so that its log is right
             if not (at_home and dependency_set.holds(request, self.tiers.local.digests)):
@@ -130,87 +131,71 @@ class Resolver:
             return None
         return self.tiers.adopted(kernel)
 
-    def _ask_or_compile(self, request: Request) -> tuple[CompiledKernel, Made | None]:
-        """Return the kernel from a remote; otherwise compile it as the only machine."""
-        assert self.remotes is not None
-        with self.remotes.found_or_leased(request) as (found, lease):
-            if found is not None and found.kernel is not None:
-                return found.kernel, (found.kernel, found.dependency_set)
-            return self._compile(request, lease)
-
-    # -- compile, store ----------------------------------------------------------------------------
-
-    def _compile(
-        self, request: Request, lease: Lease | None = None
-    ) -> tuple[CompiledKernel, Made | None]:
-        """Compile a request, counted as a miss; return the kernel, and what others may adopt.
-
-        It is stored if it may be stored. The lease is returned when the kernel has reached the
-        remotes.
-        """
+    def _compile(self, request: Request) -> tuple[Compiled, DependencySet | None]:
+        """Run the compiler, counted as a miss, and logged with the reason."""
+        engine, title, digests = self._engine, request.source_name, self.tiers.local.digests
         self.tiers.miss()
         if self._config.on_miss.value == "error":
             raise self._refusal(request)
-        compiled, dependency_set = self._run(request)
-        if compiled.identity not in ("", request.compiler):
-            request = self._for_compiler(request, compiled.identity)
-        # After `close`, the client has left, so no result is written any more.
-        if compiled.problem or self._closed:
-            return CompiledKernel.of(compiled, request.key, ()), None
-        key, dependencies = request.key, tuple[str, ...]()
-        if dependency_set is not None:
-            key, dependencies = dependency_set.result_key(key), dependency_set.dependencies(request)
-        kernel = CompiledKernel.of(compiled, key, dependencies)
-        entry = kernel.to_entry(metadata_of(request, key, compiled.version), request.search)
-        self._engine.counters.made(key)
-        self._store(request, key, entry, dependency_set)
-        if self.remotes is not None:
-            self.remotes.upload(request, dependency_set, key, entry, lease)
-        return kernel, (kernel, dependency_set)
-
-    def _run(self, request: Request) -> tuple[Compiled, DependencySet | None]:
-        """Run the compiler, counted, and logged with the reason."""
-        engine, title = self._engine, request.source_name
         why = self._reason(request) if log.debugging() else ""
+        dependency_set: DependencySet | None = None
         try:
-            digests = self.tiers.local.digests
-            if request.start is None:
-                compiled, dependency_set = compile_tracked(
-                    request, digests, self._limits, track=self._writes
-                )
-            else:
+            if request.start is not None:
                 compiled, dependency_set = request.start.compile(digests)
+            elif self._stores:
+                compiled, dependency_set = compile_tracked(request, digests, self._limits)
+            else:
+                compiled = compile_request(request, self._limits)
         except CompileError:
             if why:
                 log.debug("miss: %s does not compile", title_of(title, request.kernels()))
             raise
+        kernel = CompiledKernel.of(compiled, request.key)
         if why:
-            names: Sequence[str] = CompiledKernel.of(compiled, "", ()).functions()
-            what = title_of(title, names or request.kernels())
+            what = title_of(title, kernel.functions() or request.kernels())
             log.debug("miss: %s is compiled: %s", what, why)
         if not request.names and request.caller is None and request.start is None:
-            warn_if_empty(CompiledKernel.of(compiled, "", ()), request.source, title)
+            warn_if_empty(kernel, request.source, title)
         engine.counters.add("compiles")
-        engine.counters.add("compile_seconds", compiled.artifact.seconds)
-        if compiled.problem and self._writes:
+        engine.counters.add("compile_seconds", kernel.compile_seconds)
+        if compiled.problem and self._stores:
             engine.counters.add("uncacheable")
             log.debug("%s is not cached: %s", title, compiled.problem)
             engine.note("uncacheable", request.key, compiled.problem)
         return compiled, dependency_set
 
     def _store(
-        self, request: Request, key: str, entry: Entry, dependency_set: DependencySet | None
-    ) -> None:
-        """Store a kernel, then its dependency set: a manifest must not name a missing kernel."""
+        self,
+        request: Request,
+        compiled: Compiled,
+        dependency_set: DependencySet | None,
+        lease: Lease | None,
+    ) -> CompiledKernel:
+        """Store a kernel, then its dependency set: a manifest must not name a missing kernel.
+
+        The lease is returned when the kernel has reached the remotes.
+        """
+        engine = self._engine
+        if compiled.identity not in ("", request.compiler):
+            request = self._for_compiler(request, compiled.identity)
+        key, dependencies = request.key, tuple[str, ...]()
+        if dependency_set is not None:
+            key, dependencies = dependency_set.result_key(key), dependency_set.dependencies(request)
+        kernel = CompiledKernel.of(compiled, key, dependencies)
+        entry = kernel.to_entry(metadata_of(request, key, compiled.version), request.search)
+        engine.counters.made(key)
         done = Put.FAILED
         try:
-            done = self._engine.put(key, entry)
+            done = engine.put(key, entry)
             if done and dependency_set is not None:
                 done = self.tiers.local.merge(request, [dependency_set])
         except (ConfigError, OSError) as error:
-            self._engine.report("store", error)
+            engine.report("store", error)
         if key != request.key and done in (Put.TOO_LARGE, Put.NO_ROOM):
-            self._engine.note("rejected", request.key)  # the next request asks for it by this key
+            engine.note("rejected", request.key)  # the next request asks for it by this key
+        if self.remotes is not None:
+            self.remotes.upload(request, dependency_set, key, entry, lease)
+        return kernel
 
     # -- why it is compiled ------------------------------------------------------------------------
 

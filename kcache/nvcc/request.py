@@ -239,7 +239,7 @@ class Start(NamedTuple):
         )
 
     def compile(self, digests: FileDigests) -> tuple[Compiled, DependencySet | None]:
-        """Return what nvcc makes, and what that depends on; see `frontend.compile_tracked`."""
+        """Return what nvcc makes, and what that depends on; see `compiler.compile_tracked`."""
         assert self.compiles is not None
         return self.compiles(self, digests)
 

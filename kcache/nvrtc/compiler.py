@@ -1,4 +1,4 @@
-"""Compiler: compiles one request, in a worker if that is possible.
+"""Compiler: compiles one request, and finds out what the result depends on.
 
 Compiles happen in processes of our own (`workers/`), each known to be clean. There are exceptions:
 no interpreter can be started (an embedded or frozen program), or `KCACHE_WORKERS=0` is set. Then
@@ -15,9 +15,11 @@ import threading
 from typing import NamedTuple
 
 from kcache.errors import CompileError, CompileOptionError, CompilerNotFoundError
-from kcache.nvrtc import cuda_headers, library
+from kcache.nvrtc import cuda_headers, library, places
+from kcache.nvrtc.answers import Answers
 from kcache.nvrtc.artifact import Artifact
-from kcache.nvrtc.places import questions
+from kcache.nvrtc.files import FileDigests, PathKind
+from kcache.nvrtc.manifest import DependencySet
 from kcache.nvrtc.request import NO_DIRECTORY, Request
 from kcache.nvrtc.search import are_own_files
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status, Trace
@@ -25,10 +27,14 @@ from kcache.nvrtc.workers.nvrtc import Nvrtc
 from kcache.nvrtc.workers.pool import shared
 from kcache.nvrtc.workers.process import CrashedError, NoWorkerError, TooLateError
 from kcache.nvrtc.workers.slots import Slots
+from kcache.util import log
 from kcache.util.forks import after_fork
 from kcache.util.hints import how_to_install
 
 _INVALID_INPUT, _INVALID_OPTION = 3, 5
+#: How often a compile is repeated because its headers changed. After that its result is
+#: not cached.
+MAX_REPEATS = 2
 
 
 class Compiled(NamedTuple):
@@ -61,6 +67,60 @@ class Limits(NamedTuple):
     workers: int | None = None
     timeout: float | None = None
     slots: Slots | None = None
+
+
+def compile_tracked(
+    request: Request, digests: FileDigests, limits: Limits
+) -> tuple[Compiled, DependencySet | None]:
+    """Compile a request, and find out what the result depends on.
+
+    Returns the result, whose `problem` is why it must not be cached, and the answers that decided
+    it, which hold now; None for a self-contained request, or with a problem. `digests` is the
+    process's memory of file contents. Errors as for `compile_request`.
+    """
+    run: Compiled | None = None
+    for _ in range(1 + MAX_REPEATS):
+        asked_at = digests.clock()
+        try:
+            run = compile_request(request, limits)
+        except CompileError:
+            if run is None:
+                raise
+            break  # it compiled a moment ago, so a header is being changed
+        artifact, trace = run.artifact, run.trace
+        if run.problem or trace is None:
+            return run, None
+        answers = Answers.of(trace, request.search)
+        problem = _unusable(request, trace, answers)
+        if problem or request.self_contained:
+            return run._replace(problem=problem), None
+        for path, answer in trace.files.items():
+            if answer.opened:
+                real = request.search.absolute(path)
+                digests.remember(real, answer.stamp, answer.digest, asked_at)
+        names = "\n".join(artifact.lowered_names.values()).encode()
+        outputs = (artifact.ptx, artifact.cubin, names)
+        conditions = places.conditions(request, trace.found, outputs)
+        answers = answers._replace(conditions=conditions, home=request.location)
+        dependency_set = DependencySet(answers.encode())
+        if dependency_set.holds(request, digests):
+            return run, dependency_set
+        log.debug("headers of %s changed during the compile: once more", request.source_name)
+    assert run is not None
+    return run._replace(problem="headers changed during the compile"), None
+
+
+def _unusable(request: Request, trace: Trace, answers: Answers) -> str:
+    """Return why a result must not be cached, or nothing."""
+    if not request.has_usable_name:
+        return f"NVRTC takes the source's name {request.source_name!r} for something else"
+    if any(each.startswith(places.CLOCK) for each in trace.found):
+        return "its LTOIR may show the date or the time of its compile"
+    # Two names of texts might be one file.
+    there = sum(each.kind == PathKind.FILE for each in trace.files.values())
+    if request.self_contained and (there > 1 or not answers.has_names_only()):
+        return "it reads files or variables although its text and its options show none"
+    return ""
 
 
 def compile_request(
@@ -153,7 +213,7 @@ def _ask(request: Request) -> Ask:
         request.headers,
         request.search.directory,
         environment,
-        sought=questions(request),
+        sought=places.questions(request),
     )
 
 

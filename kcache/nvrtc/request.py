@@ -70,7 +70,7 @@ class Start(Protocol):
     """One start of nvcc."""
 
     def compile(self, digests: FileDigests) -> tuple[Compiled, DependencySet | None]:
-        """Return what nvcc makes, as `frontend.compile_tracked` does."""
+        """Return what nvcc makes, as `compiler.compile_tracked` does."""
         ...
 
     def recorded(self) -> dict[str, Any]:
