@@ -4,8 +4,8 @@ Begin with `kcache.compile(source, arch="sm_90")`, which returns a `CompiledKern
 cache. `KernelCache` is the same with a directory, a cap and statistics of its own. For programs
 that do not know kcache, there are `kcache.install()` and the command `kcache run`.
 
-The public names are imported from their modules when they are first used (PEP 562), so that
-`import kcache` costs an importer next to nothing.
+The public names are imported from their modules at their first use (PEP 562), so that
+`import kcache` takes almost no time.
 """
 
 from __future__ import annotations

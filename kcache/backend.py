@@ -1,4 +1,4 @@
-"""Backend: what a store of bytes under keys has to promise, and how it is found by its name."""
+"""Backend: the contract of a store of bytes under keys, and how a backend is found by its name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def failure(operation: str, error: OSError) -> BackendError:
 
 
 class EntryInfo(NamedTuple):
-    """What a backend knows of one entry without reading its value.
+    """What a backend reports about one entry without reading its value.
 
     Attributes:
         key: 64 hexadecimal digits.
@@ -76,16 +76,16 @@ class Usage(NamedTuple):
 class Backend(ABC):
     """Stores opaque bytes under keys, and knows their sizes and recency.
 
-    A backend knows nothing of kernels, envelopes or caps; the engine knows nothing of files.
-    Keys are 64 lower-case hexadecimal digits; the engine checks them before it calls.
+    A backend does not depend on kernels, envelopes or caps, and the engine does not depend on
+    files. Keys are 64 lower-case hexadecimal digits; the engine checks them before a call.
 
     Errors: every method may raise `BackendError`, and nothing else, when the medium fails; a
     miss is `None`, never an exception. Threads: every method may be called from any thread.
-    Processes: any number of processes may open the same place. Crash: a process killed at any
-    instant leaves no torn value, no lock, and `usage` at or above the truth.
+    Processes: any number of processes may open the same folder. Crash: a process killed at any
+    instant leaves no torn value and no lock, and `usage` at or above the truth.
 
-    Eight methods are abstract, `close` among them. Override `use`, `batch` and `check` if a medium
-    can do better. `kcache.testing.BackendContract` tests all of it.
+    Eight methods are abstract. Override `use`, `batch` and `check` if a medium can do better.
+    `kcache.testing.BackendContract` tests the whole contract.
     """
 
     #: By how many bytes the stored size of a value may exceed its length.
@@ -105,8 +105,9 @@ class Backend(ABC):
 
     @abstractmethod
     def touch(self, key: str) -> None:
-        """Record a use of `key`. It may be buffered, and then only a crash loses it. Absent keys
-        are ignored.
+        """Record a use of `key`; an absent key is ignored.
+
+        The record may be buffered; then only a crash loses it.
         """
 
     def use(self, key: str) -> bytes | None:
@@ -146,10 +147,11 @@ class Backend(ABC):
         """Yield every entry in any order, also while others delete entries."""
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
-        """Yield what is wrong with the medium itself, one sentence each; nothing if all is well.
+        """Yield a sentence for each fault of the medium itself.
 
-        With `repair`, mend it, too. The content of the values is not checked, because a backend
-        does not know it. This may take as long as reading everything. This default finds nothing.
+        With `repair`, the faults are repaired. The content of the values is not checked, because it
+        is opaque to a backend. A check may take as long as reading everything. This default finds
+        nothing.
         """
         del repair
         return iter(())
@@ -223,11 +225,11 @@ class WrappingBackend(Backend):
 class NoBackend(Backend):
     """A backend that takes every value and keeps none.
 
-    It replaces a backend that could not be opened. The user was warned once, and nothing fails
-    after that. Compiled kernels are then only in the memory tier.
+    It replaces a backend that could not be opened, after a warning to the user. Compiled kernels
+    are then kept in the memory tier only.
 
     Args:
-        reason: why there is no other.
+        reason: why there is no other backend.
         kind: `unusable`, `refused` (the environment names a directory that kcache does not use), or
             `no_cache` (nothing has been cached yet).
     """
@@ -305,10 +307,11 @@ def require_backend(value: str, *, name: str = "backend") -> str:
 
 
 def open_backend(name: str, folder: str, *, max_size: int, read_only: bool = False) -> Backend:
-    """Open the backend called `name` in a folder of its own.
+    """Open the backend called `name` in a folder of its own; the caller closes it.
 
     Raises:
         UnknownBackendError: no backend of that name is installed.
+        ConfigError: the backend rejects `max_size`.
         BackendError: it can't be opened there, or imported.
     """
     require_backend(name)

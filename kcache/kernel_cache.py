@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from kcache.kernels.resolver import Resolver
     from kcache.nvrtc.request import Caller, Request
 
-#: The share of the memory tier that remembers requests. If a program repeats a request, nothing is
-#: hashed.
+#: The share of the memory tier that remembers requests, so that a repeated request is not hashed
+#: again.
 _REQUEST_SHARE = 0.25
 
 
@@ -45,9 +45,8 @@ class KernelCache:
     are the same as at its compile. Errors of the backend never make a compile fail.
 
     Threads: safe to share, but not in a signal handler. Processes: any number may share a
-    directory. Crash: a process may be killed at any instant; the others need no repair, and
-    the processes that compile for it end, too. Fork: the child may use the cache, and gets workers
-    of its own.
+    directory. Crash: a process may be killed at any instant; nothing needs repair after that, and
+    its workers end with it. Fork: the child may use the cache, and gets workers of its own.
 
     Args:
         directory: the directory of the cache; by default `KCACHE_DIR`, else a directory in the
@@ -57,27 +56,28 @@ class KernelCache:
             never exceed the cap; with the backends file and zstd, each concurrent writer may exceed
             it by one entry.
         memory_size: the size of the memory tier; 64 MiB by default, 0 switches it off.
-        read_only: use the entries that are there, and write nothing.
+        read_only: use the stored entries, and write nothing.
         disable: compile every time, and neither read nor write the cache.
-        recache: compile every time, and replace the entries that are there.
+        recache: compile every time, and replace the stored entries.
         header_check: `"always"`, or `"once"` to check a request's headers once per process.
         relocation: `"on"`, or `"off"` to use each kernel only in the directories that it was
             compiled in. With `"on"`, a kernel whose outputs show none of its directories is also
             used in other checkouts, containers and machines whose headers are the same.
         wait: how many seconds to wait while another thread or process compiles the same kernel,
             before this one compiles it, too. 300 by default; 0 never waits.
-        workers: how many compiles may run at a time; by default one for each usable core. Each
-            compile runs in a separate process, and all caches of this process share these. With 0,
-            this process compiles, and the results are not cached.
+        workers: how many compiles may run at a time; by default one for each usable core. Compiles
+            run in worker processes, which all caches of this process share. With 0, this process
+            compiles, and the results are not cached.
         compile_timeout: how many seconds one compile may take before it ends with a CompileError.
-        on_miss: `"compile"`, or `"error"`: what is not cached is a MissError with the reason.
-        remote: addresses that are asked, in order, for what this cache does not have:
-            layers (`"file:///opt/kernels"`), and remotes (`"https://"`, `"redis://"`, `"s3://"`,
-            ...). By default `KCACHE_REMOTE`; `()` for none.
+        on_miss: `"compile"`, or `"error"` to raise a MissError with the reason of the miss.
+        remote: addresses of the caches that are asked, in order, for a kernel that this cache does
+            not have: layers (`"file:///opt/kernels"`), and remotes (`"https://"`, `"redis://"`,
+            `"s3://"`, ...). By default `KCACHE_REMOTE`; `()` for none.
 
-    An argument comes before the environment, and that before what is saved with the directory
-    (`kcache config --set`). A wrong value there is not an error: kcache logs one warning and
-    ignores it. If `KCACHE_DIR` can't be used, this process caches in memory alone.
+    An argument overrides the environment, and the environment overrides what is saved in the
+    directory (`kcache config --set`). A wrong value in the environment or the directory is not an
+    error: kcache logs one warning and ignores it. If `KCACHE_DIR` can't be used, this process
+    caches in memory alone.
 
     Raises:
         ConfigError: an argument has a value that is not allowed, or `directory` is unsafe.
@@ -125,7 +125,6 @@ class KernelCache:
         opened = self.opened = open_configured(settings, given)
         self.config = config = opened.config
         share = int(config.memory_size.value * _REQUEST_SHARE)
-        #: Requests by their arguments. If a program repeats a request, this takes one look-up.
         self._requests = Requests(
             share,
             record_to=config.record.value,
@@ -154,10 +153,10 @@ class KernelCache:
         """Return the compiled kernel. If it is not in the cache, compile it and cache it.
 
         Args:
-            source: CUDA C++ source text, or the path of a file (`pathlib.Path`) that holds it. The
-                path is then the source's name, unless you give another.
+            source: CUDA C++ source text, or the path (`pathlib.Path`) of a file that holds it. The
+                path is then the source's name, unless `source_name` is given.
             names: one or several name expressions, such as `"axpy<float>"`. They instantiate
-                templates, and the kernel has the lowered name of each.
+                templates, and `CompiledKernel.lowered_names` maps each to its mangled name.
             options: see `CompileOptions`.
             headers: in-memory headers, include name -> text.
             extra_key: bytes that become part of the key, for anything that kcache can't see.
@@ -166,10 +165,10 @@ class KernelCache:
 
         Raises:
             ConfigError: an argument is not allowed, or there is neither an architecture nor a GPU.
-            CompileError: the compiler refused the source; `.log` has its whole log.
+            CompileError: the compiler rejected the source; `.log` has its whole log.
             MissError: the kernel is not cached, and `on_miss` is `"error"`.
             CompilerNotFoundError: NVRTC is not installed.
-            KcacheError: the process has no descriptors left.
+            KcacheError: the process has no file descriptors left.
             OSError: the source is a path, and its file can't be read.
         """
         if unknown:
@@ -183,13 +182,13 @@ class KernelCache:
         except CompileError as error:
             error.__traceback__ = None  # kcache's frames are noise to the caller
             raise
-        except OSError as error:  # an import may need one, too
+        except OSError as error:  # imports need descriptors, too
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise KcacheError(f"kcache has no descriptors left: {error}") from error
             raise
 
     def _get_or_compile_for(self, around: Caller, call: CompileRequest) -> CompiledKernel:
-        """Return the kernel that a program of the drop-in asks for."""
+        """Return the kernel that a program under the drop-in requests; `around` describes it."""
         started = time.perf_counter()
         return self._answer(self._requests.of(call, around), started)
 
@@ -197,7 +196,7 @@ class KernelCache:
         return self._tiers.hit(request, started) or self._on_miss().get(request)
 
     def _rehearse_for(self, around: Caller, call: CompileRequest) -> None:
-        """Look up a kernel that is not there, without counting it, to warm up the way of a hit."""
+        """Look up a kernel that is not cached, uncounted, to warm up the code path of a hit."""
         self._tiers.lookup(self._requests.of(call, around, record=False))
 
     async def aget_or_compile(
@@ -213,9 +212,9 @@ class KernelCache:
     ) -> CompiledKernel:
         """Do the same as `get_or_compile`, without blocking the event loop.
 
-        Tasks that ask for the same kernel at the same time share one compile. A task that is
-        cancelled stops waiting. The compile is finished for the other tasks and for the cache,
-        unless the cache is closed first: then its kernel is dropped.
+        Tasks that request the same kernel at the same time share one compile. A cancelled task
+        stops waiting, but the compile continues for the other tasks and for the cache. If the
+        cache is closed first, its kernel is not stored.
 
         The arguments and errors are those of `get_or_compile`.
         """
@@ -244,18 +243,18 @@ class KernelCache:
         """Return a kernel, or the error of its compile, for each request, in order.
 
         `jobs` threads compile the kernels that are not in the cache. Equal requests are compiled
-        once. Processes with the same requests share the work, each in an order of its own.
+        once. Processes with the same requests share the work: each compiles in a different order.
 
         Args:
-            requests: `CompileRequest` objects. Source text, a tuple of the fields in their order,
-                or a mapping of the fields is a request, too.
+            requests: each a `CompileRequest`, source text, a path, a tuple of its fields in their
+                order, or a mapping of its fields.
             jobs: how many compiles run at the same time, at least 1; by default one for each usable
                 core.
             progress: called in this thread with (finished requests, all requests).
 
         Raises:
-            ConfigError: a request has an argument that is not allowed. The message names the
-                request, and nothing was compiled.
+            ConfigError: a request has an argument that is not allowed; the message names the
+                request. Nothing was compiled.
             CompilerNotFoundError: NVRTC is not installed.
         """
         from kcache.kernels.batch import compile_all
@@ -324,9 +323,10 @@ class KernelCache:
     def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[object]:
         """Record every request in a `with` block, for `kcache warm`.
 
-        Each kernel adds one line to the file at `path`, even if it is a hit. Several processes may
-        record into one file. If the file can't be written, kcache logs this once. A
-        file that `KCACHE_RECORD` names is recorded into from the start, without this method.
+        The first request for each kernel appends one line to the file at `path`, even if it is a
+        hit. Several processes may record into one file. If the file can't be written, kcache logs
+        one warning. With `KCACHE_RECORD`, requests are recorded from the start, without this
+        method.
         """
         return closing(self._requests.record(path))
 
@@ -386,9 +386,9 @@ class KernelCache:
     ) -> int:
         """Evict the coldest entries until at most `max_size` bytes are stored; return bytes freed.
 
-        `max_size` is 90 % of the cap by default. `older_than` is seconds, or text such as `"30d"`.
-        It first evicts the entries that were not used for that long. Then only a given
-        `max_size` evicts more.
+        `max_size` is 90 % of the cap by default. `older_than` is seconds, or text such as `"30d"`:
+        entries that were not used for that long are evicted first. After that, others are evicted
+        only if `max_size` is given.
 
         Raises:
             ConfigError: `max_size` is not a size, or `older_than` not an age.
@@ -399,8 +399,8 @@ class KernelCache:
     def close(self) -> None:
         """Write the statistics and release the backend. Idempotent.
 
-        After that, a request, `clear` and `trim` raise a ConfigError. A compile that
-        `aget_or_compile` has begun is finished, and its kernel is dropped.
+        After that, a request, `clear` and `trim` raise a ConfigError. A compile that is running is
+        finished, and its kernel is not stored.
         """
         self._requests.closed = True
         if self._async is not None:

@@ -33,9 +33,9 @@ _now = time.perf_counter
 
 #: A memory hit records its use with the backend at most once in this many seconds.
 TOUCH_INTERVAL = 60.0
-#: Entries that can't be used: their keys, and what is wrong with them.
+#: Keys of entries that can't be used, with the error of each.
 Damaged = list[tuple[str, CorruptEntryError]]
-#: Exceptions of a backend that only the log and the counts show.
+#: Exceptions of a backend that the engine catches; they appear in the log and in the counts only.
 SURVIVED = (BackendError, OSError, MemoryError)
 #: The counts are written to the statistics file at most once in this many seconds, and at exit.
 FLUSH_INTERVAL = 5.0
@@ -60,8 +60,8 @@ class Put(Enum):
 class CacheEngine:
     """Stores entries under keys, stays below a cap, and never returns a damaged entry.
 
-    It knows nothing of kernels or files. It survives every failure of the backend, counts it in
-    `Stats.errors` and logs it once per kind. A failed read is a miss. A failed write is skipped.
+    It does not depend on kernels or files. It catches every failure of the backend, counts it in
+    `Stats.errors` and warns once per operation. A failed read is a miss. A failed write is skipped.
 
     The stored bytes never exceed the cap; with the backends file and zstd, each concurrent writer
     may exceed it by one entry.
@@ -70,15 +70,15 @@ class CacheEngine:
     backend promises. Fork: the child may use the engine, too.
 
     Args:
-        backend: where the bytes live.
+        backend: stores the bytes; closed with the engine.
         max_size: the cap, in stored bytes, at least 1.
         memory_size: bound of the memory tier in bytes, `ITEM_OVERHEAD` per entry included; 0
             switches it off, and every get reaches the backend.
-        producer: the maker of the payloads. Entries of another producer count as misses.
+        producer: the maker of the payloads. Entries of another producer are misses.
         read_only: never write, delete or record a use.
-        stats_file: where counts are added up over processes; None keeps them in this process.
-        lock_file: processes lock it, so that `get_or_create` makes each entry only once. With None,
-            only the threads of one process share the work.
+        stats_file: sums the counts of all processes; None keeps them in this process.
+        lock_file: path of the file that processes lock, so that `get_or_create` makes each entry
+            only once. With None, only the threads of one process share the work.
         wait: seconds that `get_or_create` waits while another thread or process makes the entry.
         journal: a cache's directory, whose journal records why entries left the cache; None records
             nothing.
@@ -119,7 +119,7 @@ class CacheEngine:
         self._room = threading.Lock()
         #: The cap, in stored bytes; a migration lowers it for a while.
         self.max_size = max_size
-        #: The locks by which processes exclude each other for one key; None if they don't.
+        #: Path of the file of locks between processes; None if there are none.
         self.lock_file = None if read_only else lock_file
         self._wait = parse_seconds(wait, name="wait")
         self._flight: SingleFlight | None = None
@@ -137,8 +137,8 @@ class CacheEngine:
     def get(self, key: str) -> Entry | None:
         """Return the entry under `key`, or None; counted as a hit or a miss.
 
-        A damaged entry, one of another format version or producer, and a backend that fails
-        are misses.
+        The lookup is a miss if the entry is damaged or of another format version or producer, or if
+        the backend fails.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
@@ -151,11 +151,11 @@ class CacheEngine:
     def put(self, key: str, entry: Entry, *, decoded: object = None) -> Put:
         """Store `entry` under `key`, evicting others if needed; return what happened.
 
-        Memory keeps `decoded` with it; see `Slot`.
+        The memory tier keeps `decoded` with the entry; see `Slot`.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
-            ArgumentTypeError: the entry holds something that can't be stored.
+            ArgumentTypeError: the entry has content that can't be encoded; see `encode`.
         """
         check_key(key)
         blob = encode(key, entry, producer=self._producer)
@@ -186,11 +186,11 @@ class CacheEngine:
         return done
 
     def get_or_create(self, key: str, create: Callable[[], Entry]) -> Entry:
-        """Return the entry under `key`; on a miss return what `create` makes, and store it.
+        """Return the entry under `key`; on a miss, call `create`, and store and return its result.
 
         If several threads and processes miss `key` at the same time, one of them calls `create`,
-        and the others wait; see `SingleFlight`. If `create` raises an exception, all waiting
-        threads of its process get it, and nothing is stored.
+        and the others wait; see `SingleFlight`. If `create` raises an exception, each waiting
+        thread of its process raises a copy of it, and nothing is stored.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
@@ -213,7 +213,9 @@ class CacheEngine:
             return entry
 
     def delete(self, key: str, *, noted: bool = True) -> bool:
-        """Remove `key` from memory and backend, `noted` in the journal; return whether it existed.
+        """Remove `key` from memory and backend; return whether it existed in the backend.
+
+        With `noted`, the journal records it.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
@@ -232,8 +234,8 @@ class CacheEngine:
         """Evict the coldest entries until at most `max_size` bytes are stored; return bytes freed.
 
         `max_size` defaults to the low-water mark, 90 % of the cap. With `older_than`, seconds or
-        text such as `"30d"`, entries unused for more than that go first, and others only if
-        `max_size` is given.
+        text such as `"30d"`, entries that were not used for that long are evicted first, and others
+        only if `max_size` is given.
 
         Raises:
             ConfigError: `max_size` is not a size, or `older_than` not an age.
@@ -253,7 +255,7 @@ class CacheEngine:
         return freed
 
     def clear(self) -> int:
-        """Delete every entry; return how many there were. The statistics stay."""
+        """Delete every entry; return how many were deleted. The statistics are kept."""
         self.memory.clear()
         removed = 0
         if not self.read_only:
@@ -270,7 +272,7 @@ class CacheEngine:
         return self.counters.snapshot()
 
     def total_stats(self) -> Stats:
-        """Return the counts of every process here; those of this engine if they can't be read."""
+        """Return the sums over all processes; this engine's own counts if those can't be read."""
         self.flush()
         with self._surviving("statistics"):
             if self._stats_file is not None:
@@ -311,9 +313,9 @@ class CacheEngine:
     # -- for frontends, which count requests rather than gets ------------------------------------
 
     def fetch(self, key: str, damaged: Damaged) -> tuple[Slot[Entry] | None, str]:
-        """Return (slot or None, `MEMORY` or `DISK`) without counting hit or miss.
+        """Return (slot or None, `MEMORY` or `DISK`); count neither a hit nor a miss.
 
-        `damaged` gets the key of an entry that can't be used, and the reason; see `refuse`.
+        An entry that can't be used is added to `damaged`, for `refuse`.
         """
         now = self._clock()
         if now >= self._next_flush:
@@ -331,7 +333,7 @@ class CacheEngine:
     def peek(
         self, key: str, damaged: Damaged, *, memory: bool = True
     ) -> tuple[Slot[Entry] | None, str]:
-        """Do the same as `fetch`, but change nothing; without `memory`, read the backend.
+        """Do the same as `fetch`, but change nothing; without `memory`, read only the backend.
 
         Raises:
             BackendError: the backend can't be read.
@@ -349,7 +351,7 @@ class CacheEngine:
 
     @property
     def journal(self) -> Journal:
-        """Records which entries left the cache, and why; a hit does not need it."""
+        """The journal of the entries that left the cache, opened at its first use."""
         if self._journal is None:
             from kcache.engine.journal import Journal
 
@@ -365,7 +367,7 @@ class CacheEngine:
 
     @property
     def flight(self) -> SingleFlight:
-        """Lets one thread of one process make an entry; a hit does not need it."""
+        """Makes one thread of one process create an entry; made at its first use."""
         if self._flight is None:
             from kcache.engine.single_flight import SingleFlight
 
@@ -377,9 +379,9 @@ class CacheEngine:
         return self._flight
 
     def find(self, key: str, *, is_retry: bool = False) -> Entry | None:
-        """Return the entry under `key`, counted as a hit, or None, not counted.
+        """Return the entry under `key`, counted as a hit, or None, which is not counted.
 
-        A retry does not count damage, because the first try did so.
+        A retry does not count damage, because the first attempt did.
         """
         started = _now()
         if not isinstance(key, str):
@@ -396,7 +398,7 @@ class CacheEngine:
     # -- inside --------------------------------------------------------------------------------
 
     def _load(self, key: str, damaged: Damaged) -> Slot[Entry] | None:
-        """Return the entry that the backend holds, verified and now in memory, or None."""
+        """Read an entry from the backend, verify it and keep it in memory; return it, or None."""
         check_key(key)
         try:
             changes = self.memory.changes
@@ -414,7 +416,7 @@ class CacheEngine:
         return None
 
     def refuse(self, key: str, error: CorruptEntryError) -> None:
-        """Count, note and log why an entry is not served."""
+        """Count, record and log why an entry is not returned."""
         self.note("refused", key, str(error))
         if isinstance(error, IncompatibleEntryError):
             self.counters.add("stale")
@@ -439,7 +441,7 @@ class CacheEngine:
         return Eviction(self.backend, self.max_size, evict)
 
     def _evict(self, event: What, key: str) -> int:
-        """Delete one entry to make room, counted and noted; return the bytes freed."""
+        """Delete one entry to make room, count it and record it; return the bytes freed."""
         size = self._delete(key)
         self.memory.delete(key)
         if size:
@@ -458,7 +460,7 @@ class CacheEngine:
             self.report(operation, error)
 
     def report(self, operation: str, error: BaseException) -> None:
-        """Count a survived failure, and log it as a warning the first time."""
+        """Count a failure of the backend; log a warning the first time for each operation."""
         self.counters.add("errors")
         say = log.debug if self._closed or operation in self._reported else log.warning
         self._reported.add(operation)
@@ -482,7 +484,7 @@ class CacheEngine:
             util.register_after_fork(self, CacheEngine._end_with_child)
 
     def _end_with_child(self) -> None:
-        """Make multiprocessing end the engine with a forked child, which never reaches atexit."""
+        """Make multiprocessing close the engine in a forked child, which does not run atexit."""
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.Finalize(self, self._at_end, exitpriority=0)

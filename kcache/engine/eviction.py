@@ -10,26 +10,26 @@ from kcache.errors import DiskFullError, FullError
 from kcache.util import log
 from kcache.util.units import format_size
 
-#: A trim goes down to this share of the cap, so that the next puts have room without a trim.
+#: A trim evicts down to this share of the cap, so that the next puts need no eviction.
 LOW_WATER = 0.9
-#: ... but it removes at most this many entries beyond what the put itself needs. So a put stays
-#: short (10 % of 100,000 entries would take a second), and LMDB, which keeps 2 pages in memory for
-#: each entry, stays small.
+#: A put evicts at most this many entries beyond those that it needs itself. So a put is short (10 %
+#: of 100,000 entries would take a second), and LMDB, which holds 2 pages in memory for each evicted
+#: entry, needs little memory.
 EVICT_BATCH = 64
-#: A trim or clear lets other writers run after this many entries.
+#: A trim or a clear ends its batch after this many entries, so that other processes can write.
 DELETE_BATCH = 1024
-#: ... and after this many if the backend has no room: LMDB copies 3 pages of its index for each.
+#: The same if the backend has no room, because LMDB copies 3 pages of its index for each entry.
 FREE_BATCH = 16
 
 
 class Eviction:
     """Deletes the least recently used entries of a backend until the rest is small enough.
 
-    Threads: one at a time, by the caller's lock. Processes: each evicts on its own, and asks again
-    what is stored when others delete the same entries. Exceptions of the backend pass through.
+    Threads: one at a time; the caller holds a lock. Processes: each evicts on its own, and reads
+    the usage again when others delete the same entries. Exceptions of the backend pass through.
 
     Args:
-        backend: what to evict from.
+        backend: the backend to evict from.
         max_size: the cap, in stored bytes.
         evict: deletes one entry, counts it and returns the bytes freed.
 
@@ -76,9 +76,9 @@ class Eviction:
         return True
 
     def trim_to(self, goal: int, *, most: int = DELETE_BATCH) -> int:
-        """Evict what exceeds `goal` now; what other writers put in the same time does not count.
+        """Evict as many bytes as now exceed `goal`; return the bytes freed.
 
-        Others may write after every `most` entries.
+        Entries that others put meanwhile do not count. Others can write after every `most` entries.
         """
         excess = self._backend.usage().bytes - goal
         freed = 0
@@ -95,7 +95,7 @@ class Eviction:
         return sum(self.each(info.key for info in self._backend.scan() if info.used_ns < since))
 
     def each(self, keys: Iterable[str]) -> Iterator[int]:
-        """Evict entries; yield the bytes that each freed. Others may write after each batch."""
+        """Evict entries; yield the bytes that each freed. Others can write after each batch."""
         left = iter(keys)
         while batch := list(islice(left, DELETE_BATCH)):
             with self._backend.batch():
@@ -103,9 +103,10 @@ class Eviction:
             yield from freed
 
     def _evict_to(self, needed: int, wanted: int, *, most: int | None = None) -> int:
-        """Evict until `needed` bytes at most are stored, then on towards `wanted`.
+        """Evict until at most `needed` bytes are stored, then up to `EVICT_BATCH` more entries.
 
-        At most `most` entries in all, if given. Returns the bytes freed.
+        The latter stops at `wanted` bytes. If `most` is given, at most so many entries are evicted.
+        Returns the bytes freed.
         """
         freed = 0
         extra = 0
@@ -119,5 +120,5 @@ class Eviction:
             size = self._evict(info.key)
             freed, used = freed + size, used - size
             if size == 0 or (used <= needed and extra == 0):
-                used = self._backend.usage().bytes  # another process evicts or writes: check again
+                used = self._backend.usage().bytes  # another process may have evicted or written
         return freed

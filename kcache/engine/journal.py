@@ -1,13 +1,13 @@
 """Journal: records why entries left the cache, in a small file.
 
-One line per event, and one write for each line or for several, so that the lines of several
+The file has one line per event. Whole lines are written in one call, so that the lines of several
 processes never mix::
 
     1763779521.123 evicted 5f0c1be90db5a5f7b9a0a4d0c4e0a7d1 file
 
-That is seconds since the epoch, the event, the first half of the key (`-` for all of them), the
-backend, and a detail, which may be missing. At `LIMIT` bytes, the file becomes ``journal.1`` and
-replaces the old one. A reader skips lines that make no sense, for example after a full disk.
+The fields are seconds since the epoch, the event, the first half of the key (`-` for all keys), the
+backend, and an optional detail. At `LIMIT` bytes, the file is renamed to ``journal.1``, which it
+replaces. A reader skips malformed lines, which a full disk may leave.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ from kcache.directory import CacheDirectory, open_file_of_cache
 from kcache.util.locks import pread
 from kcache.util.open_file import OwnFile, open_own
 
-#: The size in bytes at which a new file begins: at least the last 1,800 events are kept.
+#: The size in bytes at which a new file is begun. At least the last 1,800 events are kept.
 LIMIT = 128 << 10
-#: The two files together take 1/200 of the cap at most, or 16 KiB with a small cap.
+#: The two files together have at most 1/200 of the cap, or 16 KiB if that is more.
 _SHARE = 400
 _LEAST = 8 << 10
-#: Events. An entry was removed to stay under the cap; by a trim; by itself;
-#: with all others; with all others, to another backend; because it was damaged, or of another
-#: version or program. Or it was not stored: for lack of room; because it must not be.
+#: Events, in this order. An entry was evicted to stay under the cap; evicted by a trim; deleted
+#: alone; deleted with all others; moved with all others to another backend; ignored, because it was
+#: damaged or of another version or program; not stored for lack of room; not stored because it must
+#: not be cached.
 What: TypeAlias = Literal[
     "evicted", "trimmed", "deleted", "cleared", "moved", "refused", "rejected", "uncacheable"
 ]
 EVENTS = frozenset[str](get_args(What))
 
-#: Events that one call writes.
+#: How many events `later` collects for one write.
 _TOGETHER = 64
 _DIGITS = 32
 _ALL = "-"
 #: How many characters of a detail are kept.
 _MAX_DETAIL = 200
-#: How many bytes of a file are read: more than a file ever has.
+#: How many bytes of a file are read; no file is larger.
 _MAX_READ = 1 << 20
-#: How each line begins, and so how the file begins.
+#: How each line begins, and so the file.
 _BEGINNING = re.compile(rb"\d{1,12}\.\d{3} [a-z]+ ")
 _LONGEST_BEGINNING = 40
-#: A line: time, event, key, backend, detail. Later times than those of 11 digits can't be shown.
+#: A line: time, event, key, backend, detail. Times of more than 11 digits can't be formatted.
 _LINE = re.compile(r"(\d{1,11}(?:\.\d+)?) ([a-z]+) (-|[0-9a-f]{32}) (\S+)(?: (.*))?")
 
 
@@ -75,13 +76,13 @@ class Journal:
     """The events of one backend in one directory.
 
     Threads: `note` and `events` are safe to share; `later` and `flush` are for one thread at a
-    time, by the caller's lock. Processes: any number write and read one file; if two begin a new
-    one at the same instant, older events may be lost. Crash: nothing is kept open or locked; events
-    for a later write are lost. A failing write is ignored, because only `kcache why` reads the
-    events.
+    time, which holds the caller's lock. Processes: any number write and read one file; if two begin
+    a new file at the same instant, older events may be lost. Crash: nothing is kept open or locked;
+    events that `later` has collected are lost. A failed write is ignored, because the events only
+    explain misses.
 
     Args:
-        directory: of the cache; with None, nothing is noted or remembered.
+        directory: the cache's directory; with None, nothing is written or read.
         backend: its name.
         read_only: read events, and note nothing.
         max_size: the cap of the cache, which bounds the file.
@@ -107,12 +108,12 @@ class Journal:
         self._lines: list[str] = []
 
     def note(self, what: What, key: str = "", detail: str = "") -> None:
-        """Append an event; without a key, it is about all entries."""
+        """Append an event about the entry under `key`; without a key, about all entries."""
         if not self._silent:
             self._write(self._line(what, key, detail))
 
     def later(self, what: What, key: str) -> None:
-        """Append an event soon, together with others, so that the file is opened once for many."""
+        """Collect an event for `flush`, so that the file is opened once for many events."""
         if not self._silent:
             self._lines.append(self._line(what, key, ""))
             if len(self._lines) >= _TOGETHER:

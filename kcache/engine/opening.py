@@ -1,7 +1,7 @@
-"""OpenedBackend: the directory, the backend and the settings of a cache, as they are found.
+"""OpenedBackend: the directory, the backend and the settings of a cache, found and opened.
 
-An argument comes before the environment, that before what is saved in the directory, and that
-before the default.
+An argument overrides the environment, which overrides what is saved in the directory, which
+overrides the default.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from kcache.util.path_safety import why_no_user
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
 
-#: The cap of a backend that is only read: its maker may have allowed larger files.
+#: The cap given to a backend that is only read: the programs that wrote it may have had a larger cap
+#: than this one.
 READ_SIZE = 1 << 34
-#: Each is looked up only if it is needed: finding all takes longer than a hit.
+#: They return the default directories, in order; called only if needed, because both together take
+#: longer than a hit.
 _DEFAULTS = (default_cache_directory, temporary_cache_directory)
 #: Directories in which `warn_of_other_backend` has looked.
 _looked: set[str] = set()
@@ -40,8 +42,8 @@ class OpenedBackend(NamedTuple):
     """A backend that is open, with its directory and its settings. Threads: safe to share.
 
     Attributes:
-        config: the settings, with those that are saved in the directory.
-        directory: None if there is none that can be used.
+        config: the settings, including those that are saved in the directory.
+        directory: the cache's directory; None if none can be used.
         backend: of the cache; a `NoBackend` if there is no directory.
         given: whether the program made the backend; then the directory is only for statistics.
     """
@@ -70,17 +72,16 @@ def open_configured(
     given: Backend | None,
     complain: Callable[[str], object] = log.warning_once,
 ) -> OpenedBackend:
-    """Return the backend that the arguments and the environment name, and log what is wrong.
+    """Open the backend that the arguments and the environment name; warn of what is wrong.
 
-    A directory that the program named must be safe, or ConfigError has the reason. For a wrong
-    directory from the environment, kcache logs a warning, and the cache works without a
-    directory. It does the same if a directory can't be used for another reason. Of the default
-    directories, it takes the first usable one.
+    An unsafe directory is a ConfigError if the program named it. An unsafe directory of the
+    environment, or one that can't be used for another reason, causes a warning, and the cache works
+    without a directory. Of the default directories, the first usable one is taken.
 
     Args:
         arguments: settings by name.
-        given: a backend that the program made.
-        complain: called with a sentence about each thing that is wrong.
+        given: a backend that the program made; closed with the cache.
+        complain: called with a sentence for each problem.
 
     Raises:
         ConfigError, UnknownBackendError: an argument is not allowed.
@@ -104,7 +105,7 @@ def find_cache(
 
     Args:
         arguments, given, complain: as for `open_configured`; so are the errors.
-        look: change nothing, whatever the settings are.
+        look: whether to change nothing, whatever the settings are.
     """
     complaints: list[str] = []
     config = Config.load(arguments, complain=complaints.append)
@@ -134,7 +135,7 @@ def _find_directory(
     if named is None and given is not None:
         return missing
     finds: tuple[Callable[[], object], ...] = (lambda: named,)
-    if named is None:  # one that only reads must not find another than those that write
+    if named is None:  # a reader must find the same directory as the programs that write
         finds = (default_directory,) if read_only else _DEFAULTS
     for find in finds:
         path = str(find())
@@ -158,7 +159,7 @@ def _find_directory(
 
 
 def default_directory() -> str:
-    """Return the default directory that programs use, or would make; nothing is created."""
+    """Return the default directory that programs use, or would make. Nothing is created."""
     for find in _DEFAULTS:
         path = str(find())
         if is_usable(path):
@@ -176,8 +177,9 @@ def _open_backend(
     """Return the backend; if it rejects the directory (LMDB on NFS), one that stores nothing.
 
     Raises:
-        ConfigError: it rejects a cap that the program gave; one of the environment is a warning.
-        UnknownBackendError: the program named one that is not installed.
+        ConfigError: the backend rejects a cap that the program gave. For a cap of the environment,
+            it causes a warning.
+        UnknownBackendError: the program named a backend that is not installed.
     """
     name, (max_size, source) = config.backend.value, config.max_size
     folder, read_only = directory.backend(name), _is_read_only(config)
@@ -224,9 +226,9 @@ def other_backend_hint(directory: CacheDirectory, named: Setting[str], backend: 
     """Return a sentence if a backend has no entries, and another one has a folder; else nothing.
 
     Args:
-        directory: of both.
-        named: the name of the backend, and what names it.
-        backend: itself.
+        directory: has the folders of both.
+        named: the name of the backend, with the source of the setting.
+        backend: the backend itself.
     """
     name, source = named
     try:
@@ -257,8 +259,8 @@ def open_engine(
     """Return an engine over the backend called `backend`, in `directory`.
 
     Sizes are in bytes, or text such as `"512MB"`. With `memory_size=0` every get reaches the
-    backend. The engine counts into the directory's statistics. Settings of the environment, and
-    those that are saved in the directory, do not matter.
+    backend. The engine adds its counts to the directory's statistics. Settings of the environment
+    and those saved in the directory are ignored.
 
     Raises:
         ConfigError: a size is not allowed, or the directory is unsafe.
@@ -280,12 +282,12 @@ def open_engine(
 
 
 def engine_of(opened: OpenedBackend, memory_size: int, *, producer: str = "") -> CacheEngine:
-    """Return an engine over a backend, whose processes share the files of its directory.
+    """Return an engine over an opened backend, with the files of its directory.
 
     Args:
-        opened: the backend.
+        opened: the backend, which the engine closes.
         memory_size: of the memory tier, in bytes.
-        producer: of its entries; without one, nothing is noted in the journal.
+        producer: of its entries; without one, the engine has no journal.
     """
     from kcache.engine.engine import CacheEngine  # `kcache doctor` runs without xxhash
 

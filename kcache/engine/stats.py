@@ -27,23 +27,24 @@ class Stats(NamedTuple):
     """A snapshot of what a cache has done.
 
     Attributes:
-        hits: requests answered from the cache, from memory or from the backend.
+        hits: requests answered from the cache: from memory, the backend, a layer or a remote.
         memory_hits: those of `hits` that the memory tier answered.
         misses: requests that the cache could not answer.
         compiles: compiles that were run to the end and succeeded.
-        uncacheable: compiles whose result must not be cached (time macros, options that write,
-            compiles in this process or that can't be recorded).
+        uncacheable: compiles whose result must not be cached: with time macros or options that
+            write files, run in this process, or not recorded.
         puts: entries written.
         evictions: entries evicted to stay under the cap.
         stale: entries found that no longer apply: a header changed since it was last checked in the
             same place, or another format or producer.
         corrupt: entries found damaged.
-        rejected: entries not stored because one alone exceeds the cap, or nothing could be evicted.
+        rejected: entries not stored because they exceed the cap, or because nothing could be
+            evicted.
         errors: backend operations that failed; no request failed because of them.
         bytes_evicted: stored bytes of the evicted entries.
         compile_seconds: seconds spent in compiles that succeeded.
-        saved_seconds: seconds of compiling that hits made unnecessary; each kernel counts
-            once per process that gets it.
+        saved_seconds: seconds of compiling that hits made unnecessary; each kernel counts once in
+            each process.
         hit_seconds: seconds spent in hits.
         coalesced: requests that waited for another thread or process that was making the same
             entry, and got that entry; most of them are `hits`, too.
@@ -52,8 +53,8 @@ class Stats(NamedTuple):
             lock.
         layer_hits: those of `hits` that a layer answered.
         remote_hits: those of `hits` that a remote answered.
-        remote_misses: requests for which all remotes answered that they have nothing.
-        remote_errors: requests that a remote did not answer, and no other one could.
+        remote_misses: requests for which no remote had the kernel, and all of them answered.
+        remote_errors: requests for which no remote had the kernel, and not all of them answered.
         remote_puts: kernels handed to the daemon, to be put to the remotes.
     """
 
@@ -120,14 +121,14 @@ def _stats(values: Iterable[float]) -> Stats:
 
 #: Where hits come from: the two tiers of the user's own cache, read-only tiers, and remotes.
 MEMORY, DISK, LAYER, REMOTE = TIERS = ("memory", "disk", "layer", "remote")
-#: How many hits wait to be added up, and how many keys are remembered as known to a process.
+#: How many hits wait to be summed, and how many keys are remembered as seen by this process.
 _MAX_WAITING, _MAX_KNOWN = 256, 65_536
 
 
 class Counters:
     """The counts of one engine.
 
-    Threads: safe to share, also with handlers of signals. Fork: see `after_fork`.
+    Threads: safe to share, also in signal handlers. Fork: see `after_fork`.
 
     Attributes:
         lock: held for each change.
@@ -137,16 +138,16 @@ class Counters:
 
     def __init__(self) -> None:
         self._totals: dict[str, float] = dict.fromkeys(FIELDS, 0)
-        #: Arguments of `hit` that are not added up yet; of what was `made`, with no tier. `append`
-        #: needs no lock.
+        #: Arguments of `hit` that are not summed yet; for `made`, the tier is empty. `append` needs
+        #: no lock.
         self._hits: deque[tuple[str, float, float, str]] = deque()
-        #: Keys of what this process has already got, made by itself or from the cache.
+        #: Keys of the entries that this process has made or got from the cache.
         self._known: set[str] = set()
         self._flushed: tuple[float, ...] = (0,) * len(FIELDS)
         self._new_locks()
 
     def _new_locks(self) -> None:
-        # Reentrant: a handler of a signal may use the cache while its thread counts.
+        # Reentrant, because a signal handler may run while its thread counts.
         self.lock, self._flushing = threading.RLock(), threading.RLock()
 
     def add(self, name: str, amount: float = 1) -> None:
@@ -155,18 +156,22 @@ class Counters:
             self._totals[name] += amount
 
     def hit(self, key: str, cost: float, elapsed: float, tier: str) -> None:
-        """Count a hit that took `elapsed` seconds, of what took `cost` seconds to make.
+        """Count a hit.
 
-        `tier` is one of `TIERS`.
+        Args:
+            key: of the entry.
+            cost: seconds that making the entry took.
+            elapsed: seconds that the hit took.
+            tier: one of `TIERS`.
         """
         self._hits.append((key, cost, elapsed, tier))
         if len(self._hits) > _MAX_WAITING:
             self.values()
 
     def made(self, key: str) -> None:
-        """Note that this process has made an entry, so that hits of it save this process nothing.
+        """Record that this process has made an entry, so that its later hits save no time.
 
-        Without a cache, it would have made it once, too.
+        Without a cache, the process would have made the entry once, too.
         """
         self._hits.append((key, 0.0, 0.0, ""))
 
@@ -198,7 +203,7 @@ class Counters:
     def flush(self, file: StatsFile | None, *, timeout: float) -> None:
         """Add the counts since the last flush to a file, if there is one.
 
-        If the file is locked for longer than `timeout` seconds, they wait for the next flush.
+        If the file is locked for longer than `timeout` seconds, the counts wait for the next flush.
 
         Raises:
             BackendError: the file can't be written.
@@ -212,7 +217,7 @@ class Counters:
                 self._flushed = now
 
     def after_fork(self) -> None:
-        """Drop, in a child, the counts that the parent will write."""
+        """Drop the counts that the parent will write; called in the child."""
         self._new_locks()
         self._flushed = self.values()
 
@@ -221,17 +226,17 @@ class StatsFile:
     """The counts of every process that used a directory, in one file.
 
     Threads and processes: safe to share; the record is locked for each change. Crash: only the
-    counts since the last `add` are lost; a damaged record counts as zeros. Nothing is kept open, so
-    forks need no care. If the file can't be written, or is not one that this class made, `add`
-    raises `BackendError`.
+    counts since the last `add` are lost; a damaged record counts as zeros. Fork: no file is kept
+    open. If the file can't be opened or written, `add` raises `BackendError`; a file with other
+    content is replaced, see `open_file_of_cache`.
     """
 
     _HEADER = b"kcache-stats/2".ljust(64, b"\0")
     _RECORD = 256
     _BODY = struct.Struct(f"<4x{len(FIELDS)}d")
-    #: How often a record is read: one that is read while it is written looks damaged.
+    #: How often a record is read at most, because it looks damaged while it is being written.
     _TRIES = 8
-    #: A count stays below this: a double counts exactly up to here.
+    #: No count reaches this: a double is an exact integer only below it.
     _MAX = 2.0**53
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -291,7 +296,7 @@ class StatsFile:
                 raw[4:]
             ):
                 values: tuple[float, ...] = self._BODY.unpack_from(raw, 4)
-                if all(0 <= n < self._MAX for n in values):  # else no process has counted that
+                if all(0 <= n < self._MAX for n in values):  # else no process wrote them
                     return values
         return (0.0,) * len(FIELDS)
 
