@@ -27,8 +27,8 @@ from kcache.util.path_safety import why_no_user
 if TYPE_CHECKING:
     from kcache.engine.engine import CacheEngine
 
-#: The cap given to a backend that is only read: the programs that wrote it may have had a larger cap
-#: than this one.
+#: The cap given to a backend that is only read, because programs with a larger cap may have written
+#: it.
 READ_SIZE = 1 << 34
 #: They return the default directories, in order; called only if needed, because both together take
 #: longer than a hit.

@@ -31,10 +31,10 @@ class Stats(NamedTuple):
         memory_hits: those of `hits` that the memory tier answered.
         misses: requests that the cache could not answer.
         compiles: compiles that were run to the end and succeeded.
-        uncacheable: compiles whose result must not be cached: with time macros or options that
-            write files, run in this process, or not recorded.
+        uncacheable: compiles whose result must not be cached: those with time macros or with
+            options that write files, those in this process, and those that can't be recorded.
         puts: entries written.
-        evictions: entries evicted to stay under the cap.
+        evictions: entries evicted to stay under the cap, or by a trim.
         stale: entries found that no longer apply: a header changed since it was last checked in the
             same place, or another format or producer.
         corrupt: entries found damaged.
