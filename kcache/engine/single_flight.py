@@ -21,41 +21,41 @@ if TYPE_CHECKING:
 
     from kcache.engine.stats import Counters
 
-#: Seconds between two tries of a lock that another process holds: a twentieth of the time waited so
+#: Seconds between two attempts to acquire another process's lock: a twentieth of the time waited so
 #: far, within these limits. Sixteen waiting processes then take 2 % of a core.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.025
-#: ... and longer in a process that waits for so many keys that this is more: 800 threads then take
-#: a tenth of a core, and not a whole one.
+#: The longest pause is this for each key that the process waits for, if that is more: 800 threads
+#: then take a tenth of a core instead of a whole one.
 _PAUSE_EACH = 0.0005
 #: After this many seconds, a waiting process checks whether the value is there although the lock is
 #: held. The holder may be stopped, and another process may have timed out and made the value.
 _LOOK_INTERVAL = 1.0
-#: All that is in the file of locks. The locks are on bytes after it, where no data is stored.
+#: The whole content of the lock file. The locks are on bytes after it, where no data is stored.
 _MARK = b"kcache-flight/2\0"
 
 
 class SingleFlight:
     """Makes each value once, by one thread of one process, while the others wait for it.
 
-    Threads of one process wait for the turn of the thread that makes it. Processes wait for a
-    lock on the key (`_try_lock`), and look again when they have it. No wait for the maker takes
-    longer than `wait` seconds. After that, one of those that wait takes its place, by a second
-    lock, and the others wait as long for that one. Then each makes the value itself. Without
-    working locks, every process makes the value at once, counted as `unlocked`.
+    The threads of a process wait for the turn of the thread that makes the value. Processes wait
+    for a lock on the key (`_try_lock`), and look for the value again when they have acquired it. A
+    wait ends after `wait` seconds. Then one of the waiters acquires the fallback lock and makes the
+    value, and the others wait for it, again up to `wait` seconds. After that, each makes the value
+    itself. Without working locks, every process makes the value at once, counted as `unlocked`.
 
-    An exception reaches the threads that wait, each as its own copy, and the next caller tries
-    again. If the thread that makes the value is interrupted or its process killed, one of those
-    that wait replaces it.
+    If making the value raises an exception, each waiting thread raises a copy of it, and the next
+    caller tries again. If the thread that makes the value is interrupted, or its process is killed,
+    one of the waiters makes the value.
 
-    Threads: safe to share; not from signal handlers. A thread that asks for the key that it is
-    making makes the value. Processes: by the lock file. Crash: the kernel releases the lock of a
+    Threads: safe to share, but not in signal handlers. A nested call for the same key in one thread
+    makes the value again. Processes: by the lock file. Crash: the kernel releases the lock of a
     killed process. Fork: the child starts without turns and locks.
 
     Args:
-        path: of the lock file; None excludes threads only.
+        path: of the lock file; None if only threads exclude each other.
         wait: seconds, at least 0.
-        counters: where `coalesced`, `wait_timeouts` and `unlocked` are counted, and as `misses` the
-            errors of others.
+        counters: gets `coalesced`, `wait_timeouts` and `unlocked`, and a miss for each error of
+            another thread's turn.
     """
 
     def __init__(self, path: str | None, *, wait: float, counters: Counters) -> None:
@@ -75,10 +75,10 @@ class SingleFlight:
         """Return the turn of this thread for a key.
 
         Args:
-            key: what to make, 64 hexadecimal digits.
-            scope: an error is shared by threads with the same scope only.
-            shares_old_errors: whether an error is shared although its turn led before this one
-                began.
+            key: of the value, 64 hexadecimal digits.
+            scope: only threads with the same scope share an error.
+            shares_old_errors: whether this turn raises the error of a turn that began to make the
+                value before this one was created.
         """
         return Turn(self, key, scope, shares_old_errors)
 
@@ -87,14 +87,15 @@ class SingleFlight:
         log.info("waited %.0f s for another compile of %s; compiling it here, too", self._wait, key)
 
     def _try_lock(self, key: str, *, is_fallback: bool) -> tuple[OwnFile | None, bool]:
-        """Return the lock of a key if it could be acquired, and whether the key is free.
+        """Try to lock a key; return the file if that succeeded, and whether the key is free.
 
-        It is on one byte of the file, whose offset is 62 bits of the key, so that no file is made
-        per key. Two keys share a byte once in 2**62. The fallback lock is acquired after a timeout.
+        Without a lock file or working locks, every key is free.
 
-        The file is opened anew for each lock. The kernel releases the locks of a killed process. If
-        the file is removed or replaced, two processes that hold locks in two files both make the
-        entry, which costs time and nothing else.
+        The lock is on one byte of the lock file. Its offset is 62 bits of the key, so that no file
+        is made per key; two keys have the same byte with a probability of 2**-62.
+
+        The file is opened anew for each lock. If it is removed or replaced, two processes may hold
+        locks in two files and both make the value, which only costs time.
         """
         if self._path is None:
             return None, True
@@ -111,22 +112,22 @@ class SingleFlight:
         self._count("unlocked")
         say = log.debug if self._complained else log.warning
         self._complained = True
-        say("no lock between processes, each compiles for itself (%s)", reason)
+        say("no lock between processes; each compiles for itself (%s)", reason)
         return None, True
 
 
 class Turn:
-    """One request for a key: its thread makes the value, or waits for another one that does.
+    """One request for a key: its thread makes the value, or waits until another thread has made it.
 
-    In the `with` block of a turn, iterate over it, and look for the value in each step: it may be
-    there now. A step is the result that another thread has just made, or None. After the last step,
-    make the value, and set `result`.
+    In the `with` block of a turn, iterate over it, and look for the value at each step, because it
+    may exist by then. A step yields the result that another thread has just made, or None. If no
+    step finds the value, make it after the last one, and set `result`.
 
     Attributes:
-        result: what the threads that wait may use; None if they have to make the value themselves.
+        result: what the waiting threads may use; None if they have to make the value themselves.
 
     Raises:
-        Exception: in a step, what was raised in the block of the thread that was waited for.
+        Exception: at a step, a copy of the exception that ended the block of another thread.
     """
 
     def __init__(self, flight: SingleFlight, key: str, scope: str, shares_old_errors: bool) -> None:
@@ -141,7 +142,7 @@ class Turn:
         self._began = 0.0
         self._leads = self._waited = False
         self._held: OwnFile | None = None
-        #: Set at the end of the block, after the error or whether the value was made.
+        #: Set at the end of the block, after `_error` and `_has_made` have their values.
         self._ended = threading.Event()
         self._error: Exception | None = None
         self._has_made = False
@@ -150,7 +151,7 @@ class Turn:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Release the lock, and end the wait of this process's threads."""
+        """Release the lock, and wake the threads of this process that wait for this turn."""
         flight = self._flight
         try:
             if self._held is not None:
@@ -173,12 +174,12 @@ class Turn:
             if leader is self:
                 yield from self._wait_for_lock()
                 break
-            if leader._thread == self._thread:  # asked for while it is being made
+            if leader._thread == self._thread:  # requested by the code that makes it
                 break
             self._waited = True
             if not leader._ends_in_time(self._asked):
                 with flight._lock:
-                    if flight._leaders.get(key) is leader:  # otherwise another one replaced it
+                    if flight._leaders.get(key) is leader:  # otherwise another turn replaced it
                         flight._leaders[key] = self
                         self._began = time.monotonic()
                 if self._began:
@@ -195,10 +196,10 @@ class Turn:
         self._leads, self._began = True, time.monotonic()
 
     def _ends_in_time(self, asked: float) -> bool:
-        """Wait for the end of this turn in another thread, which has `asked` then.
+        """Wait, in another thread whose turn was created at `asked`, for the end of this turn.
 
-        Returns False if it makes the value for longer than `wait` seconds, or waits that long for
-        another process.
+        Returns False if this turn, or the process that it waits for, has been making the value for
+        longer than `wait` seconds.
         """
         wait = self._flight._wait
         while True:
@@ -210,10 +211,11 @@ class Turn:
                 return False
 
     def _wait_for_lock(self) -> Iterator[None]:
-        """Yield when the lock of the key is acquired, and sometimes while another process has it.
+        """Yield when the lock is acquired, and at intervals while another process holds it.
 
-        If another process holds it for too long, wait for the fallback lock, and after that do
-        without one. A turn that has replaced another one has waited already.
+        If another process holds the lock for longer than `wait` seconds, this waits for the
+        fallback lock, and after another timeout returns without a lock. A turn that has replaced
+        another one waits for the fallback lock alone.
         """
         flight = self._flight
         for is_fallback in (True,) if self._began else (False, True):
@@ -237,7 +239,7 @@ class Turn:
 
 
 def copied(error: Exception) -> Exception:
-    """Return a copy for another thread, so that the two tracebacks don't mix."""
+    """Return a copy of an exception for another thread, so that each has its own traceback."""
     kind = type(error)
     try:
         if isinstance(kind.__init__, types.FunctionType):  # its arguments are not in `args`
