@@ -4,7 +4,6 @@ import io
 import os
 import sqlite3
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,7 @@ from core.helpers import fork, umask, wait
 import kcache
 from kcache import BundleError, Entry, KernelCache
 from kcache.nvrtc.manifest import Manifest
-from kcache.readonly.bundle_file import Bundle
-from kcache.remote.signing import Sealer, make_keys, write_keys
+from kcache.remote.signing import make_keys, write_keys
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -283,10 +281,3 @@ def exchanged(signed: bytes, folder: Path) -> bytes:
     (one, first), (two, second), *rest = connection.execute("SELECT key, value FROM entries")
     connection.close()
     return written([(one, second), (two, first), *rest], folder)
-
-
-# -- as a layer --------------------------------------------------------------------------------------
-
-
-def opened(path: Path) -> closing[Bundle]:
-    return closing(Bundle(path, sealer=Sealer()))

@@ -10,8 +10,6 @@ from cli.helpers import fill, kernel, key
 import kcache
 from kcache.config import VARIABLES
 
-EMPTY = "is empty, and there is a folder of file"
-
 
 def saved(directory: Path) -> dict[str, str]:
     """Returns the settings that are saved in a cache's directory."""

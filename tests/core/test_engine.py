@@ -234,11 +234,3 @@ def test_use_after_close(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> No
     assert engine.stats().errors > 0
     engine.total_stats()
     engine.close()
-
-
-def test_an_engine_that_is_let_go_closes_its_backend() -> None:
-    backend = MemoryBackend()
-    engine = CacheEngine(backend)
-    engine.put(key(1), entry())
-    del engine
-    assert backend.closed == 1

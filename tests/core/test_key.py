@@ -8,9 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from core.helpers import QUICK, output_of
-from hypothesis import given
-from hypothesis import strategies as st
+from core.helpers import output_of
 
 import kcache
 from kcache import CompileOptions, hash_options, hash_source
@@ -86,18 +84,6 @@ def test_the_digest_is_sha256_over_length_prefixed_fields() -> None:
     )
     found = digest_fields("label", [("name", b"value"), ("", b"\0\xff")])
     assert found == hashlib.sha256(image).hexdigest()
-
-
-FIELDS = st.lists(st.tuples(st.text(max_size=4), st.binary(max_size=4)), max_size=4)
-
-
-@QUICK
-@given(st.text(max_size=3), FIELDS, st.text(max_size=3), FIELDS)
-def test_different_fields_never_share_a_digest(
-    label: str, first: list[tuple[str, bytes]], other: str, second: list[tuple[str, bytes]]
-) -> None:
-    same = (label, first) == (other, second)
-    assert (digest_fields(label, first) == digest_fields(other, second)) is same
 
 
 def test_options_are_order_sensitive_and_length_prefixed() -> None:

@@ -17,7 +17,7 @@ import kcache
 from kcache import Stats, open_engine
 from kcache.directory import open_directory
 from kcache.engine.journal import EVENTS, LIMIT, Event, Journal
-from kcache.engine.stats import FIELDS, TIERS, Counters, StatsFile
+from kcache.engine.stats import FIELDS, Counters, StatsFile
 from kcache.util.locks import lock
 from kcache.util.open_file import open_own
 
@@ -229,20 +229,6 @@ def noted(directory: Path) -> list[Event]:
     return list(Journal(str(directory), "file").events())
 
 
-def test_what_is_noted_is_found_by_the_next_process(tmp_path: Path) -> None:
-    assert noted(tmp_path) == []
-    journal(tmp_path).note("evicted", KEY)
-    journal(tmp_path, at=1001).note("refused", KEY, "checksum mismatch")
-    journal(tmp_path, at=1002).note("cleared")
-    first, second, third = noted(tmp_path)
-    assert first == Event(1000.5, "evicted", KEY[:32], "")
-    assert second == Event(1001.0, "refused", KEY[:32], "checksum mismatch")
-    assert third == Event(1002.0, "cleared", "", "")
-    assert first.concerns(KEY)
-    assert not first.concerns("f" + KEY[1:])
-    assert not third.concerns(KEY)
-
-
 @given(detail=st.text(), what=st.sampled_from(sorted(EVENTS)))
 def test_odd_details(detail: str, what: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("journal")
@@ -292,13 +278,3 @@ def test_the_engine_notes_what_it_refuses(tmp_path: Path) -> None:
     (event,) = noted(tmp_path)
     assert (event.what, event.key) == ("refused", KEY[:32])
     assert "too short" in event.detail
-
-
-def test_hits_are_counted_by_tier_and_save_their_time_once_per_key() -> None:
-    counters = Counters()
-    counters.made("a")
-    for name, tier in zip("abcdeb", (*TIERS, "disk", "remote"), strict=True):
-        counters.hit(name, 0.5, 0.25, tier)
-    found = counters.snapshot()
-    assert (found.hits, found.memory_hits, found.layer_hits, found.remote_hits) == (6, 1, 1, 2)
-    assert (found.saved_seconds, found.hit_seconds) == (2.0, 1.5)

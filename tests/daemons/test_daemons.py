@@ -179,23 +179,6 @@ def test_a_persistent_one_that_nobody_can_reach_ends(place: Path, replaced: bool
 
 
 @pytest.mark.usefixtures("hasty")
-def test_it_makes_its_socket_again_and_ends_with_its_only_program(place: Path) -> None:
-    """A program removes the socket of a service that it takes for silent."""
-    path = place / "socket"
-    read, write = os.pipe()
-    with serving(path, owner=read):
-        before = sockets.socket_identity(str(path))
-        other = bound(str(place / "other"))  # so that the inode is not used again
-        path.unlink()
-        until(lambda: sockets.socket_identity(str(path)) not in (before, None))
-        assert sockets.status(str(path)) is not None
-        os.close(write)
-        until(lambda: not path.exists())
-    os.close(read)
-    os.close(other)
-
-
-@pytest.mark.usefixtures("hasty")
 def test_heartbeats(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "HEARTBEAT", 0.0)
     path, handlers = place / "socket", Echo()

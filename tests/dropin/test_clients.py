@@ -67,15 +67,6 @@ def test_what_they_launch_computes_the_same(
         assert dropin.same(*command).misses == 1
 
 
-def test_a_source_that_uses_its_own_path(real: Path, dropin: Dropin) -> None:
-    folders = [dropin.folder / "a", dropin.folder / "longer", dropin.folder / "a"]
-    command = (sys.executable, CLIENTS / "own_name.py", *folders, real)
-    off = {"KCACHE_RELOCATION": "off"}  # else a length of a path is that of the first place
-    first, second = dropin.same(*command, **off), dropin.run(*command, **off)
-    assert first.output == second.output, second.errors
-    assert second.misses == 0, second.line
-
-
 def test_the_page_about_cuda_core(nvrtc: tuple[int, int], dropin: Dropin, tmp_path: Path) -> None:
     needs("cuda.core")
     pytest.importorskip("click", reason="the extra cli is not installed")
@@ -139,15 +130,6 @@ def test_ways_to_open_it(real: Path, dropin: Dropin) -> None:
         for how in ("", "clears")
     )
     assert dropin.same("sh", "-ec", "\n".join(ways)).code == 0
-
-
-def test_a_program_that_can_not_find_nvrtc_still_can_not(dropin: Dropin) -> None:
-    code = "import ctypes; ctypes.CDLL('libnvrtc.so.13')"
-    bare, told = dropin.bare(sys.executable, "-c", code), dropin.run(sys.executable, "-c", code)
-    if bare.code == 0:
-        pytest.skip("NVRTC is on the loader's path here")
-    assert told.code == bare.code
-    assert "OSError: " in told.errors
 
 
 # -- recorded runs: warmed elsewhere, checked, and then run without a compile ----------------------

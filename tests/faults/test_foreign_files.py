@@ -150,30 +150,3 @@ for number in range(3, 23):
 def test_closed_descriptors(name: str, foreign: Foreign, tmp_path: Path) -> None:
     """As programs that become daemons do; the numbers are those of other files then."""
     output_of(DAEMON, tmp_path / "cache", foreign.paths[0].parent, name)
-
-
-EXITS = """
-import sys, threading
-from kcache import Entry, open_engine
-place, name, looks, how = sys.argv[1:]
-engine = open_engine(place, backend=name, max_size=1_000_000)
-begun = threading.Barrier(4)
-def work(number):
-    begun.wait()
-    while True:
-        try:
-            engine.put(f"{number}" * 64, Entry({"a": b"x" * 5000}))
-            engine.get(f"{number}" * 64)
-        except NameError:
-            return  # dropped; Python aborts where a daemon thread is printing a traceback as it ends
-for number in range(3):
-    threading.Thread(target=work, args=(number,), daemon=True).start()
-begun.wait()
-for _ in range(int(looks)):  # so that exits come at any point of their work
-    engine.get("0" * 64)
-if how == "close":
-    engine.close()
-if how == "drop":
-    del engine
-sys.exit(7)
-"""

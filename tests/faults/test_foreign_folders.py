@@ -213,17 +213,6 @@ def test_no_call_changes_a_folder_that_is_no_cache(place: Path) -> None:
     assert snapshot(place) == before
 
 
-def test_a_cache_that_lost_its_marker_is_refused_and_left_alone(tmp_path: Path) -> None:
-    """Such as one that `rm -rf` has removed in part, beside a program that uses it."""
-    with open_engine(tmp_path / "cache") as engine:
-        assert engine.put(key(1), entry())
-    (tmp_path / "cache" / NAME).unlink()
-    before = snapshot(tmp_path / "cache")
-    with pytest.raises(ConfigError, match=f"is not a cache: it has '.*' in it, and no '{NAME}'"):
-        open_engine(tmp_path / "cache")
-    assert snapshot(tmp_path / "cache") == before
-
-
 def test_a_new_file_system_counts_as_empty(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     open_directory(str(tmp_path))

@@ -33,9 +33,6 @@ def has_all(engine: CacheEngine) -> None:
 
 # -- errors of the system ----------------------------------------------------------------------------
 
-ERRORS = ("EIO", "EDQUOT")
-METHODS = ("use", "put", "delete", "usage", "coldest", "scan", "batch")
-
 
 @ALL
 def test_no_descriptors_left_is_survived(name: str, tmp_path: Path) -> None:
@@ -214,20 +211,3 @@ def test_forks_beside_the_first_use_leave_no_child_waiting(tmp_path: Path, long:
     runs = 80 if long else 3
     for run in range(runs):
         assert output_of(FIRST, str(tmp_path / "cache"), str(0.12 * run / runs)) == "well"
-
-
-EXITS = """
-import os, sys
-from kcache import Entry, open_engine
-with open_engine(sys.argv[1], backend=sys.argv[2]) as engine:
-    engine.put("1" * 64, Entry({"a": b"1"}, {}))
-    assert engine.get("1" * 64)
-    engine.backend.usage()
-    pid = os.fork()
-    if not pid:
-        sys.exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
-    assert engine.backend.usage().entries == 1
-    assert engine.get("1" * 64)
-    assert engine.stats().errors == 0
-"""

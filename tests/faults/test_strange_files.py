@@ -175,7 +175,3 @@ def test_nothing_in_a_files_place_hangs_or_takes_memory(
         if end := wait(pid):
             ends[seed] = (did, end)
     assert ends == {}
-
-
-FILES = ("stats", "slots", "journal", "journal.1", "flight", "CACHEDIR.TAG", "file/counters")
-COMMANDS = ("info", "stats", "stats --zero", "doctor", "report", "verify", "verify --repair", "ls")

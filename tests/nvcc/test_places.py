@@ -259,14 +259,6 @@ def test_a_list_of_dependencies_names_the_files_of_its_own_place(
     assert told == mine.replace(str(one), str(other)).replace("id-one", "id-another")
 
 
-def test_a_moved_tree_whose_header_differs_compiles_again(service: Service, tmp_path: Path) -> None:
-    one, other = place(tmp_path, "one", PLAIN), place(tmp_path, "another", PLAIN)
-    first = compile_in(service, one, "-cubin")
-    (other / "include/header.h").write_text("#define FACTOR 4\n")
-    assert compile_in(service, other, "-cubin") != first
-    assert service.counts["hits"] == 0
-
-
 def test_objects_from_one_entry_can_be_linked_together(service: Service, tmp_path: Path) -> None:
     """Twice the same object in one library, as two copies of one file give."""
     source = INTERNAL.replace("kernel", "NAME").replace("other", "NAME2")

@@ -3,7 +3,6 @@
 import os
 import pty
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from nvcc.conftest import Service, written
-from remote import servers
 
 from kcache.dropin import build
 from kcache.dropin import run_environment as env
@@ -96,17 +94,6 @@ def test_a_static_program_and_a_script_start_it(service: Service, project: Path)
     for hits in (0, 1):
         done = run(service, script, *CUBIN, cwd=project)
         assert (done.returncode, f"hits {hits}; misses {1 - hits};" in done.stderr) == (0, True)
-
-
-@pytest.mark.slow
-def test_ninja_is_answered(service: Service, project: Path) -> None:
-    rules = f"rule nvcc\n command = {service.nvcc} {' '.join(CUBIN)}\nbuild k.cubin: nvcc k.cu\n"
-    (project / "build.ninja").write_text(rules)
-    for hits in (0, 1):
-        (project / "k.cubin").unlink(missing_ok=True)
-        (project / ".ninja_log").unlink(missing_ok=True)
-        done = run(service, "ninja", cwd=project)
-        assert (done.returncode, f"hits {hits};" in done.stderr) == (0, True)
 
 
 # -- what happens to a start -----------------------------------------------------------------------
@@ -319,38 +306,6 @@ def test_many_starts_at_once_compile_once(service: Service, project: Path) -> No
     ]
     assert [process.wait(120) for process in started] == [0] * 8
     assert (service.counts["misses"], service.counts["hits"]) == (1, 7)
-
-
-@pytest.mark.slow
-def test_a_read_only_directory_answers(service: Service, project: Path, tmp_path: Path) -> None:
-    assert service.run(*CUBIN, cwd=project).returncode == 0
-    made = (project / "k.cubin").read_bytes()
-    (project / "k.cubin").unlink()
-    shared = tmp_path / "shared"
-    (tmp_path / "cache").rename(shared)
-    service.restart(KCACHE_REMOTE=shared.as_uri())
-    assert service.run(*CUBIN, cwd=project).returncode == 0
-    assert (project / "k.cubin").read_bytes() == made
-    assert (service.counts["hits"], service.counts["misses"]) == (1, 0)
-
-
-@pytest.mark.slow
-def test_a_remote_answers_another_machine(service: Service, project: Path, tmp_path: Path) -> None:
-    with servers.redis(tmp_path) as server:
-        remote = f"redis://127.0.0.1:{server.port}"
-        for machine, hits in (("one", 0), ("another", 1)):
-            told = {"KCACHE_REMOTE": remote, "KCACHE_DIR": str(tmp_path / machine)}
-            service.restart(**told)
-            assert service.run(*CUBIN, cwd=project).returncode == 0
-            assert service.counts["hits"] == hits
-            while _entries(server.port) < 2:  # the artifact, and its evidence
-                pass
-
-
-def _entries(port: int) -> int:
-    with socket.create_connection(("127.0.0.1", port)) as redis:
-        redis.sendall(b"DBSIZE\r\n")
-        return int(redis.recv(64)[1:])
 
 
 @pytest.mark.parametrize("streams", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])

@@ -265,12 +265,6 @@ class TestValues:
         assert options == CompileOptions(arch="sm_80", defines=["A=1"], include_paths=["x"])
         assert options.replace(arch=90) != options
 
-    def test_replace_names_what_is_allowed(self):
-        with pytest.raises(
-            kcache.ConfigError, match="include_path.*expected one of.*include_paths"
-        ):
-            CompileOptions(arch=80).replace(include_path=["x"])
-
 
 class TestParsedOptions:
     @pytest.mark.parametrize(

@@ -92,14 +92,6 @@ def test_each_part_of_the_place_may_differ(cache, tmp_path, there):
     assert cache.stats().compiles == 1
 
 
-@pytest.mark.parametrize("source", [INCLUDING, KERNEL.replace("V", "1")])
-def test_the_name_of_the_source_counts_without_its_directory(cache, tmp_path, source):
-    options = here(tmp_path, header(1))
-    for name, hit in (("a/k.cu", False), ("bb/k.cu", True), ("bb/other.cu", False)):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        assert agreed(cache, source, options, source_name=str(tmp_path / name)).cached is hit
-
-
 @pytest.mark.parametrize("use", USES)
 def test_what_a_header_does_with_its_path(cache, tmp_path, use):
     """What shows it is compiled in each place; what computes with it keeps the first place's."""
