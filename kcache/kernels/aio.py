@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How many threads look for hits. They never wait for a compile.
+#: How many threads look up hits. They never wait for a compile.
 _LOOKING = 2
 
 
 class AsyncFront:
     """Answers requests of any number of event loops from threads of its own.
 
-    Two threads look into the cache, and one for each core compiles, so that no hit waits for a
-    compile. Tasks that ask for the same kernel at the same time wait for one future, so that none
-    of these threads waits for another one's compile. A task that is cancelled stops waiting; the
-    compile is finished for the others, and for the cache.
+    Two threads look up kernels in the cache, and one thread for each core compiles, so that no hit
+    waits for a compile. Tasks that request the same kernel at the same time wait for one future, so
+    that no thread is blocked by another thread's compile. A cancelled task stops waiting; the
+    compile is finished for the others and for the cache.
 
-    Threads: safe to share. Fork: a child begins anew.
+    Threads: safe to share. Fork: a child starts with no threads and no requests.
     """
 
     def __init__(self, resolver: Resolver, requests: Requests) -> None:
@@ -46,7 +46,7 @@ class AsyncFront:
         after_fork(self)
 
     def after_fork(self) -> None:
-        """Begin with no threads and no requests, also in a child process."""
+        """Start with no threads and no requests, also in a child process."""
         #: By key and location of the request: when the compile began, and its future.
         self._pending: dict[tuple[str, str], tuple[float, Future[CompiledKernel]]] = {}
         self._looking = ThreadPoolExecutor(_LOOKING, "kcache-look")
@@ -56,8 +56,8 @@ class AsyncFront:
         """Return the requested kernel.
 
         Raises:
-            ConfigError: an argument is not allowed; CompileError: the compiler refused the source;
-            CompilerNotFoundError: there is no compiler.
+            ConfigError: an argument is not allowed; CompileError: the compiler rejected the source;
+            CompilerNotFoundError: NVRTC is not installed.
         """
         asked, asked_at = _frozen(asked), time.monotonic()
         look, tiers = partial(self._submit, self._looking), self._resolver.tiers
@@ -76,12 +76,12 @@ class AsyncFront:
                 return await asyncio.shield(asyncio.wrap_future(pending))
             with suppress(Exception):
                 await asyncio.shield(asyncio.wrap_future(pending))
-            # An older compile may have read a header before it was edited: look again.
+            # A compile that began earlier may have read a header before it was edited.
             if request.self_contained or began >= asked_at:
                 return self._shared(pending)
 
     def _shared(self, pending: Future[CompiledKernel]) -> CompiledKernel:
-        """Return another task's kernel, counted as a hit; raise a copy of its error."""
+        """Return the kernel of another task, counted as a hit, or raise a copy of its error."""
         tiers, error = self._resolver.tiers, pending.exception()
         if isinstance(error, Exception):
             if isinstance(error, CompileError):
@@ -94,19 +94,19 @@ class AsyncFront:
         try:
             return pool.submit(work)
         except RuntimeError:
-            self._requests.require_open()  # it was closed in the meantime
+            self._requests.require_open()  # the cache was closed in the meantime
             raise
 
     def close(self) -> None:
-        """Let the threads end after the pending requests."""
+        """Make the threads end after the pending requests. Returns at once."""
         self._looking.shutdown(wait=False)
         self._compiling.shutdown(wait=False)
 
 
 def _frozen(asked: CompileRequest) -> CompileRequest:
-    """Return the request, safe from changes by the caller, for this thread's current GPU."""
+    """Return a copy that the caller can't change, for this thread's current GPU."""
     names, options, headers = asked.names, asked.options, asked.headers
-    with suppress(ConfigError, AttributeError):  # `Requests` names what is wrong
+    with suppress(ConfigError, AttributeError):  # `Requests` raises the error, with its name
         options = with_target(options)
     return asked._replace(
         names=tuple(names) if isinstance(names, list) else names,

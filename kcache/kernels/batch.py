@@ -55,7 +55,7 @@ def compile_all(
             missing.append(indices)
         else:
             settle(indices, found)
-    # Each process has an order of its own, so that those with the same requests share the work.
+    # Each process compiles in a different order, so that processes with equal requests share them.
     missing.sort(key=lambda indices: hash((os.getpid(), requests[indices[0]].key)))
     if missing:
         firsts = [requests[indices[0]] for indices in missing]
@@ -71,8 +71,8 @@ def _compiled(
     futures: dict[Future[_Result], int] = {}
     pool: ThreadPoolExecutor | None = None
     try:
-        with suppress(RuntimeError):  # the interpreter ends, or no thread can be started
-            from concurrent.futures import ThreadPoolExecutor  # raises where the interpreter ends
+        with suppress(RuntimeError):  # the interpreter is exiting, or no thread can be started
+            from concurrent.futures import ThreadPoolExecutor  # fails at the interpreter's exit
 
             pool = ThreadPoolExecutor(min(jobs or usable_cores(), len(requests)), "kcache")
             for number, request in enumerate(requests):
@@ -81,7 +81,7 @@ def _compiled(
             yield futures[future], future.result()
     finally:
         if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)  # some are left if something was raised
+            pool.shutdown(wait=False, cancel_futures=True)  # after an exception, some are left
     for number in range(len(futures), len(requests)):
         yield number, _result(resolver, requests[number])
 

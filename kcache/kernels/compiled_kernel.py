@@ -23,14 +23,14 @@ _SHOWN_NAMES = 3
 
 
 class _NoSuchNameError(KeyError):
-    """There is no such name expression; the message lists those that there are."""
+    """A name expression does not exist; the message lists those of the kernel."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError shows it in quotes
 
 
 class _LoweredNames(dict[str, str]):
-    """Name expression -> mangled name; the error for a missing one lists those that there are."""
+    """Name expression -> mangled name. The error for a missing name lists the existing ones."""
 
     __slots__ = ()
 
@@ -53,13 +53,13 @@ class CompiledKernel(NamedTuple):
         cubin: machine code, or None if the target has none (`compute_NN`, LTOIR).
         ltoir: LTOIR, or None unless `lto` was asked for.
         lowered_names: name expression -> mangled name of the kernel.
-        log: the compiler's log, warnings included, as it was when the kernel was compiled.
+        log: the log of the compile that made it, warnings included, with the paths of this request.
         key: the key that the kernel is cached under, 64 hexadecimal digits.
         cached: whether it came from the cache.
         compile_seconds: wall time of the compile that made it, in seconds.
         dependencies: absolute paths of the headers that were read from disk, sorted.
-        raw_log: the log as NVRTC returned it, its NULs included; None if it is empty or unknown.
-        files: what nvcc wrote; empty for a kernel of NVRTC.
+        raw_log: the same log in the form of NVRTC, with NULs; None if it is empty or unknown.
+        files: the files that nvcc wrote; empty for a kernel of NVRTC.
     """
 
     ptx: bytes | None
@@ -75,11 +75,11 @@ class CompiledKernel(NamedTuple):
     files: tuple[File, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make it again from its fields: a mapping that is read-only can't be pickled."""
+        """Return how to rebuild the kernel, because a read-only mapping can't be pickled."""
         return _made, (dict(self.lowered_names), self._replace(lowered_names={})[:])
 
     def __repr__(self) -> str:
-        """Return its names, architecture and sizes, never its code."""
+        """Return names, architecture, sizes and key, never the code."""
         return f"{type(self).__name__}({', '.join(self._described())})"
 
     def _described(self) -> Iterator[str]:
@@ -98,7 +98,7 @@ class CompiledKernel(NamedTuple):
         yield f"key={self.key[:12]!r}"
 
     def functions(self) -> list[str]:
-        """Return the names of all kernels: the name expressions, then the kernels without one."""
+        """Return the names of all kernels: name expressions, then the names of other kernels."""
         from kcache.gpu_code import kernels_of
 
         named = {*self.lowered_names.values()}
@@ -108,19 +108,19 @@ class CompiledKernel(NamedTuple):
     def load(self, device: int | None = None, name: str | None = None) -> LoadedKernel:
         """Return the kernel on a GPU, ready to launch; needs the extra `launch` and a driver.
 
-        It is loaded once for each context of the process: asking again costs microseconds. It stays
-        loaded until the process ends.
+        It is loaded once for each context of the process, and stays loaded until the process ends.
+        Later calls take microseconds.
 
         Args:
             device: the device's number; None is the current context's device, otherwise device 0.
             name: a name expression that it was compiled with, or a kernel's name in the module
-                (mangled, or `extern "C"`); None if there is only one.
+                (mangled, or `extern "C"`); None if the module has only one kernel.
 
         Raises:
-            ConfigError: there is no such device or kernel; the message lists what there is.
-            DeviceError: there is no driver or no GPU, cuda-core is missing, or the driver refuses
-                the kernel, for example because it is for another architecture. The message names
-                the reason.
+            ConfigError: the device or the kernel does not exist; the message lists those that do.
+            DeviceError: there is no driver or no GPU, cuda-core is missing, or the driver rejects
+                the kernel, for example because it is for another architecture. The message has the
+                reason.
         """
         from kcache.launch import load
         from kcache.launch.loaded_kernel import Code
@@ -149,7 +149,7 @@ class CompiledKernel(NamedTuple):
     def to_entry(self, about: Mapping[str, JSON], search: HeaderSearch) -> Entry:
         """Return the entry that holds this kernel; `about` is added to its metadata.
 
-        The log in it has placeholders for the directories of `search`.
+        The entry's log has placeholders for the directories of `search`.
         """
         from kcache.nvrtc.places import portable_log  # a hit does not need it
 
@@ -176,7 +176,7 @@ class CompiledKernel(NamedTuple):
     def from_entry(
         cls, entry: Entry, key: str, dependencies: tuple[str, ...], search: HeaderSearch
     ) -> CompiledKernel:
-        """Return the kernel in an entry, for a request that searches its headers so.
+        """Return the kernel in an entry; its log has the directories of `search`.
 
         Raises:
             CorruptEntryError: the entry is not what `to_entry` makes.

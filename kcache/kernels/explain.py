@@ -1,6 +1,6 @@
 """Explain: finds out why a request would be compiled, or that it is in the cache.
 
-It only reads: it changes no statistics, records no use of an entry, and runs no compiler.
+It changes no statistics, records no use of an entry, and runs no compiler.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.search import HeaderSearch
 
-#: How many clauses of one kind a sentence holds.
+#: How many clauses of one kind a sentence has; more are counted.
 _MAX_ALIKE = 2
 
 _SETTINGS = {
@@ -45,7 +45,7 @@ _EVENTS = {
     "rejected": "it was compiled, and not stored: there is no room for it",
     "uncacheable": "it was compiled, and must not be cached",
 }
-#: Events after which an entry can't be there, whatever became of all entries.
+#: Events of an entry that was not stored, so that events of all entries did not concern it.
 _NEVER_STORED = ("rejected", "uncacheable")
 _DIFFERENCES = {
     "changed": ("header_changed", "the header {} changed"),
@@ -61,7 +61,7 @@ _DIFFERENCES = {
 
 
 class Near(NamedTuple):
-    """An entry that answers a request much like this one."""
+    """The entry of a similar request."""
 
     key: str
     about: RequestSummary
@@ -72,12 +72,12 @@ class Explanation(NamedTuple):
 
     Attributes:
         hit: whether it would be answered from the cache.
-        causes: why not, the most certain first; empty for a hit.
+        causes: the causes of the miss, the most certain first; empty for a hit.
         key: the key of the request.
-        near: the entry that the request was compared with, if one is similar.
-        kernel: the key of the kernel, under which `kcache ls` shows it; empty if the headers decide
-            it, and no cached kernel fits them.
-        manifest: the key of the manifest that leads to the kernel; empty for a source without
+        near: the entry that the request was compared with; None if no request is similar.
+        kernel: the key of the kernel, as in `kcache ls`; empty if it depends on headers and no
+            dependency set holds now.
+        manifest: the key of the manifest that leads to the kernel; empty if the source includes no
             headers.
     """
 
@@ -94,7 +94,7 @@ class Explanation(NamedTuple):
 
     @property
     def clauses(self) -> str:
-        """The causes in one line; of many of one kind, the first and the number of the rest."""
+        """The causes in one line. Of many of one kind, it has the first and their number."""
         clauses: list[str] = []
         for _, group in groupby(self.causes, key=lambda cause: cause.kind):
             alike = [cause.what for cause in group]
@@ -111,15 +111,15 @@ def explain(
     *,
     digests: FileDigests | None = None,
 ) -> Explanation:
-    """Return why a request would be compiled now; changes nothing, and compiles nothing.
+    """Return why a request would be compiled now. Nothing is changed or compiled.
 
-    If nothing is cached under its key, it reads all entries, to find the one that differs least.
+    If nothing is cached under its key, all entries are read to find the most similar request.
 
     Args:
         engine: of the cache.
-        request: made in the working directory of the compile.
-        config: the settings, of which some bypass the cache.
-        digests: of files, as far as they are known.
+        request: created in the working directory of the compile.
+        config: the settings, some of which bypass the cache.
+        digests: the process's memory of file contents; None for a new one.
     """
     found: list[Cause] = []
     for name, (kind, effect) in _SETTINGS.items():
@@ -143,9 +143,11 @@ class _Set(NamedTuple):
     """One dependency set of the request.
 
     Attributes:
-        differences: from now: kind and path of each, and the header that a new file hides, if any.
-        key: of the kernel that it leads to.
-        about: the request that the kernel was compiled for; None if it is not there, or damaged.
+        differences: between the set and the present state: kind, path, and the header that a new
+            file hides or nothing.
+        key: of the kernel that the set leads to.
+        about: the request that the kernel was compiled for; None if the kernel is missing or
+            damaged.
     """
 
     differences: tuple[tuple[str, str, str], ...]
@@ -234,9 +236,9 @@ class _Explainer:
                 yield _Set(differences, key, about)
 
     def _nearest(self) -> Near | None:
-        """Return the latest kernel whose request differs least; None if all differ much.
+        """Return the kernel of the most similar request, the latest of several; None without one.
 
-        It reads every entry.
+        Only requests that seem to have the same source are compared. Every entry is read.
         """
         best: tuple[int, float] | None = None
         near: Near | None = None
@@ -245,7 +247,7 @@ class _Explainer:
             if opened is None or opened.entry is None or opened.item.kind != KERNEL:
                 continue
             other = RequestSummary.read(opened.entry.metadata, info.key)
-            if not other.source_hash:  # of a framework, which does not pass its sources
+            if not other.source_hash:  # an entry of a framework, which does not pass its sources
                 continue
             if _alike(other, self._about, opened.item.names, self._request.kernels()):
                 rank = len(contrast(other, self._about)), -(other.created or 0.0)
@@ -260,7 +262,7 @@ class _Explainer:
         events, about = self._events, self._about
         own, everything = _last(events, self._request.key), _last(events, "")
         if own is not None:
-            # Not what came before an event of all entries: the entry may have come back in between.
+            # The last of the two events: the entry may have been stored again in between.
             last = next(event for event in reversed(events) if event in (own, everything))
             return [_event(own if own.what in _NEVER_STORED else last)]
         if near is not None:
@@ -340,10 +342,10 @@ def _when(seconds: float) -> str:
 def _alike(
     other: RequestSummary, about: RequestSummary, there: Sequence[str], asked: Sequence[str]
 ) -> bool:
-    """Return whether two requests have the same source, which may have been edited or renamed.
+    """Return whether two requests seem to have the same source, perhaps edited or renamed.
 
-    A default name, which every source may have, proves nothing. Then they have a kernel of the
-    same name.
+    Equal source names are enough, but not a default name, which every source may have. With that,
+    the two must have a kernel of the same name.
     """
     if other.source_hash == about.source_hash:
         return True
@@ -356,7 +358,7 @@ def _alike(
 
 
 def _shadowed(dependency_set: DependencySet, path: str, search: HeaderSearch, kind: str) -> str:
-    """Return the header of the set that a file which appeared at `path` hides, or nothing."""
+    """Return the header of the set that a new file at `path` hides; empty if there is none."""
     if kind != "appeared":
         return ""
     answers = dependency_set.answers()
@@ -364,6 +366,6 @@ def _shadowed(dependency_set: DependencySet, path: str, search: HeaderSearch, ki
     sought = [name for root, name in absent if search.path(RootedPath(root, name)) == path]
     read = [RootedPath(root, name) for root, names in answers.files for name in names]
     hidden = [each for each in read if each.path in sought]
-    if not hidden:  # if the compiler looked beside the including file, the name is the longer one
+    if not hidden:  # a name sought beside the including file is longer than the include name
         hidden = [p for p in read if any(name.endswith(f"/{p.path}") for name in sought)]
     return search.path(hidden[0]) if hidden else ""

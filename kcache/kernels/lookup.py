@@ -37,13 +37,14 @@ class Lookup(NamedTuple):
 
     Attributes:
         kernel: the kernel, or None.
-        tier: that has it: `memory`, `disk`, `layer` or `remote`.
-        seconds: what its compile took.
-        dependency_set: that leads to it, and holds now; None for a source that reads no file.
-        manifest: of the request in the user's own cache, as far as it was read.
-        damaged: entries that were found on the way, and can't be used.
-        changed: whether no dependency set of the own cache holds although one did at this location.
-        location: of the request; the kernel's log and dependencies have the paths of this place.
+        tier: the tier that has the kernel: `memory`, `disk`, `layer` or `remote`.
+        seconds: how long the compile of the kernel took.
+        dependency_set: leads to the kernel, and holds now; None for a source that reads no file.
+        manifest: the manifest of the request that was read last; None if none was read.
+        damaged: entries that were found during the lookup and can't be used.
+        changed: whether no dependency set of the own cache holds now, although one held before at
+            this location.
+        location: of the request; the kernel's log and dependencies have the paths of this location.
     """
 
     kernel: CompiledKernel | None
@@ -57,14 +58,15 @@ class Lookup(NamedTuple):
 
 
 class LocalTier:
-    """The user's own cache: what this process has in memory, then what the backend has.
+    """The user's own cache: the memory tier of this process, then the backend.
 
     Threads: safe to share. Fork: a child may use it.
 
     Args:
         engine: of the cache.
-        once: check the headers of a request once, as long as its manifest is in memory.
-        peek: record no use of an entry, and keep none in memory.
+        once: whether the headers of a request are checked only once while its manifest is in
+            memory.
+        peek: whether to record no use of an entry and keep none in memory.
     """
 
     def __init__(self, engine: CacheEngine, *, once: bool = False, peek: bool = False) -> None:
@@ -96,9 +98,10 @@ class LocalTier:
         return found if found is None or tier is MEMORY else found._replace(tier=tier)
 
     def manifests(self, request: Request, damaged: Damaged) -> Iterator[tuple[Manifest, bool]]:
-        """Yield the manifest in memory, then that in the backend if another one is needed.
+        """Yield the manifest in memory, then the one in the backend, and whether to keep each.
 
-        Another process may have compiled the request with the present headers.
+        Another process may have compiled the request with the present headers, so that only the
+        backend has its dependency set.
         """
         slot, tier = self._fetch(request.key, damaged)
         manifest = self._manifest_in(slot, request.key, damaged)
@@ -112,7 +115,7 @@ class LocalTier:
     def keep(
         self, request: Request, manifest: Manifest, holding: DependencySet, *, keep: bool
     ) -> None:
-        """Store what was verified, if a file had to be read for that, for other processes."""
+        """Store what was verified for other processes, if files had to be read to verify it."""
         if keep and self.digests.reads != self._reads:
             self._reads = self.digests.reads
             if not self._peeks and holding.remember(request):
@@ -121,9 +124,9 @@ class LocalTier:
     def merge(
         self, request: Request, dependency_sets: Sequence[DependencySet], *, keep: bool = True
     ) -> Put:
-        """Store dependency sets, of which the last one holds now, in the manifest of a request.
+        """Add dependency sets to the manifest of a request; the last of them holds now.
 
-        Without `keep`, they are in memory only.
+        Without `keep`, the manifest is stored in memory only.
         """
         from kcache.nvrtc.manifest import Manifest  # a hit does not need it
 
@@ -170,16 +173,17 @@ class LocalTier:
 
 
 class SharedTier:
-    """Read-only directories and bundles, or remotes: they can only offer entries.
+    """Read-only directories and bundles, or remotes, as one tier.
 
-    Each entry is checked like every entry, and headers are compared here. A kernel that is found
-    stays in memory, and in the user's own cache if its member has the option `keep`.
+    Its members only return entries; here these are checked like all others, and headers are
+    compared. A kernel that is found is kept in memory, and in the user's own cache if its member
+    has the option `keep`.
 
     Threads: safe to share. Fork: as the members.
 
     Args:
         local: the user's own cache.
-        members: have the entries.
+        members: return the entries; `close` closes them.
         name: `layer` or `remote`.
     """
 
@@ -198,10 +202,10 @@ class SharedTier:
     def kernel(
         self, request: Request, key: str, dependency_set: DependencySet | None, damaged: Damaged
     ) -> Lookup | None:
-        """Return the kernel under a key, which is kept; None if there is none.
+        """Return the kernel under a key and keep it; None if no member has a sound one.
 
         Raises:
-            Exception: whatever the members raise; `manifests` and `entries`, too.
+            Exception: what the members raise; so do `manifests` and `entries`.
         """
         for entry, keep in self.entries(key, damaged):
             found = _decoded(request, entry, key, dependency_set, damaged)
@@ -211,9 +215,9 @@ class SharedTier:
         return None
 
     def manifests(self, request: Request, damaged: Damaged) -> Iterator[tuple[Manifest, bool]]:
-        """Yield the manifests of a request, and whether each is to be kept.
+        """Yield the manifests of a request, and whether to keep each.
 
-        What other machines have noted about their files is left out.
+        The stamps of files are left out, because they are those of other machines.
         """
         from kcache.nvrtc.manifest import DependencySet, Manifest
 
@@ -230,7 +234,7 @@ class SharedTier:
         self._local.merge(request, (*reversed(others), holding), keep=keep)
 
     def entries(self, key: str, damaged: Damaged) -> Iterator[tuple[Entry, bool]]:
-        """Yield the sound entries under a key, and whether each is to be kept."""
+        """Yield the sound entries under a key, and whether to keep each."""
         producer = self._local.engine.producer.encode()
         for _, envelope, keep, problem in self._members.offers(key):
             try:
@@ -255,7 +259,7 @@ def find_in(tier: LocalTier | SharedTier, request: Request) -> Lookup:
         return found
     manifest, changed = None, False
     for manifest, keep in tier.manifests(request, damaged):
-        once = tier.once and request.start is None  # edited files of a build are always seen
+        once = tier.once and request.start is None  # a build always checks its files
         holding = manifest.holding(request, tier.digests, once=once)
         changed = holding is None and manifest.was_checked_at(request.location)
         if holding is not None:
@@ -270,9 +274,9 @@ _MISS = Lookup(None)
 
 
 class Tiers:
-    """The tiers of a cache that are searched before a compile: its own, then read-only ones.
+    """The tiers that are searched before a compile: the user's own cache, then read-only tiers.
 
-    Requests are counted here. The engine counts gets, and one request may need several.
+    Requests are counted here, not in the engine, because one request may need several gets.
 
     Threads: safe to share. Fork: a child may use it.
 
@@ -284,9 +288,9 @@ class Tiers:
     Attributes:
         engine: as given.
         local: the user's own cache.
-        reads: whether the cache is to be read.
-        read_only: directories and bundles. A miss in them is not remembered, because they may be
-            filled while programs use them. None if there are none.
+        reads: whether kernels are looked up; false if the setting `disable` or `recache` is on.
+        read_only: directories and bundles; None if there are none. A miss in them is not
+            remembered, because they may be filled while programs use them.
     """
 
     def __init__(self, engine: CacheEngine, config: Config, *, peek: bool = False) -> None:
@@ -304,13 +308,13 @@ class Tiers:
         found: Lookup | None = None,
         is_retry: bool = False,
     ) -> CompiledKernel | None:
-        """Return the kernel of a request if the tiers have it, counted and logged; otherwise None.
+        """Return the kernel of a request, counted as a hit and logged; None if no tier has it.
 
         Args:
             request: the request.
             started: when it began, by `time.perf_counter`; None for now.
-            found: what a lookup has found; None to look here, unless the settings forbid it.
-            is_retry: stale and damaged entries are not counted, because the first lookup did so.
+            found: the result of a lookup; None to look up the request here if `reads` is true.
+            is_retry: whether an earlier lookup has counted the stale and damaged entries.
         """
         if started is None:
             started = time.perf_counter()
@@ -333,7 +337,7 @@ class Tiers:
         return kernel
 
     def lookup(self, request: Request) -> Lookup:
-        """Return what the tiers have for a request, whatever the settings are; counts nothing."""
+        """Return what the tiers have for a request, even if `reads` is false; count nothing."""
         found = find_in(self.local, request)
         return found if found.kernel is not None else self._in_read_only_tiers(request, found)
 
@@ -351,7 +355,7 @@ class Tiers:
             self.engine.counters.add("misses")
 
     def adopted(self, kernel: CompiledKernel) -> CompiledKernel:
-        """Count a request that gets the kernel that another one has just got; return it."""
+        """Count a hit for a kernel that another request has just obtained; return the kernel."""
         self.engine.counters.hit(kernel.key, kernel.compile_seconds, 0.0, MEMORY)
         return kernel._replace(cached=True)
 
@@ -368,7 +372,7 @@ def _decoded(
     dependency_set: DependencySet | None,
     damaged: Damaged,
 ) -> Lookup | None:
-    """Return the kernel in an entry as memory keeps it, or None."""
+    """Return the kernel in an entry, in the form that the memory tier keeps, or None."""
     dependencies = () if dependency_set is None else dependency_set.dependencies(request)
     try:
         kernel = CompiledKernel.from_entry(entry, key, dependencies, request.search)

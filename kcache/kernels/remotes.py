@@ -1,4 +1,4 @@
-"""RemoteTier: gets kernels from remotes, and sends compiled ones there, by the daemon."""
+"""RemoteTier: gets kernels from remotes, and uploads compiled kernels, through the daemon."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ PARTING = 0.2
 
 
 class RemoteTier:
-    """Asks remotes before a compile, and sends them compiled kernels.
+    """Looks up kernels in remotes before a compile, and uploads compiled kernels.
 
-    If anything fails, the kernel is compiled.
+    After any failure, the kernel is compiled.
 
     Threads: safe to share. Fork: as `DaemonClient`.
 
     Args:
-        tiers: of the cache, which keeps the kernels that are found, and counts hits.
-        client: of the daemon.
-        wait: seconds to wait at most for a lease of another machine.
+        tiers: of the cache; keep the kernels that are found, and count hits.
+        client: of the daemon; `close` closes it.
+        wait: seconds to wait at most while another machine has the lease.
     """
 
     def __init__(self, tiers: Tiers, client: DaemonClient, *, wait: float) -> None:
@@ -64,11 +64,12 @@ class RemoteTier:
 
     @contextmanager
     def found_or_leased(self, request: Request) -> Generator[tuple[Lookup | None, Lease | None]]:
-        """Return what a remote has, counted; otherwise the right to compile as the only machine.
+        """Yield the kernel of a remote, counted as a hit; otherwise a lease if remotes grant them.
 
-        It waits for the kernel that another machine makes. It returns neither if there are no
-        leases, or if the wait was too long; then the request is compiled. The lease is released at
-        the end of the block, unless it was uploaded with the kernel.
+        With a lease, this is the only machine that compiles the request. If another machine has the
+        lease, this waits for its kernel. After a timeout, or without leases, both are None, and the
+        request is compiled. The lease is released at the end of the block, unless it was uploaded
+        with the kernel.
         """
         found, lease = self._counted(request), None
         try:
@@ -80,7 +81,7 @@ class RemoteTier:
                 self.client.release(lease)
 
     def _counted(self, request: Request) -> Lookup | None:
-        """Return a lookup that has found the kernel, counted; otherwise None."""
+        """Look up a request; return the result if it has a kernel, counted as a hit, else None."""
         started = time.perf_counter()
         found = self.lookup(request)
         if found is None or self._tiers.hit(request, started, found=found) is None:
@@ -100,7 +101,7 @@ class RemoteTier:
                     return None, None
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-            # Another machine may have released the lease between the lookup and this request.
+            # Another machine may have uploaded the kernel since the lookup before this.
             found = self._counted(request)
             if isinstance(lease, Lease):
                 if found is None:
@@ -117,16 +118,16 @@ class RemoteTier:
         entry: Entry,
         lease: Lease | None,
     ) -> None:
-        """Send a compiled kernel to every writable remote; return before that is done.
+        """Send a compiled kernel to every writable remote, without waiting for the end of that.
 
         If the circuits of all remotes are open, nothing is sent.
 
         Args:
             request: the request.
-            dependency_set: the answers that its kernel depends on; None if it reads no file.
+            dependency_set: leads to the kernel; None if the source reads no file.
             key: of the kernel.
             entry: of the kernel.
-            lease: the right to compile it.
+            lease: of the compile, which the upload releases; None without one.
         """
         if not self._writes or not self.client.worth_asking:
             return
@@ -150,7 +151,8 @@ class RemoteTier:
     def close(self) -> None:
         """Disconnect; the daemon finishes the uploads. Idempotent.
 
-        A short program would exit before it learns how its uploads ended, so this waits a moment.
+        This waits for the uploads for up to `PARTING` seconds, so that a short program still gets
+        their results.
         """
         if self._has_put:
             self._has_put = False

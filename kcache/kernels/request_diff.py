@@ -47,7 +47,7 @@ def _source(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     if old.source_hash != new.source_hash:
         yield Cause("source", "the source's text changed")
     was, now = old.source_name, new.source_name
-    # The whole name is in the key if it is bound.
+    # The key has the whole name if the request is bound to it, else only a part.
     whole = any(each.startswith("name=") for each in (*old.bound, *new.bound))
     if was != now and (whole or called_by(was) != called_by(now)):
         yield Cause("source_name", f"the source is called {now}, and was {was}", was, now)

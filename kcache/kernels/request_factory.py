@@ -24,18 +24,18 @@ _LONGEST_PATH = 4096
 
 
 class Requests:
-    """Checks arguments, makes requests of them, and remembers requests that come again.
+    """Checks arguments, makes requests from them, and remembers repeated requests.
 
     Threads: safe to share.
 
     Args:
         memory_size: bound of the remembered requests, in bytes.
-        record_to: a file that every request is recorded in; None for none.
+        record_to: path of a file that every request is recorded in; None to record nothing.
         relocatable: whether kernels may be used in other directories; see `places`.
 
     Attributes:
-        recorders: they get every request, new or remembered.
-        closed: whether the cache was closed, so that each request is an error.
+        recorders: get every request, new or remembered.
+        closed: whether the cache was closed, so that each request raises an error.
     """
 
     def __init__(
@@ -61,14 +61,16 @@ class Requests:
         caller: Caller | None = None,
         record: bool = True,
     ) -> Request:
-        """Return the request that the arguments make, remembered if that is cheap.
+        """Return the request for the arguments.
 
-        With `caller`, another process makes it. It is recorded, unless `record` is false.
+        A request without headers and `extra_key` is remembered for the next call. With `caller`,
+        the request is that of another process. It is recorded, unless `record` is false.
 
         Raises:
             OSError: the source is a path, and its file can't be read.
-            ConfigError: an argument is not allowed, or no architecture is given and there is no
-                GPU; CompilerNotFoundError: there is no compiler.
+            ConfigError: an argument is not allowed, no architecture is given and there is no GPU,
+                or the cache was closed.
+            CompilerNotFoundError: NVRTC is not installed.
         """
         if self.closed:
             self.require_open()
@@ -86,9 +88,9 @@ class Requests:
                 call = (source, expressions, options, arch, source_name, caller)
                 known = self._known.get(call)
                 request = None if known is None else known.value
-            except (TypeError, AttributeError, ConfigError):  # the checks below name what is wrong
+            except (TypeError, AttributeError, ConfigError):  # the checks below raise the error
                 call = None
-        # What a request depends on may have changed: the working directory, and variables.
+        # A remembered request also depends on the working directory and on variables.
         if (
             request is None
             or not (request.anywhere or request.is_here())
@@ -122,7 +124,7 @@ class Requests:
             recorder.note(request)
 
     def record(self, path: str | os.PathLike[str]) -> RequestRecorder:
-        """Record every request into a file, until the recorder that this returns is closed."""
+        """Record every request into a file until the returned recorder is closed."""
         from kcache.warm.recording import RequestRecorder  # few programs record their requests
 
         recorder = RequestRecorder(path)
@@ -130,11 +132,11 @@ class Requests:
         return recorder
 
     def of_all(self, given: Iterable[object]) -> list[Request]:
-        """Return the requests that the given arguments make.
+        """Return the request for each item of `given`.
 
         Raises:
-            ConfigError: one has an argument that is not allowed; the message names it.
-            ArgumentTypeError: `given` is a single request, or none.
+            ConfigError: an item has an argument that is not allowed; the message names the item.
+            ArgumentTypeError: `given` is a single request, or can't be iterated over.
         """
         from kcache.nvrtc.request import CompileRequest, compile_request
 
@@ -155,14 +157,14 @@ class Requests:
     def of(
         self, call: CompileRequest, caller: Caller | None = None, *, record: bool = True
     ) -> Request:
-        """Return the request that the arguments in `call` make; errors as for `make`."""
+        """Return the request for the arguments in `call`; raises the errors of `make`."""
         return self.make(**call._asdict(), caller=caller, record=record)
 
     def for_compiler(self, request: Request, identity: str) -> Request:
-        """Return the request for the compiler that has compiled it, which is another one.
+        """Return the same request for the compiler with this identity, which has compiled it.
 
-        The library's file was replaced after it was identified. Kernels of the new library have
-        other keys.
+        The library's file was replaced after it had been identified. Kernels of the new library
+        have other keys.
         """
         log.debug("the compiler was replaced: it is %s now", identity)
         if request.caller is None:
@@ -181,11 +183,11 @@ class Requests:
 
 
 def _check_places(source: object, names: object, options: object) -> None:
-    """Refuse an argument in the place of another one, and name what is probably meant.
+    """Reject arguments in the wrong position; the message names the probable intention.
 
     Raises:
-        ArgumentTypeError: `names` or `options` is something else; ConfigError: a path is given as
-            text.
+        ArgumentTypeError: `names` or `options` has a wrong type.
+        ConfigError: the source text looks like a path.
     """
     if isinstance(names, CompileOptions):
         raise ArgumentTypeError(
@@ -206,7 +208,7 @@ def _check_places(source: object, names: object, options: object) -> None:
 
 
 def with_target(options: CompileOptions | None) -> CompileOptions:
-    """Return options that name an architecture, the current GPU's if the caller names none.
+    """Return options with an architecture: the current GPU's unless the caller named one.
 
     Raises:
         ConfigError: there is no GPU.
@@ -245,7 +247,7 @@ def compile_to_ptx(
 
     Raises:
         ConfigError: an argument is not allowed, or no architecture is given and there is no GPU.
-        CompileError: the compiler refused the source.
+        CompileError: the compiler rejected the source.
         CompilerNotFoundError: NVRTC is not installed.
     """
     from kcache.nvrtc import compiler  # a hit needs neither

@@ -1,11 +1,12 @@
 """Resolver: handles a request that missed, from beginning to end.
 
 1. One thread of one process leads, and the others wait for it (`engine.single_flight`).
-2. The leader looks again, and asks remotes (`remotes`), perhaps after another machine's compile.
-3. Otherwise it compiles the request (`nvrtc.compiler`). The kernel is stored, then its manifest, so
-   that no manifest names a kernel that was never stored, whenever the process is killed. If two
-   processes store dependency sets of one request at the same time, one of the two may be lost, and
-   is compiled again.
+2. The leader looks up the kernel again, then in the remotes (`remotes`), which may wait for another
+   machine's compile.
+3. If there is none, it compiles the request (`nvrtc.compiler`). The kernel is stored before its
+   manifest, so that no manifest names a kernel that was never stored, even if the process is
+   killed. If two processes store dependency sets of one request at the same time, one set may be
+   lost, and its kernel is compiled again.
 4. The threads that waited find the kernel in the cache, or adopt the leader's.
 """
 
@@ -44,11 +45,11 @@ class Resolver:
     Args:
         tiers: of the cache that missed.
         opened: the directory of the cache, with its settings.
-        for_compiler: returns the request for the compiler that has run, by its identity.
+        for_compiler: returns a request for the compiler that has run, given its identity.
 
     Attributes:
         tiers: as given.
-        remotes: asked before a compile, and sent what it gives; None if there are none.
+        remotes: searched before a compile, and get its kernel; None if there are none.
     """
 
     def __init__(
@@ -66,18 +67,19 @@ class Resolver:
 
             self.remotes = open_remote_tier(tiers, config)
         self._for_compiler = for_compiler
-        #: Whether kernels are stored. After `close`, their client has left.
+        #: Whether kernels are stored; false if the cache is disabled or closed.
         self._stores = not config.disable.value
         files = None if self._engine.read_only else opened.directory
         slots = None if files is None else Slots(files.slots, config.wait.value)
         self._limits = Limits(config.workers.value, config.compile_timeout.value, slots)
 
     def get(self, request: Request) -> CompiledKernel:
-        """Return the kernel of a request that missed, after a wait if another one compiles it.
+        """Return the kernel of a request that missed; wait if another caller compiles it.
 
         Raises:
-            CompileError: the compiler refused it; CompilerNotFoundError: there is none; MissError:
-                the settings allow no compile.
+            CompileError: the compiler rejected it.
+            CompilerNotFoundError: NVRTC is not installed.
+            MissError: the settings allow no compile.
         """
         reads, scope = self.tiers.reads, request.location + request.source_name
         asked: AbstractContextManager[tuple[Lookup | None, Lease | None]] = nullcontext((None,) * 2)
@@ -86,7 +88,7 @@ class Resolver:
         with self._engine.flight.lead(
             request.key, scope=scope, shares_old_errors=request.self_contained
         ) as turn:
-            for made in turn if reads else ():  # no other caller can use what is not looked up
+            for made in turn if reads else ():  # without lookups, each caller compiles
                 kernel = self.tiers.hit(request, is_retry=True)
                 if kernel is None and made is not None:
                     kernel = self._adopted(request, *made)
@@ -115,10 +117,10 @@ class Resolver:
     def _adopted(
         self, request: Request, kernel: CompiledKernel, dependency_set: DependencySet | None
     ) -> CompiledKernel | None:
-        """Return the kernel that another thread has just made, if it is right here, too.
+        """Return the kernel that another thread has just made, if it is valid for this request.
 
-        It is not if a header was edited after that compile had read it, or if it was compiled in
-        another place.
+        It is not valid if a header was edited after that compile had read it, or if it was compiled
+        at another location.
         """
         if dependency_set is not None:
             at_home = dependency_set.answers().home == request.location  # so that its log is right
@@ -132,7 +134,7 @@ class Resolver:
         return self.tiers.adopted(kernel)
 
     def _compile(self, request: Request) -> tuple[Compiled, DependencySet | None]:
-        """Run the compiler, counted as a miss, and logged with the reason."""
+        """Count a miss and run the compiler; log the reason of the miss."""
         engine, title, digests = self._engine, request.source_name, self.tiers.local.digests
         self.tiers.miss()
         if self._config.on_miss.value == "error":
@@ -173,7 +175,7 @@ class Resolver:
     ) -> CompiledKernel:
         """Store a kernel, then its dependency set: a manifest must not name a missing kernel.
 
-        The lease is returned when the kernel has reached the remotes.
+        Then the kernel is uploaded, which releases the lease once it has reached the remotes.
         """
         engine = self._engine
         if compiled.identity not in ("", request.compiler):
@@ -192,7 +194,7 @@ class Resolver:
         except (ConfigError, OSError) as error:
             engine.report("store", error)
         if key != request.key and done in (Put.TOO_LARGE, Put.NO_ROOM):
-            engine.note("rejected", request.key)  # the next request asks for it by this key
+            engine.note("rejected", request.key)  # `kcache why` looks for events of this key
         if self.remotes is not None:
             self.remotes.upload(request, dependency_set, key, entry, lease)
         return kernel
@@ -200,7 +202,7 @@ class Resolver:
     # -- why it is compiled ------------------------------------------------------------------------
 
     def _refusal(self, request: Request) -> MissError:
-        """Return the error for a request that the settings allow no compile for."""
+        """Return the error for a miss of which the settings allow no compile."""
         value, source = self._config.on_miss
         setting = "on_miss" if source == "argument" else source
         title = title_of(request.source_name, request.kernels())
@@ -213,12 +215,12 @@ class Resolver:
         try:
             digests = self.tiers.local.digests
             return explain(self._engine, request, self._config, digests=digests).clauses
-        except Exception as error:  # a reason that can't be found must not cost a kernel
+        except Exception as error:  # a failure to explain must not fail the request
             return f"the reason is unknown ({error!r})"
 
 
 def warn_if_empty(kernel: CompiledKernel, source: str, name: str) -> None:
-    """Warn once about a source with templates of which no instance was compiled."""
+    """Warn once if a source has kernel templates but no kernel was compiled."""
     templates = templates_in(source)
     if templates and kernel.ptx is not None and not kernel.functions():
         log.warning_once(

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 def open_read_only_tier(local: LocalTier, config: Config) -> SharedTier | None:
-    """Return the read-only directories and bundles that the settings name; None without any.
+    """Return the read-only tiers that the settings name, opened; None if they name none.
 
     Raises:
-        ConfigError: one that the program named is not safe, or not a cache.
+        ConfigError: a layer that the program named is not safe, or not a cache.
     """
     layers = open_layers(config)
     if not layers:
@@ -45,12 +45,12 @@ def open_read_only_tier(local: LocalTier, config: Config) -> SharedTier | None:
 def open_layers(
     config: Config, warn: Callable[[str], object] = log.warning_once
 ) -> list[ReadOnlyTier]:
-    """Return the layers that the settings name, in order.
+    """Open the layers that the settings name, and return them in order; the caller closes them.
 
     A layer that can't be used is left out, with a warning.
 
     Raises:
-        ConfigError: one that the program named is not safe, or no cache.
+        ConfigError: a layer that the program named is not safe, or not a cache.
     """
     addresses, source = config.remote
     key_file = config.signing_key_file.value
@@ -68,10 +68,10 @@ def open_layers(
 
 
 def open_layer(address: Address, key_file: str | None) -> ReadOnlyTier:
-    """Return the layer at an address; with a key file, a bundle has to be signed.
+    """Open the layer at an address; with a key file, a bundle has to be signed.
 
     Raises:
-        ConfigError, BackendError, OSError: it can't be used.
+        ConfigError, BackendError, OSError: the layer can't be used.
     """
     path = address.path
     require_safe_layer(path)
@@ -86,8 +86,7 @@ def open_layer(address: Address, key_file: str | None) -> ReadOnlyTier:
     found = [named] if named else backends_in(files)
     if not found:
         raise BackendError(f"layer {path} has no entries in it")
-    # Usually one engine has written one of them. If there are several, all their entries are
-    # offered.
+    # Usually there is one backend. If there are several, the tier has the entries of all of them.
     backends = [
         open_backend(name, files.backend(name), max_size=READ_SIZE, read_only=True)
         for name in found
@@ -96,7 +95,7 @@ def open_layer(address: Address, key_file: str | None) -> ReadOnlyTier:
 
 
 def open_remote_tier(tiers: Tiers, config: Config) -> RemoteTier | None:
-    """Return the remotes that the settings name; None without any."""
+    """Return the remotes that the settings name, as a tier; None if they name none."""
     from kcache.kernels.remotes import RemoteTier  # a hit in a read-only tier does not need it
 
     client = open_remotes(config)
@@ -106,7 +105,7 @@ def open_remote_tier(tiers: Tiers, config: Config) -> RemoteTier | None:
 def open_remotes(
     config: Config, warn: Callable[[str], object] = log.warning_once
 ) -> DaemonClient | None:
-    """Return a client of the service for the remotes that the settings name, or None if none."""
+    """Return a client of the daemon for the remotes that the settings name; None if none."""
     setup = _setup(config)
     if setup is None or config.disable.value:
         return None
@@ -114,21 +113,21 @@ def open_remotes(
     from kcache.remote.daemon_client import DaemonClient
 
     variables = without_dropin(environment.variables())
-    variables.pop("KCACHE_REMOTE", None)  # the service gets the addresses through a pipe
+    variables.pop("KCACHE_REMOTE", None)  # the daemon gets the addresses through a pipe
     return DaemonClient(setup, lambda: path_of(setup.daemon(), variables), variables, warn=warn)
 
 
 def report_remotes(
     config: Config, group: int, report: Callable[[str], object]
 ) -> DaemonClient | None:
-    """Try what the settings name, and report layers that can't be used and silent remotes.
+    """Try the layers and remotes that the settings name; report those that can't be used.
 
-    As long as the client that is returned is open, nothing is reported to the group again.
+    While the returned client is open, no remote is reported to the group again.
 
     Args:
         config: the settings.
-        group: the process group, to which each remote is reported once.
-        report: called with each sentence.
+        group: the process group to which each remote is reported once.
+        report: called with a sentence for each problem.
     """
     for layer in open_layers(config, report):
         layer.close()
@@ -140,10 +139,10 @@ def report_remotes(
 
 
 def remotes_socket(config: Config) -> str | None:
-    """Return the socket of the service for the remotes that the settings name; None without any.
+    """Return the path of the daemon's socket for the remotes of the settings; None if none.
 
     Raises:
-        OSError: there is no folder for it.
+        OSError: there is no folder for the socket.
     """
     from kcache.daemons.spawn import path_of
 
@@ -152,9 +151,9 @@ def remotes_socket(config: Config) -> str | None:
 
 
 def remote_status(config: Config) -> list[dict[str, Any]]:
-    """Return the service's status of each remote that the settings name; start nothing.
+    """Return the daemon's status of each remote that the settings name; start no daemon.
 
-    The service ends a few seconds after its last program. Then there are only the addresses.
+    The daemon ends a few seconds after its last program. Then the status is only the addresses.
     """
     from kcache.daemons.sockets import status
 
@@ -168,7 +167,7 @@ def remote_status(config: Config) -> list[dict[str, Any]]:
 
 
 def _setup(config: Config) -> Setup | None:
-    """Return the setup of the service for the remotes that the settings name, if there are any."""
+    """Return the setup of the daemon for the remotes that the settings name; None if none."""
     addresses = tuple(each for each in config.remote.value if each.kind != "layer")
     if not addresses:
         return None
@@ -178,12 +177,12 @@ def _setup(config: Config) -> Setup | None:
 
 
 def _followed(config: Config) -> dict[str, str]:
-    """Return the settings that the service follows; another file of keys means another service."""
+    """Return the settings that the daemon uses; another file of keys means another daemon."""
     path = config.signing_key_file.value
     if path is None:
         return {}
     try:
         status = os.stat(path)
-    except OSError:  # the service logs what is wrong with it
+    except OSError:  # the daemon logs the problem
         return {"signing_key_file": path}
     return {"signing_key_file": path, "version": f"{status.st_mtime_ns} {status.st_ino}"}
