@@ -6,6 +6,7 @@ import signal
 import site
 import sys
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -123,7 +124,7 @@ def tree(top: Path) -> Iterator[Path]:
     """A project folder with nothing in it, which is the working directory."""
     top.mkdir(exist_ok=True)
     lay(top, {})
-    with reference.working_directory(top):
+    with chdir(top):
         yield top
 
 

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import traceback
 import warnings
@@ -29,7 +30,9 @@ from kcache.entry import FORMAT_VERSION, encode
 
 _KEY = re.compile(r"[0-9a-f]{64}").fullmatch
 
-TESTS = Path(__file__).parents[1]
+_PYTHONPATH = os.pathsep.join(
+    filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")))
+)
 NOBODY = 65534
 #: What an envelope begins with.
 HEADER = struct.Struct("<6sHQd32sHHI")
@@ -184,8 +187,9 @@ def run(
 def python(
     code: str, *arguments: object, environ: Mapping[str, str | None] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs code in a fresh interpreter."""
-    return run(sys.executable, "-c", code, *arguments, environ=environ)
+    """Runs code in a fresh interpreter that finds the helpers of the tests."""
+    path = {"PYTHONPATH": _PYTHONPATH, **(environ or {})}
+    return run(sys.executable, "-c", textwrap.dedent(code), *arguments, environ=path)
 
 
 def output_of(
@@ -193,14 +197,13 @@ def output_of(
 ) -> str:
     """Returns what code prints in a fresh interpreter; it must succeed."""
     done = python(code, *arguments, environ=environ)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()
 
 
 def started(code: str, *arguments: object, **more: Any) -> subprocess.Popen[str]:
-    """Starts code in an interpreter that finds the helpers of the tests, with pipes."""
-    path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
-    environ = {**os.environ, "PYTHONPATH": path, **more.pop("environ", {})}
+    """Starts code in such an interpreter, with pipes."""
+    environ = {**os.environ, "PYTHONPATH": _PYTHONPATH, **more.pop("environ", {})}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command = [sys.executable, "-c", code, *map(str, arguments)]
     return subprocess.Popen(command, env=environ, **pipes, **more)

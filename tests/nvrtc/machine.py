@@ -1,8 +1,8 @@
 """Random include trees under random edits, compared after each step with a fresh compile.
 
-A program of its own, since what a compile that fails does to NVRTC lasts as long as the process:
-each run is a forked child. `python -m nvrtc.machine MODE SEED RUNS STEPS FOLDER` prints one line
-of JSON with what was counted, or ends with the steps that led to a failure. Modes:
+A program of its own, since what a compile that fails does to NVRTC lasts as long as the process.
+`python -m nvrtc.machine MODE SEED STEPS FOLDER` prints one line of JSON with what was counted, or
+ends with the steps that led to a failure. Modes:
 
 *plain*: as it comes. *trust*: what a file holds is believed by its status at once, not after two
 seconds; each stamp in the manifests on disk must have been that of a file when it had the digest
@@ -15,11 +15,9 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import struct
 import sys
 import threading
-import traceback
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -218,57 +216,15 @@ class Run:
         self.counts["together"] += 6
 
 
-def _child(mode: str, seed: str, steps: int, folder: Path, pipe: int) -> None:
-    run = Run(mode, f"{mode}/{seed}", folder)
-    result: dict[str, Any] = {}
+def main(mode: str, seed: str, steps: str, folder: str) -> None:
+    run = Run(mode, f"{mode}/{seed}", Path(folder))
     try:
-        result["counts"] = run.go(steps)
-    except BaseException:  # told to the parent
-        world = run.world
-        result["failure"] = traceback.format_exc()
-        result["log"] = run.log
-        result["source"] = world.source
-        result["name, paths, absolute, options, headers"] = [
-            world.source_name,
-            world.paths,
-            world.absolute,
-            world.extra,
-            world.headers,
-        ]
-        result["folder"] = str(folder)
-    with os.fdopen(pipe, "w") as out:
-        json.dump(result, out)
-
-
-def main(mode: str, seed: str, runs: int, steps: int, folder: Path) -> None:
-    # Modules that are loaded here need not be loaded by each child.
-    from kcache.nvrtc import compiler
-
-    compiler.hello()
-    total: Counter[str] = Counter()
-    for number in range(runs):
-        place = folder / f"{mode}-{seed}-{number}"
-        reading, writing = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.close(reading)
-            _child(mode, f"{seed}/{number}", steps, place, writing)
-            os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading) as pipe:
-            text = pipe.read()
-        _, status = os.waitpid(pid, 0)
-        result = json.loads(text) if text else {"failure": f"the process ended with {status}"}
-        if "failure" in result:
-            print(f"mode {mode}, seed {seed}, run {number}", file=sys.stderr)
-            for name, value in result.items():
-                lines = value if name == "log" else [value]
-                print(f"-- {name}:", *lines, sep="\n", file=sys.stderr)
-            sys.exit(1)
-        total.update(result["counts"])
-        shutil.rmtree(place)
-    print(json.dumps(total))
+        counts = run.go(int(steps))
+    except BaseException:
+        print(*run.log, vars(run.world), folder, sep="\n", file=sys.stderr)
+        raise
+    print(json.dumps(counts))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), Path(sys.argv[5]))
+    main(*sys.argv[1:])

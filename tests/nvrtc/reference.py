@@ -6,11 +6,10 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -245,44 +244,11 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def run_python(
-    code: str, *args: object, env: Mapping[str, str] | None = None, timeout: float = 120
-) -> subprocess.CompletedProcess[str]:
-    """Run `code` in a new interpreter; its arguments are in `sys.argv`."""
-    tests = str(Path(__file__).parents[1])
-    path = os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, args)],
-        env={**os.environ, "PYTHONPATH": path, **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-
-
-def python(code: str, *args: object, env: Mapping[str, str] | None = None) -> str:
-    """Run `code` in a new interpreter, assert that it ended well, and return what it printed."""
-    done = run_python(code, *args, env=env)
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
 def next_tick() -> None:
     """Wait until a file that is written gets another time."""
     before = time.clock_gettime_ns(5)
     while time.clock_gettime_ns(5) == before:
         pass
-
-
-@contextmanager
-def working_directory(path: Path) -> Iterator[None]:
-    before = os.getcwd()
-    os.chdir(path)
-    try:
-        yield
-    finally:
-        os.chdir(before)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, agreed, python
+from core.helpers import output_of
+from nvrtc.reference import ARCH, KERNEL, agreed
 
 import kcache
 from kcache.errors import ArgumentTypeError, CompileOptionError
@@ -111,7 +112,7 @@ def test_the_bindings_are_not_installed(tmp_path, nvrtc):
     options = kcache.CompileOptions(arch=80)
     print(bool(cache.get_or_compile("__global__ void k() {}", (), options).cubin))
     """
-    assert python(code, tmp_path / "c").strip() == "True"
+    assert output_of(code, tmp_path / "c").strip() == "True"
 
 
 def test_the_library_is_not_installed(tmp_path, nvrtc):
@@ -128,7 +129,7 @@ def test_the_library_is_not_installed(tmp_path, nvrtc):
     except kcache.KcacheError as error:
         print(type(error).__name__, isinstance(error, ImportError), error)
     """
-    said = python(code, tmp_path / "c")
+    said = output_of(code, tmp_path / "c")
     if not said:
         pytest.skip("there is an NVRTC in the system")
     assert said.startswith("CompilerNotFoundError True")
@@ -174,4 +175,4 @@ class TestHeaders:
         write(tree / "inc/x.h", "#define V 2\\n")
         agreed(cache, "#include <x.h>\\n" + KERNEL, options)
         """
-        python(code, tmp_path)
+        output_of(code, tmp_path)

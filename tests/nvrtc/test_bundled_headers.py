@@ -2,10 +2,11 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, compile_clean, working_directory, write
+from nvrtc.reference import ARCH, compile_clean, write
 
 import kcache
 from kcache.nvrtc.options import parse_options
@@ -32,7 +33,7 @@ def compiled(tmp_path: Path) -> Callable[..., kcache.CompiledKernel]:
 
     def compiled(folder: str, source: str = SOURCE) -> kcache.CompiledKernel:
         options = ARCH.replace(extra_options=["-Ifirst", f"{OPTION}{folder}", "-I", "last"])
-        with working_directory(tmp_path), kcache.KernelCache(tmp_path / "cache") as cache:
+        with chdir(tmp_path), kcache.KernelCache(tmp_path / "cache") as cache:
             return cache.get_or_compile(source, options=options)
 
     return compiled
@@ -45,7 +46,7 @@ def test_a_miss_installs_them_and_then_any_directory_with_them_hits(
     assert not first.cached
     assert (tmp_path / "headers" / "cccl").is_dir()
     flags = [*ARCH.flags(), "-Ifirst", f"{OPTION}other", "-I", "last"]
-    with working_directory(tmp_path):
+    with chdir(tmp_path):
         bare = compile_clean(SOURCE, flags)
     assert (first.ptx, first.cubin) == (bare.ptx, bare.cubin)
     for folder in ("headers", "other", str(tmp_path / "other")):

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, REL, compile_clean, python
+from core.helpers import output_of
+from nvrtc.reference import ARCH, KERNEL, REL, compile_clean
 from nvrtc.talk import ARCH_FLAGS, EXAMPLES, ask, fresh_of, worker
 
 import kcache
@@ -250,7 +251,7 @@ print(before.cubin != after.cubin, kernel.cubin == before.cubin, kernel.ptx == b
 
 
 def test_foreign_code_in_the_process_taints_nothing(tmp_path: Path) -> None:
-    said = python(_TAINTED, tmp_path / "cache").split()
+    said = output_of(_TAINTED, tmp_path / "cache").split()
     assert said[1:] == ["True", "True"]
     if compiler.hello().version >= (13, 5):  # the trap itself, so that this shows when it is gone
         assert said[0] == "True"

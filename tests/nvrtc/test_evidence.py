@@ -2,10 +2,12 @@
 
 import os
 import time
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import KERNEL, PTX, agreed, next_tick, python, working_directory, write
+from core.helpers import output_of
+from nvrtc.reference import KERNEL, PTX, agreed, next_tick, write
 
 import kcache
 from kcache.nvrtc.files import FRESH_NS, NO_STAMP, durable, is_fresh, stamp_of
@@ -53,7 +55,7 @@ def test_a_release_is_switched_and_switched_back(tree, cache, at_once, monkeypat
         Path("inc").symlink_to(name)
         agreed(cache, SOURCE, options)
         assert agreed(cache, SOURCE, options).cached
-        python(ELSEWHERE, tree, cache.directory, SOURCE, "inc")
+        output_of(ELSEWHERE, tree, cache.directory, SOURCE, "inc")
 
 
 @pytest.mark.parametrize(
@@ -103,9 +105,9 @@ def test_a_directory_whose_first_survey_was_fresh(tree, cache):
     for value in (2, 3):
         agreed(cache, SOURCE, options)
         shadow = write(tree / "first/n.h", f"#define V {value}\n")
-        python(ELSEWHERE, tree, cache.directory, SOURCE, "first", "inc")
+        output_of(ELSEWHERE, tree, cache.directory, SOURCE, "first", "inc")
         shadow.unlink()
-        with working_directory(tree):
+        with chdir(tree):
             agreed(cache, SOURCE, options)
 
 
@@ -125,4 +127,4 @@ def test_stamps_of_merged_sets_belong_to_one_digest(tree, tmp_path, at_once):
         with kcache.KernelCache(tmp_path / "cache", remote=remote) as cache:
             agreed(cache, SOURCE, options)
             assert agreed(cache, SOURCE, options).cached
-        python(ELSEWHERE, tree, tmp_path / "cache", SOURCE, "inc")
+        output_of(ELSEWHERE, tree, tmp_path / "cache", SOURCE, "inc")

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from nvrtc.reference import python
+from core.helpers import output_of
 
 from kcache.nvrtc import library
 from kcache.nvrtc.workers.nvrtc import Nvrtc
@@ -58,10 +58,10 @@ def test_builtins_without_a_build_id_are_known_by_their_content(tmp_path):
     found = []
     for content in (b"some", b"other"):
         builtins.write_bytes(content * 1_000_000)
-        found.append(python(_WITHOUT_BUILD_ID, path))
+        found.append(output_of(_WITHOUT_BUILD_ID, path))
     assert len(set(found)) == 2
     builtins.write_bytes(b"some" * 1_000_000)
-    assert python(_WITHOUT_BUILD_ID, path) == found[0]
+    assert output_of(_WITHOUT_BUILD_ID, path) == found[0]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ with kcache.KernelCache(directory) as cache:
 
 
 def test_the_compiler_is_swapped_and_swapped_back(tmp_path, other):
-    hits = [python(_ASK, folder, tmp_path / "c").strip() for folder in ("", other, "")]
+    hits = [output_of(_ASK, folder, tmp_path / "c").strip() for folder in ("", other, "")]
     assert hits == ["False", "False", "True"]
 
 
@@ -119,12 +119,12 @@ print(agreed(cache, source).cached)
 def test_another_package_loads_another_compiler(tmp_path, installed, other):
     path = next(other.rglob("libnvrtc.so.*"))
     directory = tmp_path / "c"
-    assert python(_LOADED_ELSEWHERE, "no", path, directory).strip() == "False"
+    assert output_of(_LOADED_ELSEWHERE, "no", path, directory).strip() == "False"
     # Loaded first under the name that is looked for, the other one is what compiles.
-    assert python(_LOADED_ELSEWHERE, "before", path, directory).strip() == "False"
-    assert python(_LOADED_ELSEWHERE, "before", path, directory).strip() == "True"
+    assert output_of(_LOADED_ELSEWHERE, "before", path, directory).strip() == "False"
+    assert output_of(_LOADED_ELSEWHERE, "before", path, directory).strip() == "True"
     # Loaded afterwards, it is not.
-    assert python(_LOADED_ELSEWHERE, "after", path, directory).strip() == "True"
+    assert output_of(_LOADED_ELSEWHERE, "after", path, directory).strip() == "True"
 
 
 _REPLACED = """
@@ -160,12 +160,12 @@ def test_the_compiler_is_upgraded_while_it_is_loaded(tmp_path, installed, how):
     shutil.copy(path, new)
     before = library.build_id(str(path))
     _change_build_id(new)
-    python(_REPLACED, how, path, new, tmp_path / "c")
+    output_of(_REPLACED, how, path, new, tmp_path / "c")
     assert library.build_id(str(path)) != before
     made_by_new = str(how == "at once")
     lookup = _ASK.replace('"3 * out[1]")', '"3 * out[1]") + "// new"')
-    assert python(lookup, tmp_path / "site", tmp_path / "c").strip() == made_by_new
-    assert python(_ASK, tmp_path / "site", tmp_path / "c").strip() == "False"
+    assert output_of(lookup, tmp_path / "site", tmp_path / "c").strip() == made_by_new
+    assert output_of(_ASK, tmp_path / "site", tmp_path / "c").strip() == "False"
 
 
 def test_a_compiler_that_is_replaced_while_it_is_loaded_is_not_used(

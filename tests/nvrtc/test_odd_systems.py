@@ -4,10 +4,12 @@ Each is tried in a process of its own, whose exit code tells.
 """
 
 import subprocess
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, compile_fresh, python, run_python, working_directory
+from core.helpers import output_of, python, run
+from nvrtc.reference import ARCH, KERNEL, compile_fresh
 
 import kcache
 
@@ -39,7 +41,7 @@ def check():
 
 
 def survives(tmp_path: Path, code: str) -> str:
-    return python(_SETUP + code, tmp_path)
+    return output_of(_SETUP + code, tmp_path)
 
 
 def test_nothing_is_left_behind(tmp_path):
@@ -58,7 +60,7 @@ if os.fork() == 0:
 os.wait()
 agreed(cache, source + "// parent", options)
 """
-    python(_SETUP + code, tmp_path, env={"TMPDIR": str(tmp_path / "tmp")})
+    output_of(_SETUP + code, tmp_path, environ={"TMPDIR": str(tmp_path / "tmp")})
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
@@ -106,9 +108,7 @@ assert cache.stats().uncacheable == 2
 
 def _unshared(code: str, *args: object) -> subprocess.CompletedProcess[str]:
     """Run code in a mount namespace of its own; skips where that is not possible."""
-    probe = subprocess.run(
-        ["unshare", "--mount", "true"], capture_output=True, check=False, text=True
-    )
+    probe = run("unshare", "--mount", "true")
     if probe.returncode:
         pytest.skip(f"no mount namespace: {probe.stderr.strip()}")
     wrapped = f"""
@@ -121,7 +121,7 @@ os.unshare(0x20000) if hasattr(os, "unshare") else libc.unshare(0x20000)
 libc.mount(b"none", b"/", None, 0x44000, None)  # private
 {code}
 """
-    done = run_python(wrapped, *args)
+    done = python(wrapped, *args)
     if done.returncode == 77:
         pytest.skip("mounting is not possible here")
     return done
@@ -146,7 +146,7 @@ assert cache.stats().uncacheable == 4
 def test_a_failed_compile_leaves_nothing_behind(tmp_path, broken):
     (tmp_path / "bad.h").write_text("#include <missing.h>\n")
     options = ARCH.replace(include_paths=[tmp_path])
-    with working_directory(tmp_path), kcache.KernelCache(tmp_path / "cache") as cache:
+    with chdir(tmp_path), kcache.KernelCache(tmp_path / "cache") as cache:
         for _ in range(2):
             with pytest.raises(kcache.CompileError):
                 cache.get_or_compile(

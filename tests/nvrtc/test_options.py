@@ -1,9 +1,11 @@
 """CompileOptions: each field reaches NVRTC, and separates what is cached."""
 
 import re
+from contextlib import chdir
 
 import pytest
-from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, python, working_directory, write
+from core.helpers import output_of
+from nvrtc.reference import ARCH, KERNEL, agreed, compile_fresh, write
 
 import kcache
 from kcache import CompileOptions
@@ -142,7 +144,7 @@ class TestNotCached:
         header = write(tmp_path / "inc/x.h", "#define V 1\n")
         options = ARCH.replace(include_paths=[tmp_path / "inc"], extra_options=extra)
         source = '#include "x.h"\n' + KERNEL
-        with working_directory(tmp_path):
+        with chdir(tmp_path):
             self.refuses(cache, source, options)
             header.write_text("#define V 2\n")
             assert not cache.get_or_compile(source, (), options).cached
@@ -152,7 +154,7 @@ class TestNotCached:
         if nvrtc < (13, 0):
             pytest.skip(f"NVRTC {nvrtc} does not know them all")
         options = ARCH.replace(extra_options=[option])
-        with working_directory(tmp_path):
+        with chdir(tmp_path):
             for _ in range(2):
                 assert not cache.get_or_compile(SEVEN, (), options).cached
                 written = [path for path in tmp_path.iterdir() if path.name.startswith("x")]
@@ -185,7 +187,7 @@ class TestNoDriver:
                 except kcache.ConfigError as error:
                     print(error)
         """
-        said = python(code, tmp_path / "c").splitlines()
+        said = output_of(code, tmp_path / "c").splitlines()
         if said == ["driver"]:
             pytest.skip("there is a CUDA driver")
         assert len(said) == 4
@@ -279,7 +281,7 @@ class TestParsedOptions:
         write(tmp_path / "inc/x.h", "#define V 1\n")
         source = "#if __has_include(<x.h>)\n#include <x.h>\n#else\n#define V 2\n#endif\n" + KERNEL
         arch = "--gpu-architecture=compute_80"
-        with working_directory(tmp_path):
+        with chdir(tmp_path):
             given = compile_fresh(source, (arch, *options))
             parsed = parse_options(options)
             again = compile_fresh(source, (arch, *map(str, parsed)))

@@ -7,6 +7,7 @@ which of them do that, and nothing else is forgiven.
 import random
 import re
 import shutil
+from contextlib import chdir
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -18,7 +19,6 @@ from nvrtc.reference import (
     agree,
     agreed,
     compile_fresh,
-    working_directory,
     write,
 )
 from nvrtc.trees import World
@@ -86,7 +86,7 @@ def test_each_part_of_the_place_may_differ(cache, tmp_path, there):
     for name in ("one", "two"):
         write(tmp_path / name / "inc/n.h", header(1))
     for number, place in enumerate(({}, there)):
-        with working_directory(tmp_path / place.get("cwd", "one")):
+        with chdir(tmp_path / place.get("cwd", "one")):
             options = PTX.replace(include_paths=[place.get("inc", "inc")])
             assert agreed(cache, INCLUDING, options).cached is (number > 0)
     assert cache.stats().compiles == 1
@@ -121,7 +121,7 @@ def test_what_names_its_directories_stays_there(cache, tmp_path, change):
         options = here(
             tmp_path / folder, "__device__ int f(int i) { return i + 1; }\n#define V f(1)\n"
         )
-        with working_directory(tmp_path / folder):
+        with chdir(tmp_path / folder):
             changed = options.replace(arch="sm_80", include_paths=["inc"], **change)
             assert agreed(cache, INCLUDING, changed).cached is hit
 
@@ -151,10 +151,10 @@ def test_what_warm_compiles_is_found_in_another_checkout(tmp_path, monkeypatch):
         tmp_path / "a/list.toml",
         f'[[kernels]]\nsource = "k.cu"\narch = "compute_80"\ninclude_paths = ["{tmp_path}/a/inc"]\n',
     )
-    with working_directory(tmp_path / "a"):
+    with chdir(tmp_path / "a"):
         assert app.run(["warm", "-q", "list.toml"]) == 0
     shutil.copytree(tmp_path / "a", tmp_path / "checkout/b")
-    with working_directory(tmp_path / "checkout/b"), kcache.KernelCache() as cache:
+    with chdir(tmp_path / "checkout/b"), kcache.KernelCache() as cache:
         options = PTX.replace(include_paths=[tmp_path / "checkout/b/inc"])
         assert agreed(cache, INCLUDING, options, source_name="k.cu").cached
 
@@ -173,7 +173,7 @@ def test_a_change_in_one_place_leaves_the_other_its_hit(cache, tmp_path, absolut
     source = '#include "local.h"\n#include "x.h"\n' + KERNEL
 
     def ask(folder: Path) -> kcache.CompiledKernel:
-        with working_directory(folder):
+        with chdir(folder):
             base = folder if absolute else Path()
             options = PTX.replace(include_paths=[base / "inc", base / "other"])
             return agreed(cache, source, options, source_name="src/kernel.cu")
@@ -205,7 +205,7 @@ def test_a_header_appears_beside_a_source_in_another_directory(cache, tmp_path):
 )
 def test_a_header_by_way_of_the_systems_directories(cache, tmp_path, way):
     """They were taken for the compiler's own files, and not recorded."""
-    with working_directory(tmp_path):
+    with chdir(tmp_path):
         for value in (1, 2):
             write(tmp_path / "x.h", header(value))
             agreed(cache, f'#include "{way.format(tmp_path)}/x.h"\n' + KERNEL)
@@ -326,13 +326,13 @@ class Family:
 
     def fresh(self, number: int, name: int) -> Fresh:
         options, source_name = self.request(number, name)
-        with working_directory(self.places[number]):
+        with chdir(self.places[number]):
             flags, headers = options.flags(), self.world.headers
             return compile_fresh(self.source, flags, headers=headers, source_name=source_name)
 
     def ask(self, cache: kcache.KernelCache, number: int, name: int) -> kcache.CompiledKernel:
         options, source_name = self.request(number, name)
-        with working_directory(self.places[number]):
+        with chdir(self.places[number]):
             return cache.get_or_compile(
                 self.source, (), options, headers=self.world.headers, source_name=source_name
             )

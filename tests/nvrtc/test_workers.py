@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, not_emulated, started, wait
-from nvrtc.reference import ARCH, KERNEL, agreed, python, write
+from core.helpers import fork, not_emulated, output_of, started, wait
+from nvrtc.reference import ARCH, KERNEL, agreed, write
 from nvrtc.talk import slow, used, worker
 
 import kcache
@@ -132,7 +132,7 @@ print(signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before, signal.sigpending(
 
 
 def test_an_idle_worker_that_was_killed_does_not_end_a_program_with_sigpipe(tmp_path: Path) -> None:
-    said = python(_NO_PYTHON_SIGNAL, tmp_path / "cache").splitlines()
+    said = output_of(_NO_PYTHON_SIGNAL, tmp_path / "cache").splitlines()
     assert said == ["False", "True set()"]
 
 
@@ -212,7 +212,11 @@ print(cache.get_or_compile(KERNEL.replace("V", "1"), (), ARCH).cached)
 
 
 def test_an_interrupt_in_mid_compile(tmp_path: Path) -> None:
-    assert python(_INTERRUPTED, tmp_path / "cache").splitlines() == ["interrupted", "[]", "False"]
+    assert output_of(_INTERRUPTED, tmp_path / "cache").splitlines() == [
+        "interrupted",
+        "[]",
+        "False",
+    ]
 
 
 # -- forks -----------------------------------------------------------------------------------------
@@ -281,7 +285,7 @@ def test_without_workers_nothing_is_cached_and_the_reason_is_told(tmp_path: Path
         (no_recorder, {}, "what NVRTC asks can't be recorded here"),
     ):
         text = code.replace("import kcache\n", f"import kcache\n    {first}\n", 1)
-        said = python(text, tmp_path, env=env)
+        said = output_of(text, tmp_path, environ=env)
         assert "is not cached: it was compiled in this process" in said
         assert reason in said
 
@@ -304,7 +308,7 @@ def test_a_worker_is_not_misled_by_its_directory(tmp_path: Path) -> None:
         kernel = cache.get_or_compile(KERNEL.replace("V", "1"), (), ARCH)
         print(cache.stats().uncacheable)
     """
-    assert python(code, tmp_path).strip() == "0"
+    assert output_of(code, tmp_path).strip() == "0"
 
 
 def interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -359,7 +363,7 @@ def test_a_program_that_closes_every_descriptor_keeps_what_it_opens_then(tmp_pat
     pools.close()
     assert [os.lseek(each, 0, os.SEEK_CUR) for each in files] == [0] * 20
     """
-    python(code)
+    output_of(code)
     for number in range(20):
         assert (tmp_path / str(number)).read_bytes() == bytes(5000)
 
@@ -390,7 +394,7 @@ if __name__ == "__main__":
 def test_processes_of_multiprocessing(tmp_path: Path, method: str) -> None:
     script = write(tmp_path / "program.py", _METHODS)
     code = "import runpy, sys; sys.argv[:] = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
-    said = python(code, script, method, tmp_path / "cache").splitlines()
+    said = output_of(code, script, method, tmp_path / "cache").splitlines()
     assert said == [str([False] * 3), "True"]
 
 
@@ -416,4 +420,4 @@ def test_another_user_gets_another_worker(tmp_path: Path) -> None:
     os.seteuid(65534)
     pools.close()
     """
-    python(code)
+    output_of(code)

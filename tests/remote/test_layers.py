@@ -5,12 +5,13 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 from core.helpers import in_child, run, snapshot
 from faults.places import make_socket
-from nvrtc.reference import ARCH, KERNEL, working_directory, write
+from nvrtc.reference import ARCH, KERNEL, write
 from remote.fakes import until
 from remote.machines import source
 
@@ -68,7 +69,7 @@ def test_headers_are_checked_in_a_layer_too(tmp_path: Path) -> None:
     text = "#include <x.h>\n" + KERNEL
     options = ARCH.replace(include_paths=["inc"])
     layer = f"file://{tmp_path}/layer"
-    with working_directory(tmp_path / "tree"):
+    with chdir(tmp_path / "tree"):
         with kcache.KernelCache(tmp_path / "layer") as cache:
             one = cache.get_or_compile(text, options=options)
         with kcache.KernelCache(tmp_path / "own", remote=layer) as cache:

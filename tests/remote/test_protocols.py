@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
 from core.helpers import run as machine
-from nvrtc.reference import ARCH, KERNEL, working_directory, write
+from nvrtc.reference import ARCH, KERNEL, write
 from remote import servers
 from remote.machines import Machines, of_client, of_remote, source
 
@@ -52,7 +53,7 @@ def test_the_second_machine_compiles_nothing(remote: str, hosts: Machines, tmp_p
     made: dict[str, list[kcache.CompiledKernel]] = {}
     for name in ("a", "b"):
         write(tmp_path / f"checkout-{name}" / "inc/x.h", "#define VALUE 7\n")
-        with working_directory(tmp_path / f"checkout-{name}"), hosts.cache(name, remote) as cache:
+        with chdir(tmp_path / f"checkout-{name}"), hosts.cache(name, remote) as cache:
             made[name] = [cache.get_or_compile(source(n), options=ARCH) for n in range(COUNT)]
             made[name].append(cache.get_or_compile(text, options=options))
             assert of_client(cache).flush(120)

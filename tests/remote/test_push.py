@@ -2,11 +2,12 @@
 
 import json
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 from core.helpers import run
-from nvrtc.reference import ARCH, KERNEL, working_directory, write
+from nvrtc.reference import ARCH, KERNEL, write
 from remote import servers
 from remote.machines import Machines, of_client, source
 
@@ -27,7 +28,7 @@ def test_push(hosts: Machines, redis_server: servers.Redis, tmp_path: Path) -> N
         ARCH.replace(include_paths=["i"]),
     )
     write(tmp_path / "i/x.h", "#define VALUE 7\n")
-    with working_directory(tmp_path):
+    with chdir(tmp_path):
         with kcache.KernelCache(tmp_path / "a") as cache:
             made = [
                 cache.get_or_compile(source(1), options=ARCH),

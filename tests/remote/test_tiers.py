@@ -2,11 +2,12 @@
 
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 import xxhash
-from nvrtc.reference import ARCH, KERNEL, working_directory, write
+from nvrtc.reference import ARCH, KERNEL, write
 from remote.fakes import MemoryClient, remote, service
 from remote.machines import source
 
@@ -44,7 +45,7 @@ def test_headers_are_compared_where_they_are_used(client: DaemonClient, tmp_path
     hits = {}
     cubins = {}
     for name in ("one", "two", "three", "four"):
-        with working_directory(tmp_path / name), machine(tmp_path / f"cache-{name}") as cache:
+        with chdir(tmp_path / name), machine(tmp_path / f"cache-{name}") as cache:
             options = ARCH.replace(include_paths=["inc"])
             kernel = cache.get_or_compile(text, options=options)
             assert client.flush(60)
@@ -54,7 +55,7 @@ def test_headers_are_compared_where_they_are_used(client: DaemonClient, tmp_path
             assert cache.get_or_compile(text, options=options).cached
     assert hits == {"one": 0, "two": 0, "three": 1, "four": 0}
     assert cubins["one"] == cubins["three"] != cubins["two"]
-    with working_directory(tmp_path / "two"), machine(tmp_path / "late") as cache:
+    with chdir(tmp_path / "two"), machine(tmp_path / "late") as cache:
         cache.get_or_compile(text, options=ARCH.replace(include_paths=["inc"]))
         assert cache.stats().remote_hits == 1, "no dependency set has erased another"
 
