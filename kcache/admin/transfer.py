@@ -25,7 +25,6 @@ from kcache.errors import BackendError, ConfigError
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.entries import DAMAGED, KERNEL, MANIFEST, Item, coldest_first, look_into
 from kcache.nvrtc.manifest import DependencySet, Manifest
-from kcache.remote.daemon_protocol import Counts
 from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import Sealer, make_sealer
 from kcache.util.units import parse_age
@@ -346,8 +345,7 @@ def push(cache: HasEngine, wanted: Selection | None) -> list[Pushed]:
         raise ConfigError("KCACHE_REMOTE has no address that can be written to")
     sealer, backend = signer_of(cache), backend_of(cache, "pushed")
     return [
-        _push_to(GuardedStorage(address, lambda: sealer, Counts()), backend, wanted)
-        for address in writable
+        _push_to(GuardedStorage(address, lambda: sealer), backend, wanted) for address in writable
     ]
 
 

@@ -21,7 +21,6 @@ from kcache.errors import (
     KcacheError,
     UnknownBackendError,
 )
-from kcache.util.hints import nearest
 from kcache.util.log import log_to_stderr
 
 #: Exit codes. If a signal ended a process, a shell reports 128 plus the signal's number.
@@ -53,42 +52,17 @@ _SHARED = {
 }
 
 
-class Group(click.Group):
-    """A command with commands."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the first argument names.
-
-        Raises:
-            UsageError: it does not exist; the message suggests a similar one.
-        """
-        name = args[0]
-        asked = not name.startswith("-") and not ctx.resilient_parsing
-        if asked and self.get_command(ctx, name) is None:
-            meant = _meant(name.lower(), self.list_commands(ctx))
-            hint = "" if meant is None else f" Did you mean `{ctx.command_path} {meant}`?"
-            ctx.fail(f"No such command {name!r}.{hint}")
-        return super().resolve_command(ctx, args)
-
-
-def _meant(name: str, known: Sequence[str]) -> str | None:
-    begun = [each for each in known if each.startswith(name)]
-    return begun[0] if len(begun) == 1 else nearest(name, known)
-
-
-class App(Group):
+class App(click.Group):
     """The command `kcache`. No expected error ends in a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
-        return [name for names in _GROUPS.values() for name in names]
+        """Return the names of all commands, in the order of `_GROUPS`."""
+        return list(self.commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command, or None if there is none of that name."""
         name = _ALIASES.get(cmd_name, cmd_name)
-        if name not in self.list_commands(ctx):
+        if name not in self.commands:
             return None
         module = importlib.import_module(f"kcache.cli.commands.cmd_{_SHARED.get(name, name)}")
         commands = (each for each in vars(module).values() if isinstance(each, click.Command))
@@ -96,7 +70,7 @@ class App(Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands of each group."""
-        width = max(map(len, self.list_commands(ctx)))
+        width = max(map(len, self.commands))
         for title, names in _GROUPS.items():
             with formatter.section(title):
                 commands = [(name, self.get_command(ctx, name)) for name in names]
@@ -170,7 +144,11 @@ def _settle_stdout() -> None:
             os.close(nowhere)
 
 
-@click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=App,
+    commands=dict.fromkeys(name for names in _GROUPS.values() for name in names),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(
     __version__, "-V", "--version", prog_name="kcache", message="%(prog)s %(version)s"
 )

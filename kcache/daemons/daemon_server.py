@@ -109,7 +109,7 @@ class Client(Channel):
             return
         try:
             if self.waits_since is not None:  # so few bytes are sent as a whole or not at all
-                self._socket.send(_HEARTBEAT, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                os.write(self._socket.fileno(), _HEARTBEAT)  # `send` would wait for room
         except OSError:
             pass  # the thread that answers will notice
         finally:
@@ -152,7 +152,6 @@ class Server:
         self._lock = threading.Lock()
         self._clients: set[Client] = set()
         self._is_stopping = False
-        self._awake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._identity = socket_identity(path)
         self._started = time.time()
 
@@ -163,9 +162,9 @@ class Server:
             persistent: whether it serves until it is stopped, as long as it can be found.
         """
         needed = time.monotonic()
-        while not self._is_stopping:
+        while True:
             ready = self._wait(LOOK_EVERY)
-            if self._owner in ready:
+            if self._owner in ready or self._is_stopping:
                 break
             if self._listener.fileno() in ready:
                 self._accept()
@@ -183,7 +182,7 @@ class Server:
     def _wait(self, seconds: float) -> list[int]:
         """Wait until a descriptor is ready; return those that are."""
         poll = select.poll()
-        for descriptor in (self._listener.fileno(), self._awake, self._owner):
+        for descriptor in (self._listener.fileno(), self._owner):
             if descriptor is not None:
                 poll.register(descriptor, select.POLLIN)
         return [descriptor for descriptor, _ in poll.poll(seconds * 1e3)]
@@ -210,7 +209,7 @@ class Server:
         """End `serve` soon, from any thread."""
         self._is_stopping = True
         with suppress(OSError):  # it has exited
-            os.eventfd_write(self._awake, 1)
+            self._listener.shutdown(socket.SHUT_RDWR)
 
     def _stop(self) -> None:
         """Remove the socket, so that programs can start another daemon, and close everything.
@@ -228,10 +227,6 @@ class Server:
         if socket_identity(self._path) == self._identity:
             with suppress(OSError):
                 os.unlink(self._path)
-
-    def __del__(self) -> None:
-        with suppress(OSError):
-            os.close(self._awake)
 
     # -- connections -------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ import errno
 import json
 import os
 import stat
-import struct
 import sys
 import time
 from contextlib import suppress
@@ -44,8 +43,6 @@ _CREDENTIALS = 12  # the size of `struct ucred` of unix(7): process, user and gr
 ASK_TIMEOUT = 5.0
 #: Bytes that the operating system takes at once; net.core.wmem_max may be less.
 SEND_BUFFER = 1 << 20
-#: SO_RCVTIMEO and SO_SNDTIMEO count microseconds, and 0 means no limit.
-_SHORTEST = 1e-3
 #: A daemon that has exited must not end a program that does not ignore SIGPIPE.
 _NO_SIGNAL = getattr(_socket, "MSG_NOSIGNAL", 0)
 
@@ -184,18 +181,16 @@ class Channel:
 
     Args:
         connection: belongs to this object from here on.
-        seconds: the time that one piece of a message may take.
+        seconds: the time that a message may take once it has begun.
     """
 
     def __init__(self, connection: _socket.socket, seconds: float) -> None:
-        connection.setblocking(True)
-        # The operating system enforces the limit, so that each piece takes one system call.
         connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDBUF, SEND_BUFFER)
         self._socket = connection
         self._identity = identity(os.fstat(connection.fileno()))
-        self._limit = self._end = -1.0
+        self._seconds = seconds
+        self._end = 0.0
         after_fork(self)
-        self._set_limit(seconds)
 
     def ask(self, fields: Sequence[bytes], seconds: float) -> list[bytes]:
         """Return the answer to a question.
@@ -207,13 +202,12 @@ class Channel:
         """
         if not self._is_open():
             raise WireError("the program has closed the connection")
-        if seconds != self._limit:
-            self._set_limit(seconds)
+        self._seconds = seconds
         self._end = time.monotonic() + seconds
         try:
             self.send(fields)
             return receive(-1, self._read)
-        except BlockingIOError as error:
+        except TimeoutError as error:
             raise TimeoutError("the daemon did not answer in time") from error
 
     def next(self) -> list[bytes]:
@@ -222,29 +216,23 @@ class Channel:
         Raises:
             OSError, WireError: as `ask`; a message that has begun may take as long as any other.
         """
-        while True:
-            with suppress(BlockingIOError):  # nothing yet
-                self._socket.recv(1, _socket.MSG_PEEK)
-                self._end = time.monotonic() + self._limit
-                return receive(-1, self._read)
+        self._socket.settimeout(None)
+        self._socket.recv(1, _socket.MSG_PEEK)
+        self._end = time.monotonic() + self._seconds
+        return receive(-1, self._read)
 
     def send(self, fields: Sequence[bytes]) -> None:
         """Send one message; raises OSError."""
+        self._socket.settimeout(self._seconds)
         self._socket.sendall(b"".join((heading(fields), *fields)), _NO_SIGNAL)
 
     def _read(self, _fd: int, size: int) -> bytes:
         """Return at most `size` bytes, none if the other side has closed; raises OSError."""
-        found = self._socket.recv(size)
-        if time.monotonic() > self._end:
+        seconds = self._end - time.monotonic()
+        if seconds <= 0:
             raise TimeoutError("the message took too long")
-        return found
-
-    def _set_limit(self, seconds: float) -> None:
-        whole, part = divmod(max(seconds, _SHORTEST), 1)
-        limit = struct.pack("ll", int(whole), int(part * 1e6))
-        self._socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, limit)
-        self._socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, limit)
-        self._limit = seconds
+        self._socket.settimeout(seconds)
+        return self._socket.recv(size)
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

@@ -18,7 +18,6 @@ from kcache.entry import Entry, encode
 from kcache.errors import ConfigError, KcacheError
 from kcache.kernels.tiers import open_layer, remotes_socket
 from kcache.remote.address import Address
-from kcache.remote.daemon_protocol import Counts
 from kcache.remote.guarded_storage import GuardedStorage, TimeLimit
 from kcache.remote.signing import Sealer, make_sealer
 from kcache.remote.storage import RemoteError
@@ -95,7 +94,7 @@ def _remote(address: Address, key_file: str | None) -> Finding:
         sealers.append(make_sealer(key_file))
         return sealers[0]
 
-    remote = GuardedStorage(address, sealer, Counts())
+    remote = GuardedStorage(address, sealer)
     started = time.monotonic()
     try:
         remote.get(_PROBE)

@@ -13,15 +13,12 @@ import base64
 import netrc
 import os
 import stat
-from typing import TYPE_CHECKING
 
 from kcache.environment import proxy_for, remote_token
 from kcache.errors import ConfigError
+from kcache.remote.address import Address
 from kcache.util.open_file import SAFE
 from kcache.util.path_safety import present_user
-
-if TYPE_CHECKING:
-    from kcache.remote.address import Address
 
 _MOST_BYTES = 1 << 16
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")

@@ -14,19 +14,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from operator import methodcaller
-from typing import TYPE_CHECKING
 
-from kcache.daemons.daemon_server import LINGER, limit
+from kcache.daemons.daemon_server import LINGER, Client, limit
 from kcache.daemons.sockets import DONE
 from kcache.remote import daemon_protocol as protocol
-from kcache.remote.daemon_protocol import Counts, GetReply, Setup, Upload, key_in
+from kcache.remote.daemon_protocol import GetReply, Setup, Upload, key_in
 from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import Sealer, make_sealer
 from kcache.remote.storage import RemoteError
 from kcache.util.wire import WireError, number_in
-
-if TYPE_CHECKING:
-    from kcache.daemons.daemon_server import Client
 
 #: A lease is renewed this many times before it would end.
 RENEWALS = 6
@@ -54,7 +50,7 @@ def make(packed_setup: bytes, _group: int, stderr_fd: int) -> RemoteDaemon:
     def sealer() -> Sealer:
         return make_sealer(setup.settings.get("signing_key_file"))
 
-    return RemoteDaemon([GuardedStorage(address, sealer, Counts()) for address in setup.addresses])
+    return RemoteDaemon([GuardedStorage(address, sealer) for address in setup.addresses])
 
 
 def limit_memory(most: int) -> None:
@@ -271,19 +267,15 @@ class UploadQueue:
 
     def add(self, upload: Upload) -> None:
         """Queue an upload; drop and count it if the queue is full."""
-        future: Future[None] = Future()
-        with self._adding:
+        with self._adding, suppress(RuntimeError):  # no thread can start
             size = upload.size + sum(list(self._sizes.values()))
-            has_room = self.pending < MAX_WAITING and size <= MAX_BYTES
-            if has_room:
+            if self.pending < MAX_WAITING and size <= MAX_BYTES:
+                future = self._pool.submit(self._upload, upload)
                 self._sizes[future] = upload.size
-        if not has_room:
-            self._remote.counts.add("dropped")
-            self._done(upload)
-            return
-        future.add_done_callback(self._sizes.pop)
-        with suppress(RuntimeError):  # no thread can start: it waits for the next upload
-            self._pool.submit(self._upload, upload, future)
+                future.add_done_callback(self._sizes.pop)
+                return
+        self._remote.counts.add("dropped")
+        self._done(upload)
 
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is pending; return whether that happened in time."""
@@ -293,7 +285,7 @@ class UploadQueue:
         """Drop what waits. Idempotent."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _upload(self, upload: Upload, future: Future[None]) -> None:
+    def _upload(self, upload: Upload) -> None:
         """Put the kernel first, because a manifest must not name a missing kernel."""
         try:
             there = upload.kernel is None or self._remote.put(*upload.kernel)
@@ -301,4 +293,3 @@ class UploadQueue:
                 self._remote.merge(*upload.manifest)
         finally:
             self._done(upload)
-            future.set_result(None)

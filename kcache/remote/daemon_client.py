@@ -8,24 +8,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
 
 from kcache.daemons.sockets import DONE, Channel, remove_socket, socket_identity
 from kcache.daemons.spawn import connect_or_spawn
 from kcache.entry import Candidate
 from kcache.remote import daemon_protocol as protocol
-from kcache.remote.daemon_protocol import GetReply
+from kcache.remote.daemon_protocol import GetReply, Setup, Upload
 from kcache.remote.storage import RemoteError
 from kcache.util import log
 from kcache.util.forks import after_fork
 from kcache.util.wire import WireError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from kcache.remote.daemon_protocol import Setup, Upload
 
 #: Seconds that the daemon may take beyond the time-outs of the remotes. It starts within a second,
 #: but a loaded machine is slow.
@@ -65,11 +58,10 @@ class DaemonClient:
         path: returns the path of its socket; raises OSError.
         environment: the variables of a daemon that is started.
         warn: called with each sentence for the user.
-        clock: seconds, for tests.
 
     Attributes:
         path: returns the path of the daemon's socket.
-        nothing_until: time of the clock until which no question is asked, because the daemon has
+        nothing_until: the monotonic time until which no question is asked, because the daemon has
             failed, or the breakers of all remotes are open.
         group: the process group that is warned, once about each remote.
     """
@@ -81,7 +73,6 @@ class DaemonClient:
         environment: Mapping[str, str],
         *,
         warn: Callable[[str], object] = log.warning_once,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.addresses = setup.addresses
         self.writable = any(address.writable for address in setup.addresses)
@@ -93,7 +84,6 @@ class DaemonClient:
         self.path = path
         self._environment = environment
         self._warn = warn
-        self._clock = clock
         self._kept: list[Channel] = []
         self._lock = threading.Lock()
         #: The socket of the last connection.
@@ -105,7 +95,7 @@ class DaemonClient:
     @property
     def worth_asking(self) -> bool:
         """Whether a remote may be asked now."""
-        return self._clock() >= self.nothing_until
+        return time.monotonic() >= self.nothing_until
 
     def get(self, *keys: str, first: int = 0) -> GetReply | None:
         """Ask the remotes from index `first` on; return the value of the first key that they have.
@@ -125,7 +115,7 @@ class DaemonClient:
             self._failed(error)
             return None
         if found.wait > 0:
-            self.nothing_until = self._clock() + found.wait
+            self.nothing_until = time.monotonic() + found.wait
         return found
 
     def offers(self, *keys: str) -> Iterator[Candidate]:
@@ -150,7 +140,7 @@ class DaemonClient:
         if lease is None:
             return self._ask(protocol.PUT, *upload.pack()) is not None
         lease.ended = True
-        return self._ask_on(lease.connection, protocol.PUT, *upload.pack()) is not None
+        return self._ask(protocol.PUT, *upload.pack(), on=lease.connection) is not None
 
     def lease(self, key: str) -> Lease | bool:
         """Acquire the lease of `key`. Otherwise, return whether another program has it.
@@ -160,7 +150,7 @@ class DaemonClient:
         connection = self._connection()
         if connection is None:
             return False
-        answer = self._ask_on(connection, protocol.LEASE, key.encode())
+        answer = self._ask(protocol.LEASE, key.encode(), on=connection)
         if answer is not None and len(answer) == 2 and answer[0] == b"taken":
             return Lease(connection, key, answer[1])
         if answer is not None:
@@ -170,7 +160,7 @@ class DaemonClient:
     def release(self, lease: Lease) -> None:
         """Release a lease under which nothing was uploaded."""
         lease.ended = True
-        self._ask_on(lease.connection, protocol.RELEASE, lease.key.encode(), lease.token)
+        self._ask(protocol.RELEASE, lease.key.encode(), lease.token, on=lease.connection)
 
     def flush(self, seconds: float) -> bool:
         """Wait until all uploads have ended; return whether they have."""
@@ -178,50 +168,37 @@ class DaemonClient:
 
     # -- connections -----------------------------------------------------------------------------
 
-    def _ask(self, kind: bytes, *arguments: bytes, more: float = 0.0) -> list[bytes] | None:
-        """Return the answer, or None, after which no question is asked for a while."""
-        with self._lock:
-            kept = self._kept.pop() if self._kept else None
-        if kept is not None:
-            # The daemon may have ended since, which shows at once. Then ask on a new connection.
-            with suppress(WireError, ConnectionError):
-                return self._exchange(kept, kind, arguments, more)
-        connection = self._connection()
-        return None if connection is None else self._ask_on(connection, kind, *arguments, more=more)
-
-    def _ask_on(
-        self, connection: Channel, kind: bytes, *arguments: bytes, more: float = 0.0
+    def _ask(
+        self, kind: bytes, *arguments: bytes, on: Channel | None = None, more: float = 0.0
     ) -> list[bytes] | None:
-        """Return the answer on a connection, as `_exchange`; None if there is none."""
-        try:
-            return self._exchange(connection, kind, arguments, more)
-        except (OSError, WireError) as error:
-            self._failed(error)
-            return None
+        """Return the answer without the daemon's warnings, which are passed on.
 
-    def _exchange(
-        self, connection: Channel, kind: bytes, arguments: Sequence[bytes], more: float
-    ) -> list[bytes] | None:
-        """Return the answer on a connection without the warnings, which are passed on.
+        None if there is none; then no question is asked for a while. The connection is kept for
+        other questions, unless a lease may belong to it.
 
-        The connection is kept for others, unless a lease may belong to it.
-
-        Raises:
-            OSError, WireError: the daemon has ended, or the connection failed; it is closed.
+        Args:
+            kind, arguments: the question.
+            on: the connection; by default any.
+            more: seconds that it may take, beyond the time-outs of the remotes.
         """
+        with self._lock:
+            kept = self._kept.pop() if self._kept and on is None else None
+        connection = on or kept or self._connection()
+        if connection is None:
+            return None
         question = [kind, b"%d" % self.group, *arguments]
         try:
             answer = connection.ask(question, self.timeout + more)
             if len(answer) < 2 or answer[0] != DONE:
                 raise WireError("the answer of the daemon is malformed")
-        except TimeoutError as error:
+        except (OSError, WireError) as error:
             connection.close()
-            remove_socket(*self._socket)
+            if isinstance(error, TimeoutError):
+                remove_socket(*self._socket)
+            elif kept is not None:  # the daemon may have ended since
+                return self._ask(kind, *arguments, more=more)
             self._failed(error)
             return None
-        except BaseException:
-            connection.close()
-            raise
         _, warnings, *result = answer
         for line in warnings.decode("utf-8", "replace").splitlines():
             self._warn(line)
@@ -230,6 +207,7 @@ class DaemonClient:
         return result
 
     def _connection(self) -> Channel | None:
+        """Return a new connection; None if there is none."""
         if not self.worth_asking:
             return None
         try:
@@ -251,7 +229,7 @@ class DaemonClient:
 
     def _failed(self, error: Exception) -> None:
         """Ask no question for a while."""
-        self.nothing_until = self._clock() + PAUSE
+        self.nothing_until = time.monotonic() + PAUSE
         self._warn(f"remotes are not used for a while: {error}; kcache works without them")
 
     def close(self) -> None:

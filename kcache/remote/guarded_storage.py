@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from kcache.entry import Entry, decode, encode, merged, producer_of
 from kcache.errors import ConfigError, CorruptEntryError
+from kcache.remote.address import Address
+from kcache.remote.daemon_protocol import Counts
 from kcache.remote.signing import SEAL_ROOM, Sealer, SealError
 from kcache.remote.storage import (
     Leases,
@@ -24,16 +26,12 @@ from kcache.remote.storage import (
 )
 from kcache.util import log
 
-if TYPE_CHECKING:
-    from kcache.remote.address import Address
-    from kcache.remote.daemon_protocol import Counts
-
 _T = TypeVar("_T")
 
 #: This many failures in a row open the breaker. A single failure may be a lost packet. Each costs
 #: a program a time-out.
 FAILURES = 3
-#: Seconds from the opening to the first trial. Each trial that fails doubles them, up to the larger
+#: Seconds from the opening to the first trial. Each further failure doubles them, up to the larger
 #: value. A restarted Redis is back within seconds.
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 #: Least seconds until a program asks again while the breaker is open.
@@ -62,9 +60,7 @@ class Breaker:
         self._clock = clock
         self._lock = threading.Lock()
         self._failures = 0
-        self._pause = FIRST_PAUSE
         self._until = 0.0
-        self._trying = False
         self.reason = ""
 
     @property
@@ -80,30 +76,29 @@ class Breaker:
     def try_again(self) -> bool:
         """Return whether the caller makes the trial now. It then calls `succeeded` or `failed`."""
         with self._lock:
-            if not self.is_open or self._trying or self._clock() < self._until:
-                return False
-            self._trying = True
-            return True
+            is_due = self.is_open and self._clock() >= self._until
+            if is_due:
+                self._pause()
+            return is_due
 
     def succeeded(self) -> None:
         """Close it."""
         with self._lock:
             self._failures = 0
-            self._pause = FIRST_PAUSE
-            self._trying = False
             self.reason = ""
 
     def failed(self, reason: str, *, minor: bool = False) -> None:
         """Count a failure. A minor one (a slow answer) has no reason until the breaker is open."""
         with self._lock:
             self._failures += 1
-            self._trying = False
             self.reason = "" if minor and not self.is_open else reason
-            now = self._clock()
-            # Operations that were under way when it opened do not lengthen the pause.
-            if self.is_open and now >= self._until:
-                self._until = now + self._pause
-                self._pause = min(2 * self._pause, LONGEST_PAUSE)
+            if self._failures == FAILURES:
+                self._pause()
+
+    def _pause(self) -> None:
+        """Begin a pause, which is longer after more failures."""
+        pause = FIRST_PAUSE * 2 ** min(self._failures - FAILURES, 16)
+        self._until = self._clock() + min(pause, LONGEST_PAUSE)
 
 
 class TimeLimit:
@@ -165,7 +160,6 @@ class GuardedStorage:
     Args:
         address: address of the remote.
         make_sealer: returns the sealer. It raises ConfigError at each call until it can.
-        counts: counts of the remote.
         make: returns the storage. It raises ConfigError at each call until it can.
     """
 
@@ -173,12 +167,11 @@ class GuardedStorage:
         self,
         address: Address,
         make_sealer: Callable[[], Sealer],
-        counts: Counts,
         *,
         make: Callable[[Address], Storage] = open_storage,
     ) -> None:
         self.address = address
-        self.counts = counts
+        self.counts = Counts()
         self.reading, self.writing = Breaker(), Breaker()
         self._make_sealer = make_sealer
         self._make = make

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urljoin
 
 import urllib3
@@ -26,11 +26,9 @@ from urllib3.util import parse_url
 from kcache._version import __version__
 from kcache.environment import proxy_for
 from kcache.errors import ConfigError
+from kcache.remote.address import Address
 from kcache.remote.credentials import authorization
 from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Stored
-
-if TYPE_CHECKING:
-    from kcache.remote.address import Address
 
 _ABSENT = (404, 410)
 _REDIRECTS = {"GET": (301, 302, 303, 307, 308), "PUT": (307, 308)}

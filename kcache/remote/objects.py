@@ -20,7 +20,7 @@ import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 from urllib.parse import quote, urlsplit
 
 import obstore
@@ -30,13 +30,10 @@ from obstore.store import AzureStore, GCSStore, S3Store
 from kcache.config import variable
 from kcache.environment import drop_unsafe_variables
 from kcache.errors import ConfigError
+from kcache.remote.address import Address
 from kcache.remote.credentials import content_of, is_private, not_private
 from kcache.remote.http import HttpValues, origin_of
-from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Stored
-
-if TYPE_CHECKING:
-    from kcache.remote.address import Address
-    from kcache.remote.storage import Storage
+from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Storage, Stored
 
 #: Scheme -> obstore's class, its option for the server, and the variables that name one, too.
 _MAKERS: dict[str, tuple[Any, str, tuple[str, ...]]] = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import redis
@@ -19,12 +19,10 @@ from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
 from redis.retry import Retry
 
+from kcache.remote.address import Address
 from kcache.remote.credentials import content_of, is_loopback, not_private, read_secret
 from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Stored
 from kcache.util.units import parse_age
-
-if TYPE_CHECKING:
-    from kcache.remote.address import Address
 
 _PORT = 6379
 #: Replaces a value if it is still the one that was read. ARGV: the old value, empty if there was

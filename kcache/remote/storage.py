@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from kcache.errors import ConfigError, KcacheError
-
-if TYPE_CHECKING:
-    from kcache.remote.address import Address
+from kcache.remote.address import Address
 
 #: Kind of an address -> its client, which only the daemon loads, when it is first needed;
 #: and the package and the extra that it needs.

@@ -15,7 +15,7 @@ from kcache.entry import Entry, encode
 from kcache.remote.address import Address, parse_addresses
 from kcache.remote.daemon import RemoteDaemon
 from kcache.remote.daemon_client import DaemonClient
-from kcache.remote.daemon_protocol import Counts, Setup
+from kcache.remote.daemon_protocol import Setup
 from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import make_sealer
 from kcache.remote.storage import RemoteTooLong, Storage, Stored, open_storage
@@ -124,7 +124,7 @@ def addresses(*texts: str) -> tuple[Address, ...]:
 
 def remote(client: MemoryClient, address: str = PATIENT) -> GuardedStorage:
     (parsed,) = addresses(address)
-    return GuardedStorage(parsed, make_sealer, Counts(), make=lambda _: client)
+    return GuardedStorage(parsed, make_sealer, make=lambda _: client)
 
 
 def client_at(

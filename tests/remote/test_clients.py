@@ -30,7 +30,6 @@ from remote.proxy import Faults, Proxy
 
 from kcache.entry import Entry, decode, encode
 from kcache.remote.address import parse_addresses
-from kcache.remote.daemon_protocol import Counts
 from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import make_sealer
 from kcache.remote.storage import RemoteError, RemoteTooLong, Storage
@@ -69,7 +68,7 @@ def client(kind: Kind) -> Iterator[Storage]:
 
 def remote_at(address: str, more: str = PATIENT) -> GuardedStorage:
     (parsed,) = parse_addresses(address + more, name="remote")
-    return GuardedStorage(parsed, make_sealer, Counts())
+    return GuardedStorage(parsed, make_sealer)
 
 
 def envelope(key: str) -> bytes:
@@ -303,14 +302,13 @@ OF_HTTP.remove("lists")
 ASK = """
 import sys
 from kcache.remote.address import parse_addresses
-from kcache.remote.daemon_protocol import Counts
 from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.storage import RemoteError
 from kcache.remote.daemon import limit_memory
 from kcache.remote.signing import make_sealer
 more = "timeout=0.2"
 addresses = parse_addresses([address + more for address in sys.argv[1:]], name="remote")
-remotes = [GuardedStorage(address, make_sealer, Counts()) for address in addresses]
+remotes = [GuardedStorage(address, make_sealer) for address in addresses]
 for remote in remotes:
     remote._open()
 limit_memory(300 << 20)

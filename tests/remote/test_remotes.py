@@ -16,7 +16,7 @@ from kcache.daemons.sockets import STOP, ask
 from kcache.entry import Entry, encode
 from kcache.errors import ConfigError
 from kcache.remote.daemon_client import DaemonClient, Lease
-from kcache.remote.daemon_protocol import Counts, GetReply, Upload
+from kcache.remote.daemon_protocol import GetReply, Upload
 from kcache.remote.guarded_storage import FAILURES, FIRST_PAUSE, Breaker, GuardedStorage
 from kcache.remote.signing import make_keys, make_sealer, write_keys
 from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong
@@ -159,9 +159,7 @@ def test_kernels_too_long_for_a_server_do_not_stop_others() -> None:
 def test_without_its_keys_nothing_goes_and_nothing_is_asked_for(tmp_path: Path) -> None:
     pytest.importorskip("cryptography", reason="cryptography is missing")
     store, path = MemoryClient(), tmp_path / "keys.pem"
-    signed = GuardedStorage(
-        addresses()[0], lambda: make_sealer(str(path)), Counts(), make=lambda _: store
-    )
+    signed = GuardedStorage(addresses()[0], lambda: make_sealer(str(path)), make=lambda _: store)
     with service(tmp_path, signed) as client:
         put(client, Upload((KEY, envelope(KEY))))
         assert not store.operations

@@ -27,7 +27,6 @@ from kcache.admin.bundles import (
 from kcache.admin.oci_layout import bundle_at, export_layout
 from kcache.admin.transfer import Pushed, selection
 from kcache.admin.transfer import push as push_to_remotes
-from kcache.cli.app import Group
 from kcache.cli.commands.cmd_ls import item_json, listing
 from kcache.cli.commands.cmd_warm import cached_ones
 from kcache.cli.options import (
@@ -59,7 +58,7 @@ def _source(_context: click.Context, _parameter: click.Parameter, value: str) ->
 _file = click.argument("file", type=click.Path(allow_dash=True), metavar="FILE", callback=_source)
 
 
-@click.group(cls=Group, short_help="Write kernels into one file, or read them from one.")
+@click.group(short_help="Write kernels into one file, or read them from one.")
 def bundle() -> None:
     """Copy kernels from one cache to another, in one file.
 
@@ -262,7 +261,7 @@ def push(*, directory: str | None, **filters: Any) -> None:  # noqa: ANN401
 # -- key -------------------------------------------------------------------------------------------
 
 
-@click.group(cls=Group, short_help="Make keys that sign kernels for other machines.")
+@click.group(short_help="Make keys that sign kernels for other machines.")
 def key() -> None:
     """Make the keys that sign kernels for other machines, and look at them.
 

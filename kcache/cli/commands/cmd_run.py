@@ -11,7 +11,6 @@ from contextlib import suppress
 import click
 
 from kcache.admin.info import remote_lines
-from kcache.cli.app import Group
 from kcache.cli.options import directory_option, flag, json_option, load_settings, named_directory
 from kcache.cli.terminal import show
 from kcache.daemons import sockets, spawn
@@ -78,7 +77,7 @@ def _path() -> str:
         raise DropinError(f"there can be no server: {error}") from error
 
 
-@click.group(cls=Group, short_help="Keep one server for all programs under `kcache run`.")
+@click.group(short_help="Keep one server for all programs under `kcache run`.")
 def server() -> None:
     """Keep one server running, which every `kcache run` of yours uses.
 
