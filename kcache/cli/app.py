@@ -12,15 +12,8 @@ from contextlib import suppress
 import click
 
 from kcache._version import __version__
-from kcache.cli.terminal import notify, show_log
-from kcache.errors import (
-    CompileError,
-    CompileOptionError,
-    CompilerNotFoundError,
-    ConfigError,
-    KcacheError,
-    UnknownBackendError,
-)
+from kcache.cli.terminal import notify
+from kcache.errors import CompilerNotFoundError, ConfigError, KcacheError, UnknownBackendError
 from kcache.util.log import log_to_stderr
 
 #: Exit codes. If a signal ended a process, a shell reports 128 plus the signal's number.
@@ -111,15 +104,9 @@ class App(click.Group):
 
 
 def _explain(error: KcacheError | OSError) -> None:
-    """Print what went wrong in one line, below the compiler's own log if there is one."""
-    compiling = isinstance(error, CompileError) and bool(error.log)
-    text = str(error)
-    message = " ".join((text.partition("\n")[0] if compiling else text).split())
-    if isinstance(error, CompileError) and error.log:
-        show_log(error.log)
-        if not isinstance(error, CompileOptionError):
-            message = f"{error.source_name} does not compile" + (error.hint and f": {error.hint}")
-    elif isinstance(error, OSError) and not isinstance(error, KcacheError):
+    """Print what went wrong in one line."""
+    message = " ".join(str(error).split())
+    if isinstance(error, OSError) and not isinstance(error, KcacheError):
         name = error.filename  # a descriptor's number is not a name
         where = f"{os.fsdecode(name)}: " if isinstance(name, (str, bytes, os.PathLike)) else ""
         message = f"{where}{error.strerror or error}"

@@ -190,7 +190,7 @@ def test_the_log_names_files_as_they_were_typed(work: Path, here: Callable) -> N
         assert (said.code, said.out) == (1, "")
         lines = said.err.splitlines()
         assert lines[0] == 'sub/bad.cu(2): error: identifier "nonsense" is undefined'
-        assert lines[-1] == "kcache: error: sub/bad.cu does not compile"
+        assert lines[-1] == "kcache: error: sub/bad.cu does not compile for sm_90"
     with pytest.raises(kcache.CompileError) as caught:
         kcache.compile_to_ptx(BAD, kcache.CompileOptions(90))
     log = caught.value.log.replace("kernel.cu(", "sub/bad.cu(").replace("kernel.cu", "bad.cu")

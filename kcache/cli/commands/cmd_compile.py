@@ -231,7 +231,7 @@ def compile_file(*, quiet: bool, directory: str | None, **given: Any) -> None:  
         raise click.UsageError("--json and an output on standard output exclude each other.")
     results: list[dict[str, object]] = []
     disable, recache = given["no_cache"] or None, given["recache"] or None
-    failed = False
+    code = 0
     with open_cache(directory, disable=disable, recache=recache) as cache:
         for job, output in zip(jobs, outputs, strict=True):
             about: dict[str, object] = {
@@ -242,16 +242,17 @@ def compile_file(*, quiet: bool, directory: str | None, **given: Any) -> None:  
             try:
                 results.append(about | _compile(cache, job, output, quiet=quiet or as_json))
             except CompileError as error:
+                code = 2 if isinstance(error, ConfigError) else 1
                 results.append(about | {"log": error.log, "error": str(error)})
-                if len(jobs) == 1 and not as_json:
-                    raise
-                failed = True
-                show_log(error.log or str(error))
-                what = f"{job.path} does not compile for {job.options.target}"
-                notify(f"error: {what}" + (error.hint and f": {error.hint}"))
+                what = str(error).partition("\n")[0]
+                if error.log:
+                    show_log(error.log)
+                    if code == 1:
+                        what = f"{job.path} does not compile for {job.options.target}"
+                        what += error.hint and f": {error.hint}"
+                notify(f"error: {what}")
     show("", results)
-    if failed:
-        raise click.exceptions.Exit(1)
+    raise click.exceptions.Exit(code)
 
 
 def _compile(cache: KernelCache, job: Job, output: str, *, quiet: bool) -> dict[str, object]:
@@ -267,7 +268,7 @@ def _compile(cache: KernelCache, job: Job, output: str, *, quiet: bool) -> dict[
                 job.source, job.names, job.options, source_name=job.source_name
             )
     except CompileError as error:
-        error.source_name, error.log = job.path, _as_typed(error.log, job)
+        error.log = _as_typed(error.log, job)
         raise
     seconds = time.perf_counter() - started
     log = _as_typed(kernel.log, job)

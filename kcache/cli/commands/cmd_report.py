@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, tzinfo
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,8 +63,6 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent
 #: How many rows the tables of single entries, targets and kernels have.
 _SINGLE, _ARCHS, _KERNELS = 10, 8, 12
-#: A longer name is cut in the middle. So the page stays small, and both ends distinguish names.
-_LONGEST = 120
 #: A mean of nothing.
 _NONE = ("\N{EN DASH}", "none so far")
 
@@ -200,7 +197,8 @@ def page(snapshot: Snapshot, zone: tzinfo | None = None) -> str:
     style = "\n" + (_FOLDER / "report.css").read_text("utf-8")
     kernels = [item for item in snapshot.items if item.kind == KERNEL]
     single = [item for item in snapshot.items if item.kind != MANIFEST]
-    unit, columns = _spans(kernels, snapshot.written, zone)
+    unit, spans = _spans(kernels, snapshot.written, zone)
+    now = local_time(snapshot.written, zone)
     return template.render(
         snapshot=snapshot,
         stats=snapshot.stats,
@@ -212,15 +210,14 @@ def page(snapshot: Snapshot, zone: tzinfo | None = None) -> str:
         by_arch=_shares(kernels, lambda item: (item.arch, ()), _ARCHS),
         by_kernel=_shares(kernels, lambda item: (item.source_name, item.names), _KERNELS),
         unit=unit,
-        spans=columns,
+        spans=spans,
         largest=heapq.nlargest(_SINGLE, single, lambda item: item.size),
         coldest=heapq.nsmallest(_SINGLE, single, lambda item: item.used),
-        now=local_time(snapshot.written, zone),
+        now=f"{now.day} {now:%B %Y, %H:%M %Z}",
         short=SHORT,
     )
 
 
-@cache
 def _templates() -> jinja2.Environment:
     """Return the environment of the template: it escapes every text and unprintable character."""
     import jinja2
@@ -238,17 +235,11 @@ def _templates() -> jinja2.Environment:
         "time": format_time,
         "age": format_age,
         "counted": counted,
-        "cut": _cut,
-        "date": _date,
         "number": "{:,}".format,
         "lengths": _lengths,
     }
     found.filters.update(filters)
     return found
-
-
-def _date(moment: datetime) -> str:
-    return f"{moment.day} {moment:%B %Y, %H:%M %Z}"
 
 
 def _tiles(stats: Stats, kernels: int, entries: int) -> list[tuple[str, str, str]]:
@@ -271,14 +262,6 @@ def _tiles(stats: Stats, kernels: int, entries: int) -> list[tuple[str, str, str
 
 def _printable(value: object) -> object:
     return plain(value) if type(value) is str else value  # not the markup of a macro
-
-
-def _cut(text: str | Iterable[str]) -> str:
-    """Return a name, or names with commas; what is long loses its middle."""
-    whole = text if isinstance(text, str) else ", ".join(text)
-    return (
-        whole if len(whole) <= _LONGEST else f"{whole[: _LONGEST // 2]}…{whole[-_LONGEST // 2 :]}"
-    )
 
 
 # -- what needs attention --------------------------------------------------------------------------
