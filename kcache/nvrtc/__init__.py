@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-#: The version of the layout of stored entries. Raise it when the layout changes: older entries then
-#: miss.
+#: The version of the layout of stored entries. Increment it when the layout changes; then older
+#: entries are misses.
 PRODUCER = "kcache-nvrtc/3"
 
 TYPE_CHECKING = False
@@ -14,7 +14,7 @@ _NO_NAMES: dict[str, str] = {}
 
 
 def names_and_log(entry: Entry) -> tuple[dict[str, str], bytes]:
-    """Return the lowered names and the stored log in a kernel's entry, whose content may be wrong.
+    """Return the lowered names and the stored log in a kernel's entry, whose types are checked.
 
     Raises:
         CorruptEntryError: they have the wrong type.

@@ -1,9 +1,9 @@
 """Answers: everything but the request that the result of a compile depends on, and its encoding.
 
-They are made from the trace of the compile: everything that the compiler asked the operating
-system, with the answers. The result is good as long as every question gets the same answer. So
-nothing here knows what an include is. Files that were read, absent paths, directories and variables
-are answers like all others.
+They come from the trace of the compile: everything that the compiler asked the operating system,
+with the answers. The result is valid while every question gets the same answer. So this module has
+no notion of an include: files that were read, absent paths, directories and variables are answers
+like all others.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from kcache.nvrtc.search import ABSOLUTE, Groups, HeaderSearch, RootedPath
 if TYPE_CHECKING:
     from kcache.nvrtc.workers.messages import FileAnswer, Trace
 
-#: What may be at the name of a text in memory.
+#: What may be on disk at the name of an in-memory text.
 _UNOPENED = (PathKind.MISSING, PathKind.FILE, PathKind.ERROR)
-#: Texts of the compiler itself. It looks for them in the working directory, but never opens them.
+#: Names of the compiler's own texts. It looks for them in the working directory, and never opens
+#: them there.
 _OWN_NAMES = ("__nv_nvrtc_builtin_header.h", "__nv_name_map")
-#: A longer text is compressed. One of nvcc for a PyTorch extension has 2 MB.
+#: A longer text is compressed. For nvcc and a PyTorch extension, it has 2 MB.
 _LONG_TEXT = 1 << 15
-#: Decoding refuses more.
+#: Decoding rejects a longer text.
 _MAX_TEXT = 256 << 20
 
 _Group: TypeAlias = tuple["_Kind", int, Sequence[str]]
@@ -61,23 +62,25 @@ class Answers(NamedTuple):
     """The answers in a dependency set by kind, and where it was made; see `manifest`.
 
     Attributes:
-        files: that were read.
+        files: files that were read.
         digests: of the contents of the files, one after the other.
-        absent: paths at which nothing was.
-        present: files that were not opened.
+        absent: paths that did not exist.
+        present: files that exist and were not opened.
         folders: directories.
-        names: of texts in memory, which the compiler looks for on disk and never opens. If one
-            exists there, it must not be one of the files, or the compiler takes the two for one.
-        same: a number for each path that may be another name of another path's file.
-        denied: paths whose stat or open failed, after the errno.
-        variables: name and value; None for one that is not set.
-        conditions: for the use of the result elsewhere; see `places`.
+        names: names of in-memory texts, which the compiler looks for on disk and never opens. If
+            one exists there, it must not be one of the files, because the compiler would treat the
+            text and the file as one.
+        same: a number and a path for each path whose file may have another path; see `same`.
+        denied: errno and path of each path whose stat or open failed.
+        variables: name and value; None for a variable that is not set.
+        conditions: of the use of the result elsewhere; see `places`.
         home: location of the compile.
-        plain: names that were no links; this and what follows is asked by nvcc's tools alone.
-        links: where each link leads, and its path; for a root itself, where that leads.
-        access: access(2): the mode and whether it was granted, and the path.
-        times: a number for each of several files with equal content; among those, equal numbers
-            have the same second of their last change. `#pragma once` of gcc goes by that.
+        plain: names that were not links. Only nvcc's tools ask for these and for what follows.
+        links: where each link leads, and its path; for a root itself, where the root leads.
+        access: answers of access(2): the mode, whether it was granted, and the path.
+        times: a group, a number and a path for each of several files with equal content. In one
+            group, equal numbers mean that the files were modified in the same second; gcc compares
+            that for `#pragma once`.
     """
 
     files: Groups
@@ -103,7 +106,7 @@ class Answers(NamedTuple):
         present: dict[RootedPath, FileAnswer] = {}
         absent, folders, names = set[RootedPath](), set[RootedPath](), set[RootedPath]()
         denied: list[tuple[int, RootedPath]] = []
-        # Whether a file has the source's own name is checked where the source is asked for.
+        # A file with the name of the source is checked for by `verification`.
         source, *headers = search.in_memory()
         named = {*headers, *(search.base + name for name in _OWN_NAMES)}
         in_key = (*variables.IN_KEY, variables.WORKING_DIRECTORY)
@@ -142,9 +145,9 @@ class Answers(NamedTuple):
         )
 
     def has_names_only(self) -> bool:
-        """Return whether the compiler asked for nothing but the names of its texts in memory."""
+        """Return whether the compiler asked only for the names of its in-memory texts."""
         others = (self.files, self.absent, self.present, self.folders, self.variables)
-        # No file has a name that is too long.
+        # No file can have a name that is too long.
         return not any(others) and all(each == errno.ENAMETOOLONG for each, _ in self.denied)
 
     def encode(self) -> bytes:
@@ -239,7 +242,7 @@ def text_in(raw: bytes) -> bytes:
     """
     (length,) = struct.unpack_from("<I", raw)
     text = raw[4 : 4 + length]
-    if text[:2] != zlib.compress(b"", 1)[:2]:  # no kind of group begins so
+    if text[:2] != zlib.compress(b"", 1)[:2]:  # no group begins with these bytes
         return text
     unpacker = zlib.decompressobj()
     try:
@@ -254,7 +257,7 @@ def text_in(raw: bytes) -> bytes:
 def _is_directory(path: str, search: HeaderSearch) -> bool:
     """Return whether a path is the working directory, which exists wherever a compile runs.
 
-    LLVM also asks for it in the spelling of `PWD`.
+    LLVM also asks for the directory as `PWD` spells it.
     """
     path = _bare(path)
     if path == search.directory:
@@ -279,7 +282,7 @@ def identity_of(path: str) -> tuple[int, int] | None:
 
 
 def above(paths: Iterable[RootedPath]) -> set[RootedPath]:
-    """Return the directories of paths below their roots, and the roots: each is there."""
+    """Return the directories of existing paths below their roots, and the roots: all exist."""
     found: set[RootedPath] = set()
     for root, path in paths:
         folder = RootedPath(root, path.rpartition("/")[0] or ".")
@@ -292,24 +295,25 @@ def above(paths: Iterable[RootedPath]) -> set[RootedPath]:
 def same(
     inodes: Mapping[RootedPath, Sequence[int]], digests: Mapping[RootedPath, bytes]
 ) -> list[tuple[int, RootedPath]]:
-    """Return a number for each path that may be another name of another path's file.
+    """Return a number for each path whose file may also have another path.
 
-    Equal numbers are one file under two names (links), others are not; `#pragma once` goes by that.
-    Files of different content are different files. So only files of equal content count, and files
-    that were not opened, whose content is unknown.
+    Paths with equal numbers are one file (links); paths with different numbers are different files.
+    `#pragma once` depends on that. Files of different content are different files. So only files of
+    equal content are numbered, and files that were not opened, whose content is unknown.
     """
     by_inode: dict[Sequence[int], list[RootedPath]] = {}
     for rooted, inode in inodes.items():
         by_inode.setdefault(inode, []).append(rooted)
     doubtful = {each for paths in alike(digests) for each in paths}
-    for rooted in inodes.keys() - digests.keys():  # in one class with the file of this other name
+    # A file that was not opened under this path may have been read under another one.
+    for rooted in inodes.keys() - digests.keys():
         doubtful.update(by_inode[inodes[rooted]])
     numbers: dict[Sequence[int], int] = {}
     return [(numbers.setdefault(inodes[each], len(numbers)), each) for each in sorted(doubtful)]
 
 
 def alike(digests: Mapping[RootedPath, bytes]) -> list[list[RootedPath]]:
-    """Return the files with the content of others, by their content."""
+    """Return the groups of files that have equal content."""
     by_digest: dict[bytes, list[RootedPath]] = {}
     for rooted, digest in digests.items():
         by_digest.setdefault(digest, []).append(rooted)

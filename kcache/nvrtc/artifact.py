@@ -9,26 +9,26 @@ from typing import NamedTuple
 
 
 class Form(IntEnum):
-    """How paths stand in the content of a file."""
+    """How the stored content of a file represents the paths in it."""
 
-    #: As they were.
+    #: As nvcc wrote them.
     BINARY = 0
-    #: As in `File.path`: a list of dependencies, or source text.
+    #: As in `File.path`; for a list of dependencies or source text.
     TEXT = 1
-    #: As marks of the same length: a line table.
+    #: As marks of the same length; for a line table.
     LINES = 2
 
 
 class File(NamedTuple):
-    """What nvcc wrote into one file, or printed.
+    """What nvcc wrote to one file, or to a standard stream.
 
     Attributes:
-        path: below a root, as `kcache.nvcc.request.Roots.numbered` returns it; empty for what was
-            printed.
-        mode: its permissions; 1 for standard output, 2 for standard error.
-        is_new: whether nvcc removes a file that is there, or else writes into it.
-        form: how the paths of roots stand in it.
-        content: its bytes.
+        path: below a root, as `kcache.nvcc.request.Roots.numbered_path` returns it; empty for a
+            standard stream.
+        mode: the file's permissions; for a stream, 1 for standard output, 2 for standard error.
+        is_new: whether nvcc removes an existing file first, instead of writing into it.
+        form: how the content represents paths.
+        content: the bytes.
     """
 
     path: str
@@ -39,14 +39,14 @@ class File(NamedTuple):
 
 
 class Artifact(NamedTuple):
-    """What one compile produced. Of a compile that failed, there are the log and the time.
+    """What one compile produced; after a failed compile, only the log and the time.
 
     Attributes:
         ptx, cubin, ltoir: the outputs; None if the target has none of that kind.
         lowered_names: name expression -> mangled name.
         raw_log: the compiler's log as it returned it, NULs included; None if it has no text.
         seconds: wall time of the compile alone, without the wait for a worker.
-        files: what nvcc wrote, in the order of their last changes; NVRTC writes none.
+        files: the files that nvcc wrote, in the order of their modification; empty for NVRTC.
     """
 
     ptx: bytes | None = None

@@ -1,9 +1,10 @@
 """Compiler: compiles one request, and finds out what the result depends on.
 
-Compiles happen in processes of our own (`workers/`), each known to be clean. There are exceptions:
-no interpreter can be started (an embedded or frozen program), or `KCACHE_WORKERS=0` is set. Then
-this process compiles, one request at a time, and the result is not cached: other code in the
-process may have used the same library, and left state in it that can't be seen.
+Compiles run in worker processes (`workers/`), each known to be clean. This process compiles only if
+no worker can: `KCACHE_WORKERS=0` is set, no interpreter can be started (an embedded or frozen
+program), the working directory was removed, or the request names files of this process. It then
+compiles one request at a time, and the result is not cached, because other code in the process may
+have left state in the same library.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from kcache.util.forks import after_fork
 from kcache.util.hints import how_to_install
 
 _INVALID_INPUT, _INVALID_OPTION = 3, 5
-#: How often a compile is repeated because its headers changed. After that its result is
-#: not cached.
+#: How often a compile is repeated because its headers changed. After that, its result is not
+#: cached.
 MAX_REPEATS = 2
 
 
@@ -41,11 +42,11 @@ class Compiled(NamedTuple):
     """One successful compile.
 
     Attributes:
-        artifact: what it produced.
+        artifact: what the compile produced.
         identity: of the library that compiled.
         version: of the library, (major, minor).
-        trace: what it asked the operating system; None if nothing recorded that.
-        problem: why there is no trace, or why the result can't be cached, or empty.
+        trace: what the library asked the operating system; None if that was not recorded.
+        problem: why the result must not be cached; empty if it may be.
     """
 
     artifact: Artifact
@@ -56,12 +57,12 @@ class Compiled(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """What a compile may take.
+    """The limits of compiles.
 
     Attributes:
-        workers: most workers at a time; 0 for none; None for one per usable core.
-        timeout: seconds that a compile may take, or None.
-        slots: they bound the compiles of all processes that share a directory; or None.
+        workers: how many workers may run at a time; 0 for none, None for one per usable core.
+        timeout: seconds that a compile may take; None for no limit.
+        slots: bound the compiles of all processes that share a directory; None for no bound.
     """
 
     workers: int | None = None
@@ -74,9 +75,9 @@ def compile_tracked(
 ) -> tuple[Compiled, DependencySet | None]:
     """Compile a request, and find out what the result depends on.
 
-    Returns the result, whose `problem` is why it must not be cached, and the answers that decided
-    it, which hold now; None for a self-contained request, or with a problem. `digests` is the
-    process's memory of file contents. Errors as for `compile_request`.
+    Returns the result, and the dependency set that leads to it, which holds now. The set is None
+    for a self-contained request, or if the result has a problem. `digests` is the process's memory
+    of file contents. Raises the errors of `compile_request`.
     """
     run: Compiled | None = None
     for _ in range(1 + MAX_REPEATS):
@@ -127,15 +128,15 @@ def compile_request(
     request: Request,
     limits: Limits = Limits(),  # noqa: B008  immutable
 ) -> Compiled:
-    """Compile a request with a poisoned clock; with the true clock if the result depends on it.
+    """Compile a request with a poisoned clock; then with the true one, if the result depends on it.
 
     Threads: safe; each compile has a worker of its own. Fork, crash: see `workers.pool`.
 
     Raises:
         CompilerNotFoundError: NVRTC is not installed.
         CompileOptionError: the compiler rejected an option or the architecture.
-        CompileError: the compiler rejected the source, crashed, or took longer than it may; `.log`
-            has its whole log.
+        CompileError: the compiler rejected the source, crashed, or exceeded the timeout; `.log` has
+            its whole log.
     """
     caller = request.caller
     path = find().path if caller is None else caller.library
@@ -163,8 +164,8 @@ def compile_request(
 
 
 def _names_own_files(request: Request) -> bool:
-    """Return whether a worker would find other files than this process, or none."""
-    if request.caller is not None:  # the code that made them has checked
+    """Return whether a request names files that are different or missing in a worker."""
+    if request.caller is not None:  # checked by the code that made the request
         return False
     texts = (*request.texts, *request.search.prefixes, *request.options.flags())
     return any(are_own_files(text.encode("utf-8", "surrogateescape")) for text in texts)
@@ -231,10 +232,10 @@ def _answered(request: Request, hello: Hello, reply: Reply) -> Compiled:
 
 
 def _first_error(name: str, log: str) -> str:
-    """Return the first error in a log, in the caller's words.
+    """Return the first error in a log, with the name that the caller used.
 
-    NVRTC puts each name expression on a line of a file of its own, `__nv_name_map`. An error there
-    is reported with the expression instead.
+    NVRTC puts each name expression on a line of its own file `__nv_name_map`. The message of an
+    error there names the expression instead of that file.
     """
     wrong = re.search(
         r"^__nv_name_map\(\d+\): error: (.*)\n *#pragma nv_mangled_name (.*)", log, re.M
@@ -277,7 +278,7 @@ class _Here:
         after_fork(self)
 
     def after_fork(self) -> None:
-        """Note if the fork was during a compile: then the compiler's own locks stay held."""
+        """Record whether the fork was during a compile: then the compiler's locks stay held."""
         self.forked_inside = self.forked_inside or self.lock.locked()
         self.lock = threading.Lock()
 
@@ -295,7 +296,7 @@ def _here(path: str) -> Nvrtc:
         try:
             found = _inside.libraries[path] = Nvrtc(path)
         except OSError as error:
-            if os.strerror(errno.EMFILE) in str(error):  # of dlopen(3), so it has no errno
+            if os.strerror(errno.EMFILE) in str(error):  # dlopen(3) sets no errno
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path) from error
             message = f"the NVRTC library can't be loaded ({error}): {_hint()}"
             raise CompilerNotFoundError(message) from error

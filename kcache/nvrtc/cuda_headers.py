@@ -17,9 +17,9 @@ _WHEELS = {
 #: Where else they may be: below a toolkit, or below a conda environment.
 _FOLDERS = ("include", "targets/x86_64-linux/include", "targets/sbsa-linux/include")
 _TOOLKIT = "/usr/local/cuda"
-#: One header of CCCL (CUB, Thrust, libcu++) and one of the CUDA runtime: each brings its folder.
+#: One header of CCCL (CUB, Thrust, libcu++) and one of the CUDA runtime, to find their folders.
 _PROBES = ("cuda/std/cstddef", "cuda_fp16.h")
-#: Headers -> the packages that they are in, for CUDA 13 and 12.
+#: Pattern of headers, and the packages that have them, for CUDA 13 and 12.
 _PACKAGES = (
     (r"(cub|thrust|cuda|nv)/", "nvidia-cuda-cccl", "nvidia-cuda-cccl-cu12"),
     (r"crt/", "nvidia-cuda-crt", "nvidia-cuda-nvcc-cu12"),
@@ -50,7 +50,7 @@ def folder_of(header: str) -> str | None:
 
 
 def hint(log: str) -> str:
-    """Return what to do about a header of CUDA's that is missing by a log; else an empty text."""
+    """Return the remedy if a log reports that a header of CUDA is missing; else an empty text."""
     missing = _NOT_FOUND.search(log)
     if missing is None:
         return ""
@@ -77,14 +77,14 @@ def _trees() -> Iterator[str]:
         for entry in library.site_packages():
             yield from (os.path.join(entry, folder) for folder in _WHEELS[major])
     found, hints = library.find(), config.library_hints()
-    if found is not None:  # of a toolkit: it is in `lib64`, or in `targets/x86_64-linux/lib`
+    if found is not None:  # a toolkit has it in `lib64`, or in `targets/x86_64-linux/lib`
         yield os.path.join(os.path.dirname(os.path.dirname(found.path)), "include")
     for root in (*hints.conda, *hints.toolkits, _TOOLKIT):
         yield from (os.path.join(root, folder) for folder in _FOLDERS)
 
 
 def _major() -> int:
-    """Return the major version of CUDA that NVRTC is of, by the name of its file."""
+    """Return the major version of NVRTC, by the name of its file; 13 without one."""
     found = library.find()
     path = "" if found is None else found.path
     return 12 if ".so.12" in path or "_120_" in path else 13

@@ -1,7 +1,7 @@
 """Entries: reads, checks and describes the entries of a backend, without recording a use of them.
 
-Everything here reads through `Backend.scan` and `Backend.get`, one payload at a time, and changes
-nothing. Entries that vanish in between are left out; damaged ones are described as such.
+All functions read through `Backend.scan` and `Backend.get`, one payload at a time, and change
+nothing. Entries that vanish meanwhile are left out; damaged entries are described as such.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from kcache.nvrtc.metadata import flags_of, number_of, text_of, texts_of, title_
 if TYPE_CHECKING:
     from kcache.entry import JSON
 
-#: Kinds of entries. `OTHER` is an undamaged entry of another version or program, or of a kind that
-#: is unknown here. `UNREADABLE` is an entry that the medium does not return.
+#: Kinds of entries. `OTHER` is an undamaged entry of another version or program, or of an unknown
+#: kind. `UNREADABLE` is an entry that the medium does not return.
 KERNEL, MANIFEST, OTHER = "kernel", "manifest", "other"
 DAMAGED, UNREADABLE = "damaged", "unreadable"
 
@@ -33,21 +33,21 @@ _FORGED = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, 
 
 
 class Item(NamedTuple):
-    """What is known of one entry.
+    """The description of one entry.
 
     Attributes:
         key: 64 hexadecimal digits.
         size: stored bytes.
         used: last recorded use, seconds since the epoch.
         kind: one of `KERNEL`, `MANIFEST`, `OTHER`, `DAMAGED` and `UNREADABLE`.
-        problem: why the entry is not served, empty if it is.
-        source_name: of a kernel's source, empty if unknown; so are the following.
+        problem: why lookups ignore the entry; empty if they do not.
+        source_name: name of a kernel's source. This and the following are empty if unknown.
         names: of its kernels: name expressions, or the names in the module.
         arch: its target.
         created: seconds since the epoch, or None.
         compile_seconds: time of its compile, or None.
         flags: options of its compile without the target.
-        compiler: the compiler of it.
+        compiler: identity of the compiler.
     """
 
     key: str
@@ -87,7 +87,7 @@ def look_into(backend: Backend, info: EntryInfo) -> Opened | None:
 
 
 def look_at(blob: bytes, info: EntryInfo) -> Opened:
-    """Check an entry that was read, in the same way."""
+    """Check and describe an entry that was read, as `look_into` does."""
     item = _item(info)
     try:
         entry = decode(blob, info.key, producer=PRODUCER.encode())
@@ -124,7 +124,7 @@ def items(backend: Backend) -> Iterator[Item]:
 
 
 def describe(item: Item, metadata: Mapping[str, JSON]) -> Item:
-    """Return `item`, completed from an entry's metadata, which may have any content."""
+    """Return `item` with the fields of an entry's metadata, which may have any content."""
     kind = metadata.get("kind")
     if kind == MANIFEST:
         return item._replace(kind=MANIFEST)
@@ -155,14 +155,14 @@ def matching(backend: Backend, prefixes: Iterable[str]) -> dict[str, list[EntryI
 
 
 def unique_length(keys: Iterable[str], *, least: int = 8) -> int:
-    """Return how many digits are enough to distinguish these keys."""
+    """Return how many digits, at least `least`, distinguish these keys."""
     pairs = pairwise(sorted(keys))
     alike = (len(os.path.commonprefix(pair)) for pair in pairs)  # noqa: RUF071  digits, no paths
     return max(least, 1 + max(alike, default=0))
 
 
 def coldest_first(backend: Backend) -> list[EntryInfo]:
-    """Return all present entries in the exact order of use, least recently used first.
+    """Return all entries in the exact order of use, least recently used first.
 
     Raises:
         BackendError: the entries can't be listed.
@@ -171,12 +171,12 @@ def coldest_first(backend: Backend) -> list[EntryInfo]:
 
 
 def would_evict(backend: Backend, goal: int | None, *, since_ns: float = 0) -> tuple[int, int]:
-    """Return how many entries and bytes a trim would evict, evicting nothing.
+    """Return how many entries and bytes a trim would evict. Nothing is evicted.
 
     Args:
-        backend: whose entries.
-        goal: bytes that may stay; None for all that are not too old.
-        since_ns: entries that were last used before, nanoseconds since the epoch, are evicted in
+        backend: has the entries.
+        goal: how many bytes may be kept; None for all entries that are not too old.
+        since_ns: entries last used before this time, in nanoseconds since the epoch, are evicted in
             any case.
 
     Raises:

@@ -2,14 +2,14 @@
 
 A digest is trusted without reading the file again while size, mtime, ctime, inode and device are
 the same as when the digest was made. A program can't set ctime back. There is one exception: a file
-that was changed less than `FRESH_NS` before it was read. Another change within the granularity of
-the clock would not show, so such a file is read each time until it is older. (Git does the same
-with its index, see "Racy Git" in git's documentation.)
+that was changed less than `FRESH_NS` before it was read is read each time until it is older,
+because another change within the granularity of the clock would not show. (Git does the same with
+its index, see "Racy Git" in git's documentation.)
 
-What another process has verified is trusted only on file systems that keep a change time which
-nobody can set; see `FileSystem.keeps_change_time`. On an image, the builder has chosen the times,
-and two images often have the same times, inodes and devices, also below a writable overlay. There,
-each process reads a file once, and then trusts its own reads.
+What another process has verified is trusted only on file systems with a change time that nobody can
+set; see `FileSystem.keeps_change_time`. The builder of an image chooses the times of its files, and
+two images often have the same times, inodes and devices, also below a writable overlay. There, each
+process reads a file once, and then trusts its own reads.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ NO_STAMP: Stamp = (0, 0, 0, 0, 0)
 #: The number of bytes of a digest.
 SIZE = 16
 _MAX_FILES = 65_536
-#: A larger header is not compared. A kernel that includes one is compiled each time.
+#: A larger header, in bytes, is not compared. A kernel that includes it is compiled each time.
 LARGEST = 1 << 30
-#: How many bytes are read at a time from a file that is larger than its status shows.
+#: How many bytes are read at a time from a file that is larger than its status reports.
 _PIECE = 1 << 20
-#: Directories with the state of the system. `workers/virtual_files.py` does not record
-#: them either.
+#: Directories with the state of the system. Their files are not read here, and a compile that reads
+#: them is not cached; see `workers/virtual_files.py`.
 OF_PROCESSES = ("/proc/", "/sys/")
-#: How a file is opened. Opening a pipe must not block.
+#: The flags with which a file is opened. Opening a pipe must not block.
 READ_ONLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 _COARSE = 5  # CLOCK_REALTIME_COARSE of clock_gettime(2); Python has no name for it
@@ -83,15 +83,15 @@ def stamp_of(status: os.stat_result) -> Stamp:
 def durable(paths: tuple[str, ...], stamps: tuple[Stamp, ...]) -> tuple[Stamp, ...]:
     """Return the stamps that another process may trust, and `NO_STAMP` in place of the others.
 
-    That is asked once in this process, because it takes as long as 50 files. What is remembered is
-    about these stamps at these paths, not about devices: the number of a device is used again after
-    an unmount. If another file system is there later, its files have other inodes and times.
+    The result is cached, because finding it takes as long as checking 50 files. It is cached by
+    paths and stamps, not by devices, because the number of a device is reused after an unmount: the
+    files of another file system have other inodes and times.
     """
     trusted: dict[int, bool] = {NO_STAMP[4]: False}
     found: list[Stamp] = []
     for path, stamp in zip(paths, stamps, strict=False):
         device = stamp[4]
-        # Only the path of a file that is on the device now shows what that is.
+        # Only a path whose file is on the device now shows the device's file system.
         if device not in trusted and _device_of(path) == device:
             trusted[device] = file_system(path).keeps_change_time
         found.append(stamp if trusted.get(device) else NO_STAMP)
@@ -107,8 +107,8 @@ def _device_of(path: str) -> int:
 class FileDigests:
     """The contents of files, as XXH3-128 digests of 16 bytes.
 
-    What this process has read is remembered by path: the stamp with the digest of the bytes that
-    were read under it.
+    For each path that this process has read, it remembers the digest, and the stamp that the file
+    had at that time.
 
     Threads: safe to share. Bounded: at most `_MAX_FILES` files are remembered.
 
@@ -123,18 +123,18 @@ class FileDigests:
         self.reads = 0
 
     def read(self, path: str, status: os.stat_result) -> tuple[Stamp, bytes]:
-        """Read a file; return the digest, and the stamp under which it may be trusted.
+        """Read a file; return the stamp under which its digest may be trusted, and the digest.
 
-        A forged manifest may name any path. So it does not open files that no compile records:
-        devices, pipes, and the system's own files such as those in /proc. Some of these have no
-        end, some wait for ever, and some act when they are opened.
+        A forged manifest may name any path. So this does not open files that no compile records:
+        devices, pipes, and the system's own files such as those in /proc. Some of these never end,
+        some block, and some have effects when they are opened.
 
         Args:
             path: of the file.
-            status: of it, as it was a moment ago.
+            status: of the file, a moment ago.
 
         Raises:
-            OSError: it can't be read, or is not a header.
+            OSError: the file can't be read, or can't be a header.
         """
         self.reads += 1
         now = self.clock()
@@ -154,7 +154,7 @@ class FileDigests:
         return self.remember(path, before if unchanged else NO_STAMP, digest, now)
 
     def digest(self, path: str, status: os.stat_result) -> bytes:
-        """Return the digest of a file that has this status, read only if that is necessary.
+        """Return the digest of a file that has this status; read the file only if necessary.
 
         Raises:
             OSError: as `read`.
@@ -165,9 +165,10 @@ class FileDigests:
         return known[1]
 
     def remember(self, path: str, stamp: Stamp, digest: bytes, read_at: int) -> tuple[Stamp, bytes]:
-        """Remember what was read under a stamp, if that will show a change; return it.
+        """Remember a digest with its stamp, and return both.
 
-        It will not if the file was fresh when it was read; the stamp is then `NO_STAMP`.
+        If the file was fresh when it was read, the stamp would not show a change. Then nothing is
+        remembered, and the returned stamp is `NO_STAMP`.
         """
         if is_fresh(stamp, read_at):
             return NO_STAMP, digest
@@ -183,13 +184,13 @@ class FileDigests:
         stored: Iterable[Stamp],
         verified: list[Stamp],
     ) -> Iterator[str]:
-        """Yield those of the paths whose files do not have their digest now, or are not there.
+        """Yield the paths whose files are missing or no longer have their digest.
 
         Args:
             paths: of the files.
             digests: the digests of the files, one after the other.
-            stored: the stamp under which each had its digest before; `NO_STAMP` for none.
-            verified: gets the stamp under which each of the other files has its digest now.
+            stored: the stamp that each file had when its digest was last verified, or `NO_STAMP`.
+            verified: gets the present stamp of each file that has its digest.
         """
         get, stat_ = self._known.get, os.stat
         for at, path, stamp in zip(itertools.count(0, SIZE), paths, stored, strict=False):
@@ -224,7 +225,7 @@ def _require_regular(path: str, status: os.stat_result) -> None:
 
 
 def content_of(fd: int, size: int) -> bytes:
-    """Return the content of a regular file, which had that size a moment ago.
+    """Return the content of a regular file whose size was `size` a moment ago.
 
     Raises:
         OSError: it can't be read, or is too large.

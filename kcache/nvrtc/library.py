@@ -51,15 +51,15 @@ class Library(NamedTuple):
 def find() -> Library | None:
     """Return the library that a compile would use, without loading it, or None if none is found.
 
-    It searches like cuda.pathfinder, in the same order: already loaded in this process, wheels,
-    conda, the loader's path, `CUDA_PATH`. A worker that loads it reports what it has loaded.
+    The order is that of cuda.pathfinder: a library that this process has loaded, wheels, conda, the
+    loader's path, `CUDA_PATH`. A worker reports the identity of the library that it has loaded.
     """
     path = _loaded_path() or next(_candidates(), None)
     return None if path is None else at(path)
 
 
 def loaded() -> Library | None:
-    """Return the library that this process has loaded, or None (always None off Linux)."""
+    """Return the library that this process has loaded, or None. Works on Linux only."""
     path = _loaded_path()
     return None if path is None else at(path)
 
@@ -75,7 +75,7 @@ def at(path: str) -> Library:
 
 
 def mapped() -> dict[str, int]:
-    """Return the files of NVRTC that this process has mapped: path -> where its image starts."""
+    """Return path -> start address of each file of NVRTC that is mapped into this process."""
     try:
         with open("/proc/self/maps", "rb") as file:
             maps = file.read()
@@ -88,7 +88,7 @@ def mapped() -> dict[str, int]:
 
 
 def _loaded_path() -> str | None:
-    """Return the mapped file that compiles, since other packages may have loaded their own."""
+    """Return the mapped library that compiles; other packages may have loaded their own ones."""
     paths = [path for path in mapped() if not os.path.basename(path).startswith(_BUILTINS)]
     if not paths:
         return None
@@ -96,7 +96,7 @@ def _loaded_path() -> str | None:
     if len(paths) > 1 and pathfinder is not None and "cuda.bindings.nvrtc" in sys.modules:
         with suppress(Exception):  # its own exceptions, which differ by version
             return str(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
-    for name in _NAMES:  # a loaded one is found by its name, in this order
+    for name in _NAMES:  # dlopen finds a loaded library by its name, in this order
         for path in paths:
             if os.path.basename(path).startswith(name):
                 return path
@@ -166,8 +166,8 @@ def _identity(path: str, *_: int) -> str:
     found = build_id(path)
     if found is not None:
         return found
-    # A hit reads it where NVRTC 13.5 is for AArch64: 7 MB of builtins, which have no build id.
-    # XXH3 as for headers; hashlib and SHA-256 take several times as long.
+    # For AArch64, the builtins of NVRTC 13.5 have no build id, so that a hit reads 7 MB here. XXH3
+    # as for headers, because SHA-256 takes several times as long.
     import xxhash  # `kcache doctor` runs without it
 
     digest = xxhash.xxh3_128()
@@ -180,8 +180,8 @@ def _identity(path: str, *_: int) -> str:
 def build_id(path: str) -> str | None:
     """Return the GNU build id of a 64-bit little-endian ELF file, or None if it has none.
 
-    Reads the program headers and the note segments (ELF gABI, "Note Section"; the note is
-    `NT_GNU_BUILD_ID`, type 3, owner `GNU`).
+    It is in a note segment (ELF gABI, "Note Section"; the note is `NT_GNU_BUILD_ID`, type 3, owner
+    `GNU`).
     """
     with open(path, "rb") as file:
         head = file.read(64)

@@ -1,27 +1,26 @@
 """Manifest: the dependency sets that one request has had so far.
 
-Stored as an entry under the request's key. Answers: `set0`, `set1`, ... the dependency sets, most
-recent first; `stamps0.LOCATION` what `FileDigests` remembered of set 0's files where the include
-directories have the digest LOCATION.
+A manifest is stored as an entry under the request's key. Its sections `set0`, `set1`, ... are the
+dependency sets, the most recent one first. `stamps0.LOCATION` has the stamps under which the files
+of set 0 were verified at the location with that digest.
 
-A set is a u32 length, a text of that length, and 16 bytes of digest per file that was read. A long
-text is compressed by zlib. It is groups separated by two NULs; a group is a KIND and a root's
-number, then fields separated by NULs. Kinds whose fields are paths below the root: ``f`` files
-that were read, ``a`` absent,
-``p`` present and not opened, ``d`` directories, ``n`` names of in-memory texts. Others: ``i`` a
-number and one path: paths with equal numbers are one file, others are not; ``e`` an error's number
-and a path; ``v`` (root 0) a variable,
-``NAME=VALUE`` or ``NAME`` for one that is not set. Of nvcc alone: ``u`` names that were no links;
-``l`` the root and the path that a link leads to, and the link; ``m`` a mode, whether access(2)
-granted it, and a path; ``t`` two numbers and a path, see `Answers.times`.
+A set is a u32 length, a text of that length, and a digest of 16 bytes for each file that was read.
+A long text is compressed by zlib. The text has groups, separated by two NULs. A group is a KIND and
+a root's number, then fields separated by NULs. Kinds whose fields are paths below the root: ``f``
+files that were read, ``a`` absent, ``p`` present and not opened, ``d`` directories, ``n`` names of
+in-memory texts. Others: ``i`` a number and a path: paths with equal numbers are one file, paths
+with different numbers are not; ``e`` an errno and a path; ``v`` (root 0) a variable, ``NAME=VALUE``
+or ``NAME`` if it is not set. Only for nvcc: ``u`` names that were not links; ``l`` the root and the
+path that a link leads to, and the link; ``m`` a mode, whether access(2) granted it, and a path;
+``t`` two numbers and a path, see `Answers.times`.
 
 Two groups come last: ``c`` (root 0) has the conditions for the use of the result elsewhere, see
-`places`; ``x`` (root 0) has the location of the compile. The key of a kernel is made of everything
-else in the set.
+`places`; ``x`` (root 0) has the location of the compile. The key of a kernel covers the whole set
+except ``x``.
 
-Stamps are five signed 64-bit integers (`Stamp`), zeros for what is not trusted: first one per
-file; then a u32 count of directories, their stamps, and their absolute paths separated by NULs.
-Everything is little-endian.
+A stamp is five signed 64-bit integers (`Stamp`), which are zeros if it is not trusted. A section of
+stamps has one stamp for each file, then a u32 count of directories, their stamps, and their
+absolute paths separated by NULs. Everything is little-endian.
 """
 
 from __future__ import annotations
@@ -36,14 +35,15 @@ from kcache.nvrtc.files import FileDigests, Stamp
 from kcache.nvrtc.request import Request, digest_fields
 from kcache.nvrtc.verification import Difference, LocationState, differences
 
-#: For how many places a set keeps stamps: checkouts and containers that share a cache.
+#: For how many locations a set keeps stamps; checkouts and containers may share a cache.
 MAX_LOCATIONS = 4
 
 
 class DependencySet:
     """What one result depends on, and what was verified about it in each location.
 
-    It is decoded when it is first needed. Threads: safe to share; stamps are replaced, not changed.
+    It is decoded at its first use. Threads: safe to share; `stamps` is replaced, never changed in
+    place.
 
     Args:
         raw: the encoding.
@@ -75,11 +75,11 @@ class DependencySet:
         return self._answers
 
     def dependencies(self, request: Request) -> tuple[str, ...]:
-        """Return the absolute paths of the headers, sorted; one tuple per location."""
+        """Return the absolute paths of the headers, sorted. A location has one tuple object."""
         return self.state_at(request).dependencies
 
     def result_key(self, request_key: str) -> str:
-        """Return the key of the result: the request, and the answers that the compiler got."""
+        """Return the key of the result, a digest of the request's key and `identity`."""
         known, key = self._result
         if known != request_key:
             fields = [("request", request_key.encode()), ("headers", self.identity.encode())]
@@ -89,19 +89,19 @@ class DependencySet:
 
     @property
     def identity(self) -> str:
-        """The digest of the answers and the conditions, wherever the result was compiled."""
+        """The digest of the answers and the conditions, without the location of the compile."""
         if not self._identity:
             text, digests = self.raw, b""
             with suppress(CorruptEntryError):  # intact, but not a dependency set
                 digests = self.answers().digests
-                text = text_in(self.raw).rpartition(b"\0\0")[0]  # no home
+                text = text_in(self.raw).rpartition(b"\0\0")[0]  # without `home`
             self._identity = digest_fields("kcache-set/2", [("set", text), ("digests", digests)])
         return self._identity
 
     # -- whether it holds ------------------------------------------------------------------------
 
     def holds(self, request: Request, digests: FileDigests) -> bool:
-        """Return whether every file is as in the set, and keep what was verified."""
+        """Return whether every answer is as in the set; if so, remember the verified stamps."""
         verified: list[Stamp] = []
         if next(self.differences(request, digests, verified), None) is not None:
             return False
@@ -115,9 +115,9 @@ class DependencySet:
         return differences(self, request, digests, [] if verified is None else verified)
 
     def state_at(self, request: Request) -> LocationState:
-        """Return what this process knows of the files at the request's location.
+        """Return this process's state of the files at the request's location.
 
-        It begins with the stamps that were stored for this location, or else for another one.
+        A new state has the stamps that were stored for this location, or else for another one.
         """
         location = request.location
         state = self._states.get(location)
@@ -125,7 +125,7 @@ class DependencySet:
             state = LocationState(self.answers(), request.search)
             if location in self.stamps:
                 state.unpack(self.stamps[location])
-            elif self.stamps:  # the same files may have been verified in another place
+            elif self.stamps:  # the same files may have been verified at another location
                 state.unpack([*self.stamps.values()][-1])
                 state.directories = None
             if len(self._states) >= MAX_LOCATIONS:
@@ -136,7 +136,7 @@ class DependencySet:
     # -- what was verified -----------------------------------------------------------------------
 
     def remember(self, request: Request) -> bool:
-        """Keep what was verified for storing; return whether it differs from what is stored."""
+        """Add the verified stamps to `stamps`, to be stored; return whether they are new."""
         location, raw = request.location, self.state_at(request).pack()
         if self.stamps.get(location) == raw:
             return False
@@ -157,7 +157,7 @@ class Manifest:
         self.checked: dict[str, DependencySet] = {}
 
     def was_checked_at(self, location: str) -> bool:
-        """Return whether a dependency set has held where a request comes from."""
+        """Return whether a dependency set has held at a location."""
         return any(location in each.stamps for each in self.dependency_sets)
 
     def holding(
@@ -175,7 +175,7 @@ class Manifest:
         return None
 
     def add(self, dependency_set: DependencySet) -> None:
-        """Put a dependency set first; it replaces an equal one, and takes over its stamps."""
+        """Insert a dependency set at the front; it replaces an equal set and gets its stamps."""
         kept: list[DependencySet] = []
         for old in self.dependency_sets:
             if old.identity == dependency_set.identity:

@@ -28,7 +28,7 @@ _YEAR_9999 = 253e9
 
 
 def title_of(source_name: str, names: Sequence[str]) -> str:
-    """Return a source and its kernels; of a source that was not named, the kernels alone."""
+    """Return a title with the source's name and its kernels, or the kernels for a default name."""
     listed = ", ".join(names)
     if not listed or source_name not in DEFAULT_NAMES:
         return ": ".join(filter(None, (source_name, listed)))
@@ -38,19 +38,19 @@ def title_of(source_name: str, names: Sequence[str]) -> str:
 def flags_of(value: JSON) -> tuple[str, ...]:
     """Return the options of a compile without the target."""
     flags = filter(None, texts_of(value))
-    # Thousands of entries share most of them.
+    # Interned, because thousands of entries have the same options.
     return tuple(sys.intern(flag) for flag in flags if not flag.startswith(_TARGET))
 
 
 def stored_log(metadata: Mapping[str, JSON]) -> str:
-    """Return the log of a kernel's compile, with the paths of the compile."""
+    """Return the log of a kernel's compile, with the directories that the options name."""
     paths = parse_options(texts_of(metadata.get("flags"))).include_paths
     search = HeaderSearch(text_of(metadata.get("source_name")), paths, directory="/")
     return text_of_log(log_at(search, text_of(metadata.get("log")).encode("latin-1", "replace")))
 
 
 class RequestSummary(NamedTuple):
-    """What is known about a request, or an entry's request; None or empty if unknown.
+    """The parts of a request, or of an entry's request, to compare; None or empty if unknown.
 
     Attributes:
         source_name: name of the source; `names`, `arch`, `flags` and `compiler` as they were
@@ -84,7 +84,7 @@ class RequestSummary(NamedTuple):
 
     @classmethod
     def read(cls, metadata: Mapping[str, JSON], key: str) -> RequestSummary:
-        """Return the summary in the metadata of the kernel under `key`, which may be wrong."""
+        """Return the summary in the metadata, of any content, of the kernel under `key`."""
         headers = metadata.get("headers")
         headers = headers if isinstance(headers, dict) else {}
         return cls(
@@ -104,9 +104,9 @@ class RequestSummary(NamedTuple):
 
 
 def metadata_of(request: Request, key: str, version: tuple[int, ...] = ()) -> dict[str, JSON]:
-    """Return the metadata about the request for the entry under `key`, just compiled.
+    """Return the metadata of a request whose kernel was just compiled and gets the key `key`.
 
-    `version` is that of the compiler that has run: for the drop-in, the program's own.
+    `version` is that of the compiler that has run; under the drop-in, that is the program's own.
     """
     extra_key = digest_fields("extra_key", [("", request.extra_key)])[:32]
     found: dict[str, JSON] = {
@@ -134,12 +134,12 @@ def shown_text(text: str) -> str:
 
 
 def text_of(value: object) -> str:
-    """Return a text of the metadata; empty if there is something else."""
+    """Return a value of the metadata if it is text; else an empty text."""
     return value if isinstance(value, str) else ""
 
 
 def texts_of(value: JSON) -> tuple[str, ...]:
-    """Return several texts in the same way."""
+    """Return a list of texts in the metadata as a tuple; empty for anything else."""
     return tuple(map(text_of, value)) if isinstance(value, list) else ()
 
 

@@ -1,16 +1,16 @@
-"""CompileOptions: the options of a compile, checked, and as NVRTC's flags; and as NVRTC reads them.
+"""CompileOptions: the options of a compile, checked; as flags for NVRTC, and as NVRTC parses them.
 
-Code that depends on an option uses `parse_options`, never the text. NVRTC
-12.4 to 13.5 read each text like this: white space around it is dropped; `-D`, `-U` and `-I` may
-have their value right behind them, behind spaces or behind an equals sign; the other options that
-take a value have it behind an equals sign, and some of them also in the next text.
+Code that depends on an option uses `parse_options`, never the text. NVRTC 12.4 to 13.5 parse each
+text like this: white space around it is dropped; `-D`, `-U` and `-I` may have their value directly
+after them, after spaces or after an equals sign; the other options that take a value have it after
+an equals sign, and some of them also in the next text.
 
-Some options are *harmless*: a compiler compiles after them as a new one does. NVRTC keeps state
-between compiles. After one with `-G` (12.9 to 13.5), `-Ofc=max` or `--restrict` (13.5), later
-compiles of other sources give other code until the process ends. Its interface hides that. So
-this list has only options that a test has shown to be harmless: `tests/nvrtc/test_clean.py`
-compiles probe kernels before and after each option, in one process, and compares them with those of
-new processes. A worker that gets any other option, or an unknown one, is used once.
+NVRTC keeps state between compiles. After a compile with `-G` (12.9 to 13.5), `-Ofc=max` or
+`--restrict` (13.5), later compiles of other sources give different code until the process ends, and
+NVRTC's interface does not show that. An option is *harmless* if later compiles give the same code
+as a new process. `are_harmless` accepts only options that were tested: `tests/nvrtc/test_clean.py`
+compiles probe kernels before and after each option in one process, and compares them with those of
+new processes. A worker that gets any other option is used once.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class CompileOptions(_Options):
         std: C++ standard: `"c++17"`, `"17"`, ...; None leaves the compiler's default.
         fast_math: `--use_fast_math`.
         optimization: 0 to 3, of the assembler (`--ptxas-options=-O`); NVRTC has no `-O`.
-        lto: make LTOIR for link-time optimisation instead of PTX and CUBIN (`-dlto`).
+        lto: whether to make LTOIR for link-time optimisation instead of PTX and CUBIN (`-dlto`).
         debug: device debug information (`-G`).
         lineinfo: line numbers for profilers (`-lineinfo`).
         max_registers: registers per thread, at least 1 (`--maxrregcount`).
@@ -149,7 +149,7 @@ class CompileOptions(_Options):
 
     @property
     def parsed(self) -> ParsedOptions:
-        """All flags as the compiler reads them."""
+        """All flags as the compiler parses them."""
         return _parsed(self)
 
     @property
@@ -239,10 +239,10 @@ def _paths(paths: object) -> Iterator[str]:
 
 # -- as the compiler reads them --------------------------------------------------------------------
 
-#: What `isspace` of the C library takes for white space.
+#: The characters that the C library's `isspace` treats as white space.
 _SPACE = " \t\n\v\f\r"
 _LETTERS = ("-D", "-U", "-I")
-#: Options that may begin with one dash, too.
+#: Options that may also begin with one dash.
 _DASHES = (
     *("--std", "--use_fast_math", "--extra-device-vectorization", "--device-int128", "--no-cache"),
     *("--ftz", "--prec-sqrt", "--prec-div", "--fmad", "--maxrregcount", "--frandom-seed"),
@@ -272,9 +272,9 @@ _TAKES_NEXT = frozenset(
         *("--diag-suppress", "--diag-warn", "--diag-error", "-Xcudafe"),
     )
 )
-#: Options of automatic precompiled headers, in the forms that every release from 12.8 on takes.
-#: They change no code: 12.8, 12.9 and 13.5 gave the same bytes for the benchmark kernels and 200
-#: random ones (`tests/dropin/test_precompiled.py`). `--pch-verbose` writes more to the log.
+#: Options of automatic precompiled headers, in the forms that every release from 12.8 on accepts.
+#: They do not change the code: 12.8, 12.9 and 13.5 gave the same bytes for the benchmark kernels
+#: and 200 random ones (`tests/dropin/test_precompiled.py`). `--pch-verbose` writes more to the log.
 _AUTOMATIC_PCH = re.compile(
     r"--?(pch|pch-dir=.+|(pch-messages|instantiate-templates-in-pch)=(true|false))"
 )
@@ -292,10 +292,10 @@ _PLAIN = frozenset(
         *("--device-int128", "--no-cache"),
     )
 )
-#: Stands for letters, digits and marks. The compiler might read more into a value with a space.
+#: Stands for any value of letters, digits and marks. A value with a space might be parsed as more.
 _WORD: frozenset[str] = frozenset()
 _MARKS = str.maketrans("", "", "_+,")
-#: Options with a value, and which values. None allows any but the empty one.
+#: Options with a value, and the harmless values. None allows any value but the empty one.
 _VALUED: dict[str, frozenset[str] | None] = {
     **dict.fromkeys(("--ftz", "--prec-sqrt", "--prec-div", "--fmad"), _TRUTH),
     "--relocatable-device-code": _TRUTH,
@@ -310,8 +310,8 @@ class Option(NamedTuple):
     """One option.
 
     Attributes:
-        name: with its dashes; one of several spellings.
-        value: or None.
+        name: with its dashes; the same for all spellings.
+        value: the value; None for an option without one.
     """
 
     name: str
@@ -323,23 +323,23 @@ class Option(NamedTuple):
 
     @property
     def is_include_path(self) -> bool:
-        """Whether it names a directory of headers in the usual form.
+        """Whether the option names a directory of headers in the usual form.
 
-        Releases may write a directory otherwise that begins like this, or that is empty; and `-I-`
-        names none.
+        Releases may treat a directory differently if it is empty or begins with white space or an
+        equals sign. `-I-` names no directory.
         """
         value = self.value or "-"
         return self.name == "-I" and value != "-" and value[0] not in f"={_SPACE}"
 
     @property
     def bundled(self) -> str | None:
-        """The directory into which the compiler's own headers are installed."""
+        """The directory into which the compiler installs its own headers, or None."""
         is_one = self.name == BUNDLED and _BUNDLED_DIRECTORY.fullmatch(self.value or "")
         return self.value if is_one else None
 
     @property
     def include_paths(self) -> tuple[str, ...]:
-        """The directories of headers that it adds."""
+        """The directories of headers that the option adds."""
         if self.bundled is not None:
             return self.bundled, f"{self.bundled}/cccl"
         return (self.value or "",) if self.is_include_path else ()
@@ -356,7 +356,7 @@ class ParsedOptions(tuple[Option, ...]):
         return tuple(path for each in self for path in each.include_paths)
 
     def with_bundled_as_plain(self) -> tuple[str, ...]:
-        """Return the options as texts for a compiler whose headers are installed."""
+        """Return the options as texts, with `-I` for the installed headers of the compiler."""
         return tuple(
             text
             for each in self
@@ -390,7 +390,7 @@ class ParsedOptions(tuple[Option, ...]):
 
 
 def parse_options(texts: Sequence[str]) -> ParsedOptions:
-    """Return what the compiler reads in the texts of options."""
+    """Return the options in the texts, as the compiler parses them."""
     found: list[Option] = []
     rest = iter(texts)
     for text in rest:
@@ -411,9 +411,10 @@ def parse_options(texts: Sequence[str]) -> ParsedOptions:
 
 
 def without_automatic_pch(texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the options without those of automatic precompiled headers, and those.
+    """Return the other options, and the options of automatic precompiled headers.
 
-    If one of them is there twice or in another form, or one names a precompiled header, all stay.
+    If such an option occurs twice or in another form, or an option names a precompiled header, all
+    options are returned as other ones.
     """
     taken = [text for text in texts if _AUTOMATIC_PCH.fullmatch(text.strip(_SPACE))]
     names = [each.name.lstrip("-") for each in parse_options(texts) if "pch" in each.name]
@@ -423,7 +424,7 @@ def without_automatic_pch(texts: Sequence[str]) -> tuple[Sequence[str], Sequence
 
 
 def are_harmless(options: Iterable[Option]) -> bool:
-    """Return whether a compiler is as good as a new one after a compile with these options."""
+    """Return whether later compiles give the same code as in a new process; see the module."""
     for name, value in options:
         if value is None:
             if name not in _PLAIN:

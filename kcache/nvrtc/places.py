@@ -3,20 +3,22 @@
 A kernel is compiled with the true paths. It is used in another checkout, container or machine if
 the recorded answers hold there, and so do its *conditions*:
 
-- `shown ROOT TEXT`: the outputs show the directory with this number, which must be spelled so.
-- `location DIGEST`: the outputs show a directory that was spelled otherwise, so the whole location
-  must be the same.
-- `length ROOT TEXT`: a line table shows the directory, and has room for a path that is as long.
-- `within ROOT OUTER PATH`: one directory lies in another, at this path, and the texts that the
-  compiler has read spell each part of the path, where it may become a path. So a file in both may
-  have been asked for from either: `#include <a.h>` with `-Iinc`, or `#include "inc/a.h"`. Where the
-  directories do not lie so, the answers must hold for both readings. The outermost directory is the
-  file system: a text may include a file by its absolute path.
-- `nested ROOT OUTER PATH`: the same for nvcc, which is used only where the directories lie so.
+- `shown ROOT TEXT`: the outputs show the root with this number, so it must have this spelling.
+- `location DIGEST`: the outputs show a root in another spelling, so the whole location must be the
+  same.
+- `length ROOT TEXT`: a line table shows the root; another path of the same length can replace it.
+- `within ROOT OUTER PATH`: one root lies in another at this path, and the texts that the compiler
+  has read spell each part of the path where it may become a path. So a file in both may have been
+  asked for from either root: `#include <a.h>` with `-Iinc`, or `#include "inc/a.h"`. Where the
+  roots are not nested like this, the answers must hold for both readings. The outermost root is the
+  file system, because a text may include a file by its absolute path.
+- `nested ROOT OUTER PATH`: the same for nvcc, whose result is used only where the roots are nested
+  like this.
 
-What only *computes* with the letters of a path (its length, a hash, a single letter) shows no path.
-Such a kernel keeps the letters of the first compile; `relocation="off"` binds every kernel to its
-location. gcc's `-fmacro-prefix-map` and ccache's `base_dir` have the same limit.
+A kernel that only *computes* with the letters of a path (its length, a hash, a single letter) does
+not show the path. Elsewhere, such a kernel has the letters of the first compile;
+`relocation="off"` binds every kernel to its location. gcc's `-fmacro-prefix-map` and ccache's
+`base_dir` have the same limit.
 """
 
 from __future__ import annotations
@@ -35,22 +37,22 @@ if TYPE_CHECKING:
     from kcache.nvrtc.search import HeaderSearch
 
 SHOWN, LOCATION, LENGTH, WITHIN, NESTED = "shown", "location", "length", "within", "nested"
-#: LTOIR is encoded, so a literal that was stringized twice can't be found in it. There, a text that
-#: spells the name of the date or the time is enough for the result not to be cached.
+#: LTOIR is encoded, so a literal that was stringized twice can't be found in it. Therefore LTOIR is
+#: not cached if a text that the compiler has read spells `__DATE__` or `__TIME__`.
 CLOCK = "clock"
 #: An array in PTX: `.b8 name[3] = {47, 97, 0}`.
 _TABLE = re.compile(rb"\.[bu](8|16|32|64) \S+ = \{([^}]*)\}")
-#: What stands in a stored log for a root, or for the name of the source.
+#: What represents a root, or the name of the source, in a stored log.
 _PLACEHOLDER = re.compile(rb"\x01(\d+)\x02")
-#: What may stand before a path in a log is none of these.
+#: A path in a log does not follow one of these characters.
 _IN_A_PATH = rb"[\w./+~\x80-\xff-]"
 
 
 def questions(request: Request) -> dict[str, Sequence[str]]:
-    """Return what a worker has to find out about the texts that the compiler reads.
+    """Return condition -> words that a worker has to search in the texts that the compiler reads.
 
-    The result has a condition if all of its words occur in what the compiler has read; a word with
-    a slash at its end, where it may become a part of a path. With `CLOCK`, it can't be cached.
+    The result has the condition if all of its words occur. A word that ends in a slash must occur
+    where it may become a part of a path. A result with a `CLOCK` condition can't be cached.
     """
     found: dict[str, Sequence[str]] = {}
     if request.makes_ltoir:
@@ -58,7 +60,7 @@ def questions(request: Request) -> dict[str, Sequence[str]]:
     if request.shows_paths:  # the key has all directories
         return found
     search = request.search
-    # An include with this very text is answered from memory, and no question shows that.
+    # An include of exactly this name is answered from memory, without a question.
     found[_shown(search, SOURCE)] = (request.source_name,)
     roots = {ABSOLUTE: "/", **dict(enumerate(search.roots))}
     for root, path in enumerate(search.roots):
@@ -77,8 +79,8 @@ def conditions(
 
     Args:
         request: the request.
-        found: the conditions whose words occur in what the compiler has read.
-        outputs: PTX, CUBIN, lowered names: all that may show a path.
+        found: the conditions whose words occur in the texts that the compiler has read.
+        outputs: everything that may show a path: PTX, CUBIN, lowered names.
     """
     if request.shows_paths:
         return []
@@ -88,9 +90,9 @@ def conditions(
 
 
 def readings(condition: str, request: Request) -> list[Request]:
-    """Return the readings of a request for which the answers must hold by a condition.
+    """Return the readings of a request for which a condition requires the answers to hold.
 
-    There are none if the condition holds as it is.
+    The list is empty if the condition holds as it is.
 
     Raises:
         ValueError: the condition does not hold, or is malformed.
@@ -132,10 +134,9 @@ def _shown(search: HeaderSearch, root: int) -> str:
 
 
 def _shown_in(request: Request, outputs: list[bytes]) -> Iterator[str]:
-    """Yield the conditions for what outputs show, the longest directories first.
+    """Yield the conditions for the directories that outputs show, the longest first.
 
-    A directory of one letter and a slash may be found by chance. That only costs a compile at
-    another location.
+    A very short directory may be found by chance, which only costs a compile at another location.
     """
     search, elsewhere = request.search, f"{LOCATION} {request.location}"
     texts = {path: elsewhere for path in (*search.roots, search.spelled()) if len(path) > 1}
@@ -154,7 +155,7 @@ def _shown_in(request: Request, outputs: list[bytes]) -> Iterator[str]:
 def _tables(ptx: bytes) -> Iterator[bytes]:
     """Yield the content of each array that PTX writes as a list of numbers.
 
-    Beside a pointer, eight letters of a text are one number.
+    In an initializer with a pointer, eight letters of a text are one number.
     """
     for bits, numbers in _TABLE.findall(ptx):
         size = int(bits) // 8
@@ -184,7 +185,7 @@ def log_at(search: HeaderSearch, log: bytes) -> bytes:
 
 
 def _spelled(search: HeaderSearch) -> dict[bytes, int]:
-    """Return a number for each path that messages begin with; the first one of equal paths."""
+    """Return a number for each path that messages begin with; equal paths have the first number."""
     paths = (search.source_name, *search.prefixes)
     numbered = ((path.encode("utf-8", "surrogateescape"), n) for n, path in enumerate(paths))
     found: dict[bytes, int] = {}

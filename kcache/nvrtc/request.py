@@ -1,4 +1,4 @@
-"""Request: one thing to compile, checked, with everything that the cache derives from it."""
+"""Request: the checked arguments of one compile, and everything that is derived from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.manifest import DependencySet
 
-#: Part of every key. Raise it when the meaning of a field changes.
+#: Part of every key. Increment it when the meaning of a field changes.
 KEY_SCHEMA = "kcache-key/3"
 #: The compiler's name for a source without a name.
 DEFAULT_NAME = "kernel.cu"
@@ -30,22 +30,22 @@ NO_DIRECTORY = "/(removed working directory)"
 _MAKE_LTOIR = frozenset(("--dlink-time-opt", "--gen-opt-lto"))
 #: Options whose output names the directories of the compile.
 _SHOW_PATHS = frozenset(("--device-debug", "--generate-line-info"))
-#: How the name of a source begins that NVRTC takes for an option, or for a text of its own.
+#: NVRTC treats a source name with these beginnings as an option or as one of its own texts.
 _MISTAKEN = ("-", "__nv_")
 
 
 class Caller(NamedTuple):
-    """The parts of a process that asks for a kernel which a compiler can see.
+    """What a compiler can see of the process that requests a kernel.
 
-    The drop-in's server compiles for programs. Each has a working directory, an environment and an
-    NVRTC of its own.
+    The drop-in's server compiles for programs, each of which has its own working directory,
+    environment and NVRTC.
 
     Attributes:
         library: path of the NVRTC that compiles.
         compiler: identity of that NVRTC; see `library`.
         directory: the working directory.
-        environment: variables as that process has them, as (name, value) in any fixed order; None
-            for one that is not set. Variables that are not named are as in this process.
+        environment: (name, value) of variables of that process, in a fixed order; None for a
+            variable that is not set. Other variables are as in this process.
     """
 
     library: str
@@ -61,7 +61,7 @@ class Caller(NamedTuple):
         return config.variable(name)
 
     def compiler_variables(self) -> tuple[str, ...]:
-        """Return what `variables.in_environment` returns in that process."""
+        """Return what `variables.in_environment` would return in that process."""
         found = ((name, self.variable(name)) for name in IN_KEY)
         return tuple(f"{name}={value}" for name, value in found if value is not None)
 
@@ -70,7 +70,7 @@ class Start(Protocol):
     """One start of nvcc."""
 
     def compile(self, digests: FileDigests) -> tuple[Compiled, DependencySet | None]:
-        """Return what nvcc makes, as `compiler.compile_tracked` does."""
+        """Start nvcc; return its result and dependency set, as `compiler.compile_tracked` does."""
         ...
 
     def recorded(self) -> dict[str, Any]:
@@ -79,29 +79,29 @@ class Start(Protocol):
 
 
 class Request(NamedTuple):
-    """One thing to compile.
+    """The checked arguments of one compile. Immutable.
 
     Attributes:
         source: the source text.
         names: name expressions.
-        options: with an architecture.
+        options: the options, with an architecture.
         headers: in-memory headers, include name -> text.
         extra_key: the caller's own bytes.
         source_name: name of the source as the compiler sees it.
         compiler: identity of the compiler.
-        key: digest of all of it, headers on disk excepted.
-        self_contained: whether it reads no file, as far as its text and its options tell, so that
-            `key` alone decides the result.
-        anywhere: whether it does not depend on the working directory, either.
-        search: where its headers are searched.
+        key: digest of everything that the result depends on, except headers on disk.
+        self_contained: whether, judging by its text and options, it reads no file, so that `key`
+            alone decides the result.
+        anywhere: whether it is self-contained and does not depend on the working directory.
+        search: the directories in which its headers are searched.
         location: digest of these directories as they are spelled, the working directory and the
             source's name.
-        spelled: the working directory as debug information spells it; empty without any.
+        spelled: the working directory as debug information spells it; empty if no output shows it.
         bound: the directories and variables in `key`.
-        variables: the environment variables that are in the key; see `config`.
-        caller: of the process that asks, or None if that is this one.
+        variables: the environment variables in the key, as `NAME=VALUE`; see `variables.IN_KEY`.
+        caller: the process that requests the kernel; None for this process.
         relocatable: whether the result may be used elsewhere if it shows no path.
-        start: of nvcc, which compiles; None if NVRTC does.
+        start: the start of nvcc that compiles; None if NVRTC compiles.
     """
 
     source: str
@@ -152,7 +152,7 @@ class Request(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All texts of the caller that the compiler may read as C++."""
+        """The caller's texts that the compiler may parse as C++."""
         options = self.options.parsed.without_include_paths()
         return self.source, *self.headers.values(), *options, *self.names
 
@@ -168,7 +168,7 @@ class Request(NamedTuple):
 
     @property
     def has_usable_name(self) -> bool:
-        """Whether NVRTC takes the source's name for one."""
+        """Whether NVRTC treats the source's name as a name; see `_MISTAKEN`."""
         return not os.path.basename(self.source_name).startswith(_MISTAKEN)
 
     @classmethod
@@ -185,10 +185,10 @@ class Request(NamedTuple):
         caller: Caller | None = None,
         relocatable: bool = True,
     ) -> Request:
-        """Check the arguments and derive the rest; `options` names an architecture.
+        """Check the arguments, and derive the other fields; `options` must have an architecture.
 
         Raises:
-            ConfigError: a value is not allowed; ArgumentTypeError if its type is not.
+            ConfigError: a value is not allowed; ArgumentTypeError: a type is not allowed.
         """
         _check_text("source", source)
         if not source.strip():
@@ -213,10 +213,10 @@ class Request(NamedTuple):
         )
         outputs = ("ltoir",) if options.lto else ("ptx", "cubin")
         texts = (source, *parsed.defines, *expressions)
-        # An option that we have not tried may name files.
+        # An option that was not tested may name files.
         tried = are_harmless(parsed)
         named = {each.name for each in parsed}
-        # A directory in the source's name is looked at, and `__FILE__` shows it.
+        # The compiler looks up a directory in the source's name, and `__FILE__` shows it.
         contained = tried and not search.prefixes[SOURCE] and not any(map(may_include, texts))
         odd = not (contained or search.is_plain())
         shows_paths = odd or not (relocatable and named.isdisjoint(_SHOW_PATHS | _MAKE_LTOIR))
@@ -325,9 +325,9 @@ def as_text(path: str, data: bytes) -> str:
 
 
 def called_by(source_name: str) -> str:
-    """Return what of a source's name is in the key: the last part, and whether there is another.
+    """Return what the key has of a source's name: the base name, and whether it has a folder.
 
-    Without a directory, no text shows where a file beside the source lies: `__FILE__` is its name.
+    Without a folder, no text shows where a file beside the source lies: `__FILE__` is only a name.
     """
     folder, name = os.path.split(source_name)
     return f"*/{name}" if folder else name
@@ -342,10 +342,10 @@ def working_directory() -> str:
 
 
 def _places(search: HeaderSearch, options: CompileOptions, *, odd: bool) -> Iterator[str]:
-    """Yield all directories of a request if they are part of the key.
+    """Yield the parts of the key that name the directories of a request.
 
-    Debug information names the working directory and every file, as opened. How the compiler treats
-    an `odd` directory depends on the exact spelling of the options.
+    Debug information names the working directory, and every file as it was opened. How the compiler
+    treats an `odd` directory depends on the exact spelling of the options.
     """
     yield f"directory={search.spelled()}"
     yield from (f"prefix={prefix}" for prefix in search.prefixes)
@@ -406,10 +406,10 @@ class _Digest(Protocol):
 
 
 def _find_sha256() -> Callable[..., _Digest]:
-    """Return SHA-256 without loading OpenSSL, which takes `hashlib` 5 ms of a fresh process.
+    """Return SHA-256 without loading OpenSSL: importing `hashlib` takes a fresh process 5 ms.
 
-    Python's own implementation is what hashlib falls back to, and not subject to FIPS policy;
-    `random` in the standard library does the same. Its module is `_sha2` from Python 3.12 on.
+    It is Python's own implementation, to which hashlib falls back and which is not subject to FIPS
+    policy; `random` in the standard library uses it, too. Its module is `_sha2` since Python 3.12.
     """
     for module in ("_sha2", "_sha256"):
         with suppress(ImportError):

@@ -1,7 +1,7 @@
 """HeaderSearch: the roots of a compile, which are the directories that its paths start from.
 
 A path that the compiler asked for is stored as the number of a root and the path below that root.
-In another checkout or container, the same request has other roots and the same questions.
+In another checkout or container, the same request has other roots, but the same stored paths.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kcache.nvrtc.variables import WORKING_DIRECTORY
 #: Root numbers that are not positions in the include path.
 SOURCE = 0
 ABSOLUTE = -1
-#: Matches directories that the compiler may write otherwise than they were given. Some releases
-#: drop white space at the end, slashes of a relative path that has two in a row, and an equals sign
-#: at the beginning. A space at the beginning is dropped in one spelling of the option, and kept in
-#: others. `-I-` names no directory.
+#: Matches directories that the compiler may spell differently. Some releases drop white space at
+#: the end, an equals sign at the beginning, and slashes of a relative path with two slashes in a
+#: row. A space at the beginning is dropped or kept, depending on the spelling of the option. `-I-`
+#: names no directory.
 _odd = re.compile(r"\A[\s=]|\s\Z|//|\A-?\Z").search
 #: Matches the beginning of a path, but not a division by a variable with the name `proc`.
 _own = re.compile(
@@ -36,7 +36,7 @@ class RootedPath(NamedTuple):
     Attributes:
         root: `SOURCE`, the directory of the source; 1, 2, ... the include directories in order; the
             number after those is the working directory; `ABSOLUTE` for a path outside all of them.
-            Where one of them lies in another, it is the innermost.
+            If roots are nested, it is the innermost one.
         path: below the root, as the compiler asked for it.
     """
 
@@ -55,15 +55,14 @@ class HeaderSearch:
         source_name: name of the source; its directory is the root `SOURCE`.
         include_paths: directories in order, as given to the compiler.
         directory: working directory, which relative paths start from.
-        headers: names of in-memory headers, which lie in the working directory.
-        variable: returns an environment variable that a compiler asked for; None for this
-            process's own.
+        headers: names of in-memory headers, relative to the working directory.
+        variable: returns the value of an environment variable; by default, of this process.
 
     Attributes:
         variable: as given.
         prefixes: the roots as the compiler writes them before a name; empty for the working
             directory.
-        roots: the same as absolute paths that end in a slash, the working directory's included.
+        roots: the roots as absolute paths that end in a slash, and the working directory last.
         source_name: as given.
     """
 
@@ -93,7 +92,7 @@ class HeaderSearch:
         order = sorted(enumerate(self.roots), key=lambda pair: (len(pair[1]), pair[0]))
         self._longest = [(path, root) for root, path in reversed(order)]
 
-    #: Whether a path is there that the compiler has found absent.
+    #: Returns whether a path exists that the compiler found absent.
     exists = staticmethod(os.path.exists)
 
     def is_plain(self) -> bool:
@@ -111,7 +110,7 @@ class HeaderSearch:
         return RootedPath(ABSOLUTE, path)
 
     def absolute(self, asked: str) -> str:
-        """Return the absolute path of one that the compiler asked for."""
+        """Return the absolute path of a path that the compiler asked for."""
         return asked if asked[:1] == "/" else self.base + asked
 
     def path(self, rooted: RootedPath) -> str:
@@ -119,22 +118,22 @@ class HeaderSearch:
         return rooted.path if rooted.root == ABSOLUTE else self.roots[rooted.root] + rooted.path
 
     def paths(self, groups: Groups) -> list[str]:
-        """Return the absolute paths in groups.
+        """Return the absolute paths of the groups.
 
         Raises:
-            IndexError: there is no such root.
+            IndexError: a group has a root that does not exist here.
         """
         starts = (("" if root == ABSOLUTE else self.roots[root], names) for root, names in groups)
         return [start + name for start, names in starts for name in names]
 
     def moved(self, root: int, path: str) -> HeaderSearch:
-        """Return a search in which one root lies elsewhere, for `path` alone."""
+        """Return a copy in which one root lies at `path`; only `path` and `paths` use that."""
         other = copy(self)
         other.roots = (*self.roots[:root], path, *self.roots[root + 1 :])
         return other
 
     def in_memory(self) -> tuple[str, ...]:
-        """Return the absolute paths of the texts that the compiler has in memory, source first."""
+        """Return the absolute paths of the compiler's in-memory texts, the source first."""
         names = (self.source_name, *self._headers)
         return tuple(map(self.absolute, names))
 
@@ -159,10 +158,9 @@ def _prefix(path: str) -> str:
 
 
 def may_include(text: str) -> bool:
-    """Return whether a source can read any file at all: a quick test that errs towards yes.
+    """Return whether a source may read a file: a quick test that errs towards true.
 
-    The questions of the compile show it for certain. If this test was wrong, the result is not
-    cached.
+    The trace of the compile shows it for certain. If this test was wrong, the result is not cached.
     """
     if "\\" in text:
         text = text.replace("\\\r\n", "").replace("\\\n", "")

@@ -1,11 +1,11 @@
-"""Variables: the environment variables that NVRTC 12.4 to 13.5 asks for, and what each is for."""
+"""Variables: the environment variables that NVRTC 12.4 to 13.5 asks for, by their treatment."""
 
 from __future__ import annotations
 
 from kcache import config
 
-#: They may change the output, and are part of the key. If a compiler asks for others, its trace has
-#: them.
+#: They may change the output, and are part of the key. Any other variable that a compiler asks for
+#: is in its trace.
 IN_KEY = (
     "CAN_FINALIZE_DEBUG",
     "DUMP_KNOBS_TO_FILE",
@@ -18,9 +18,9 @@ IN_KEY = (
     "NVRTC_DISABLE_CONCURRENT_NVVM",
     "NVVM_IR_VER_CHK",
 )
-#: LLVM asks how the user spells the working directory, which is a part of each build directory.
+#: LLVM asks for it to find out how the user spells the working directory.
 WORKING_DIRECTORY = "PWD"
-#: The compiler gets these values, whatever the environment has: a worker takes no part in the
+#: The compiler gets these values, whatever the environment has: a worker is not a job of the
 #: program's `make`, and NVRTC's own cache would answer instead of the compiler.
 FIXED: dict[str, str | None] = {"MAKEFLAGS": None, "CUDA_CACHE_DISABLE": "1"}
 #: They name directories for temporary files. A result does not depend on them.

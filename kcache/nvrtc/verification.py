@@ -29,13 +29,13 @@ class Difference(NamedTuple):
     """One difference between a dependency set and the present state.
 
     Attributes:
-        kind: `changed` or `gone`, of a header that was read; `appeared`, of something that was not
-            there; `vanished`, of something that was; `identity`, of files that became one, or two;
-            `root`, of a set that is for another include path; `variable`, of an environment
-            variable; `answer`, of a path that could not be read, or now can't be so for another
-            reason; `place`, of a directory that the result depends on.
-        path: absolute path of the file, or name of the variable or the source; empty where no
-            single one is meant.
+        kind: `changed` or `gone`: a header that was read; `appeared`: a path that did not exist;
+            `vanished`: a path that existed; `identity`: two files became one, or one became two;
+            `root`: the set is for another number of include directories; `variable`: an environment
+            variable; `answer`: another answer about a path, such as another error; `place`: a
+            directory that the result depends on.
+        path: absolute path of the file, or name of the variable or the source; empty if the
+            difference is not that of one path.
     """
 
     kind: str
@@ -46,9 +46,9 @@ class Watched(NamedTuple):
     """A directory whose status shows whether absent files have appeared below it.
 
     Attributes:
-        stamp: its status when the files were absent; zeros if it shows nothing.
-        names: the absent files below it, or None if another process checked them.
-        plain: names below it that were no links.
+        stamp: its status when the files were absent; zeros if that can't be trusted.
+        names: the absent files below it; None if another process checked them.
+        plain: names below it that were not links.
     """
 
     stamp: Stamp
@@ -57,24 +57,23 @@ class Watched(NamedTuple):
 
 
 class LocationState:
-    """What is known of a dependency set's files in one location.
+    """What this process has found out about a dependency set's files at one location.
 
     Args:
         answers: of the set.
-        search: where they lie here.
+        search: the roots at this location.
 
     Raises:
-        IndexError: the set is for another include path.
+        IndexError: the set has more roots than the request.
 
     Attributes:
         files, absent, present, folders, names, same, denied, plain: the answers, with absolute
             paths.
         dependencies: the files, sorted.
-        stamps: under which each had its digest; `NO_STAMP` for what must be read again.
-        directories: what the last check for absent files found; None before the first.
-        misplaced: why the result is not used here, as far as names decide; None before the first
-            look.
-        readings: see `places`.
+        stamps: the stamp under which each file had its digest; `NO_STAMP` if it must be read again.
+        directories: the result of the last check for absent files; None before the first check.
+        misplaced: the differences that depend on names alone; None before the first check.
+        readings: the other readings of the request; see `places`.
     """
 
     def __init__(self, answers: Answers, search: HeaderSearch) -> None:
@@ -93,7 +92,7 @@ class LocationState:
         self.readings: list[Request] = []
 
     def pack(self) -> bytes:
-        """Return what another process may trust, as the module describes it."""
+        """Return the stamps that another process may trust, encoded as `manifest` describes."""
         known = self.directories or {}
         watched = (each.stamp for each in known.values())
         stamps = durable((*self.files, *known), (*self.stamps, *watched))
@@ -102,7 +101,7 @@ class LocationState:
         return b"".join((*packed, "\0".join(known).encode("utf-8", "surrogateescape")))
 
     def unpack(self, raw: bytes) -> None:
-        """Take over what another process has verified. Without it, everything is checked."""
+        """Use the stamps that another process has verified; ignore them if they are malformed."""
         end = _STAMP.size * len(self.files)
         with suppress(struct.error, ValueError):
             (count,) = struct.unpack_from("<I", raw, end)
@@ -126,14 +125,14 @@ def differences(
     *,
     reading: bool = False,
 ) -> Iterator[Difference]:
-    """Yield the differences between a dependency set and now, the cheapest to find first.
+    """Yield the differences between a dependency set and the present state, the cheapest first.
 
     Args:
         dependency_set: the set.
         request: the request.
-        digests: the contents of files.
+        digests: the process's memory of file contents.
         verified: gets the stamps of the files that do not differ.
-        reading: whether the request is another reading of one that was checked; see `places`.
+        reading: whether `request` is another reading of a request; see `places`.
 
     Raises:
         CorruptEntryError: the set is malformed.
@@ -161,7 +160,7 @@ def differences(
 
 
 def _other_answers(state: LocationState, search: HeaderSearch) -> Iterator[Difference]:
-    """Yield the differences in what is neither the content nor the absence of a file."""
+    """Yield the differences in answers other than the content or the absence of a file."""
     if state.same and not _have_same_identities(state.same):
         yield Difference("identity", "")
     for path in state.present:
@@ -178,7 +177,7 @@ def _other_answers(state: LocationState, search: HeaderSearch) -> Iterator[Diffe
 
 
 def _more_answers(answers: Answers, search: HeaderSearch) -> Iterator[Difference]:
-    """Yield the differences in what nvcc's tools ask, and NVRTC does not."""
+    """Yield the differences in answers that only nvcc's tools ask for."""
     for mode, granted, rooted in answers.access:
         if os.access(search.path(rooted), mode) != granted:
             yield Difference("answer", search.path(rooted))
@@ -188,14 +187,14 @@ def _more_answers(answers: Answers, search: HeaderSearch) -> Iterator[Difference
     times: dict[int, dict[int, int]] = {}
     for group, number, rooted in answers.times:
         known = times.setdefault(group, {})
-        with suppress(OSError):  # it is among the files that were read
+        with suppress(OSError):  # a missing file was reported among those that were read
             now = int(os.stat(search.path(rooted)).st_mtime)
             if known.setdefault(number, now) != now or len({*known.values()}) != len(known):
                 yield Difference("identity", search.path(rooted))
 
 
 def _target_of(link: RootedPath, search: HeaderSearch) -> RootedPath | None:
-    """Return where a link leads; for a root itself, where it leads with all links followed."""
+    """Return where a link leads; for a root itself, its real path."""
     try:
         if link.path == ".":
             return search.rooted(os.path.realpath(search.path(link)))
@@ -208,9 +207,9 @@ def _target_of(link: RootedPath, search: HeaderSearch) -> RootedPath | None:
 def _misplaced(
     dependency_set: DependencySet, request: Request, state: LocationState
 ) -> Iterator[Difference]:
-    """Yield what keeps the result from being used where it was not compiled.
+    """Yield the reasons not to use the result at a location where it was not compiled.
 
-    `state.readings` gets the other readings of the request for which the answers must hold, too.
+    Adds to `state.readings` the other readings of the request for which the answers must hold.
     """
     search = request.search
     for condition in dependency_set.answers().conditions:
@@ -220,7 +219,7 @@ def _misplaced(
             yield Difference("place", places.text_of(condition))
     if not search.in_memory():
         return
-    # A question for one of the compiler's own texts would be answered from memory.
+    # The compiler would answer a question about one of its in-memory texts from memory.
     source, *headers = map(os.path.normpath, search.in_memory())
     own = {source, *headers}
     if source in headers:
@@ -235,7 +234,7 @@ def _misplaced(
 def _appeared(
     state: LocationState, digests: FileDigests, search: HeaderSearch
 ) -> Iterator[Difference]:
-    """Yield absent files that now exist, by the status of their directories if that is enough."""
+    """Yield absent files that now exist; check only directories whose status has changed."""
     known = state.directories
     if known is None:
         known = state.directories = _survey(state.absent, state.plain)
@@ -252,7 +251,7 @@ def _appeared(
             return
         digests.reads += 1
         read_at = digests.clock()
-        # What is there (a link, a directory) may change without a trace in this directory.
+        # An existing link or directory may change without a change of this directory's status.
         firsts = {name.partition("/")[0] for name in watched.names}
         there = {each for each in firsts if os.path.lexists(os.path.join(directory, each))}
         names = (name for name in watched.names if name.partition("/")[0] in there)
@@ -266,9 +265,9 @@ def _appeared(
 
 
 def _survey(paths: Iterable[str], plain: Iterable[str]) -> dict[str, Watched]:
-    """Group absent files by the deepest directory that exists, stamps unknown.
+    """Group absent files by the deepest directory that exists; the stamps are not known yet.
 
-    `plain` are names that are no links; they are grouped by their directories.
+    `plain` are names that are not links; they are grouped by their directories.
     """
     found: dict[str, list[str]] = {}
     deepest: dict[str, str] = {}
@@ -298,15 +297,15 @@ def is_header(path: str) -> bool:
 def _confused_names(
     names: Iterable[str], own_texts: Sequence[str], files: Iterable[str]
 ) -> Iterator[str]:
-    """Yield names of in-memory texts that lead to a file which also exists under another name.
+    """Yield the names of in-memory texts at which there is a file that has another name, too.
 
-    The compiler takes the two for one.
+    The compiler would treat the text and the file as one.
 
     Args:
-        names: those that the compiler has looked for.
-        own_texts: the present names of the texts, the source first; it may have been compiled under
-            another name.
-        files: those that were read.
+        names: the names of texts that the compiler has looked for.
+        own_texts: the present names of the texts, the source first, because it may have been
+            compiled under another name.
+        files: the files that were read.
     """
     own = tuple(names)
     asked = dict.fromkeys((*own, *own_texts[:1]))
@@ -323,7 +322,7 @@ def _confused_names(
 
 
 def _have_same_identities(once: Iterable[tuple[int, str]]) -> bool:
-    """Return whether equal numbers are one file, and different numbers different files."""
+    """Return whether paths with equal numbers, and no others, are now the same file."""
     files: dict[int, tuple[int, int]] = {}
     for number, path in once:
         file = identity_of(path)
