@@ -1,9 +1,9 @@
 """ImportTable: the addresses at which a loaded library calls libc, and how to redirect them.
 
-A shared library calls another one's functions through slots in its own data, which the dynamic
+A shared library calls functions of other libraries through slots in its own data, which the dynamic
 loader fills in (its global offset table; ELF gABI, "Dynamic Linking"; System V psABI for x86-64 and
-AArch64, "Relocation"). A process may write other addresses into its own slots. Not a byte of the
-library's code changes.
+AArch64, "Relocation"). A process may write other addresses into these slots. The library's code is
+not changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kcache.nvrtc.library import mapped
 
 _PT_DYNAMIC = 2
 _DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_JMPREL = 2, 5, 6, 7, 8, 23
-#: How many relocations of `_DT_RELA`, the first ones, name no symbol: nearly all.
+#: How many of the first relocations of `_DT_RELA` name no symbol: nearly all.
 _DT_RELACOUNT = 0x6FFFFFF9
 #: Relocations that put a function's address into a slot: GLOB_DAT, JUMP_SLOT, 64-bit absolute.
 _RELOCATIONS = {"x86_64": (6, 7, 1), "aarch64": (1025, 1026, 257)}

@@ -1,4 +1,4 @@
-"""Messages: what a program asks a worker, and what the worker replies, as lists of byte strings."""
+"""Messages: the requests of a program to a worker, and the replies, as lists of byte strings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from kcache.nvrtc.files import PathKind
 from kcache.nvrtc.workers.slots import Slots
 from kcache.util.wire import WireError
 
-#: The field of a worker's message that the compile begins now. A message without fields is a
-#: heartbeat.
+#: The field of the message by which a worker reports that the compile begins. A message without
+#: fields is a heartbeat.
 BEGUN = b"begun"
 
 _Message = TypeVar("_Message")
@@ -25,19 +25,19 @@ class Status:
 
     COMPILED = "compiled"
     REJECTED = "rejected"
-    #: The compiler got other variables before: ask a new worker.
+    #: The compiler got other values of variables before, so a new worker has to compile.
     ELSEWHERE = "elsewhere"
-    #: The result depends on the poisoned clock: ask again, for the true clock.
+    #: The result depends on the poisoned clock, so the compile has to run with the true clock.
     POISONED = "poisoned"
     FAILED = "failed"
 
 
-#: The name of the one item of an object that stands for bytes; no name in a request has a NUL.
+#: The only name in a JSON object that represents bytes; no name in a request has a NUL.
 _BYTES = "\0"
 
 
 def pack(message: tuple[object, ...]) -> list[bytes]:
-    """Return a message as fields: JSON first, then the byte strings that it has numbers for."""
+    """Return a message as fields: JSON, then the byte strings to which it refers by number."""
     strings: list[bytes] = []
 
     def plain(value: bytes | Mapping[str, object]) -> object:
@@ -50,7 +50,7 @@ def pack(message: tuple[object, ...]) -> list[bytes]:
 
 
 def _unpack(what: str, fields: Sequence[bytes], make: Callable[..., _Message]) -> _Message:
-    """Return the message in fields, made of its items; raises WireError."""
+    """Return the message in fields, made by `make` from its items; raises WireError."""
     try:
         return make(*json.loads(fields[0], object_hook=partial(_restored, fields)))
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as problem:
@@ -62,12 +62,13 @@ def _restored(fields: Sequence[bytes], found: dict[str, Any]) -> object:
 
 
 class Hello(NamedTuple):
-    """A worker's message after it has loaded the library; `error` if it could not.
+    """A worker's first message, after it has tried to load the library.
 
     Attributes:
-        identity: of the library as it is in memory.
+        identity: of the loaded library.
         version: (major, minor).
-        archs: architecture numbers that it knows.
+        archs: the numbers of the architectures that it supports.
+        error: why the library can't be loaded; empty if it was.
     """
 
     identity: str
@@ -88,17 +89,17 @@ class Hello(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """One compile to do.
+    """A request to a worker to compile.
 
     Attributes:
         source, source_name, flags, names, headers: as NVRTC takes them.
         directory: the working directory.
-        environment: variables that differ from those the worker was started with; None for one that
-            is not set.
-        clock: hexadecimal digits. If there are any, the compiler gets a poisoned clock with these
-            digits; see `recorder.POISON`. Otherwise it gets the true one.
-        sought: words to look for in everything that the compiler reads; see `places.questions`.
-        slots: they bound the compiles of all processes together; None if nothing does.
+        environment: variables that differ from those of the worker's start; None for a variable
+            that is not set.
+        clock: hexadecimal digits for the poisoned clock, see `recorder.POISON`; empty for the true
+            clock.
+        sought: words to search in everything that the compiler reads; see `places.questions`.
+        slots: bound the compiles of all processes together; None for no bound.
     """
 
     source: str
@@ -149,8 +150,8 @@ class Trace(NamedTuple):
     Attributes:
         files: path as asked -> answer.
         variables: name -> value of environment variables, None for one that is not set.
-        unfollowed: what can't be recorded, in words; empty if there is nothing.
-        found: names in `Ask.sought` whose words all occur in what the compiler has read.
+        unfollowed: what could not be recorded, in words; empty if everything was.
+        found: names in `Ask.sought` whose words all occur in the texts that the compiler has read.
     """
 
     files: Mapping[str, FileAnswer]
@@ -165,11 +166,11 @@ class Reply(NamedTuple):
     Attributes:
         status: one of `Status`.
         artifact: what the compile produced.
-        peak: most bytes of memory that the worker has taken so far.
+        peak: the largest memory of the worker so far, in bytes.
         code: NVRTC's error code of a rejection.
-        doing: what the compiler could not do; empty for the compile itself.
-        text: the error in words, of a rejection or a failure.
-        trace: what the compile asked.
+        doing: which step before or after the compile was rejected; empty for the compile itself.
+        text: the error of a rejection or a failure, in words.
+        trace: what the compile asked; None if it was not recorded.
     """
 
     status: str

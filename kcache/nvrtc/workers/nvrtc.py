@@ -1,4 +1,4 @@
-"""Nvrtc: the compiler's C interface, by ctypes: load one library, compile one program at a time."""
+"""Nvrtc: the compiler's C interface, by ctypes: one library, and one program at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SUCCESS = 0
 
 
 class _RejectedError(Exception):
-    """The compiler rejected something; see `reply`."""
+    """The compiler rejected a call; `reply` has the error."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.text)
@@ -44,7 +44,7 @@ class Nvrtc:
             raise OSError(f"{path} was replaced while it was loaded")
 
     def hello(self) -> Hello:
-        """Return the description of the library; ascending numbers of architectures."""
+        """Return the description of the library; the architectures are in ascending order."""
         major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
@@ -53,12 +53,12 @@ class Nvrtc:
         return Hello(self._identity, (major.value, minor.value), tuple(archs))
 
     def install_headers(self, folder: bytes) -> bool:
-        """Install the compiler's own headers, if they are not there; return whether they are."""
+        """Install the compiler's own headers unless they are installed; return whether they are."""
         install = getattr(self._library, "nvrtcInstallBundledHeaders", None)
         return install is not None and install(folder, 0, None) == _SUCCESS
 
     def compile(self, ask: Ask) -> Reply:
-        """Compile a program; return every output that the flags ask for, or the rejection."""
+        """Compile a program; return all outputs that the flags select, or the rejection."""
         names = [name.encode() for name in ask.names]
         try:
             with self._program(ask) as program:

@@ -15,8 +15,8 @@ from kcache.nvrtc.workers.process import CrashedError, WorkerProcess
 from kcache.util.cpus import usable_cores
 from kcache.util.forks import after_fork
 
-#: An idle worker is ended after this many seconds. A development loop compiles more often, and an
-#: idle worker holds 60 to 450 MB.
+#: An idle worker is ended after this many seconds. A development loop compiles more often than
+#: that, and an idle worker holds 60 to 450 MB.
 IDLE_SECONDS = 30.0
 #: A worker is ended after this many compiles, or when it holds this much memory. NVRTC grows by
 #: some 100 KB with each compile of CUB.
@@ -25,13 +25,13 @@ MAX_BYTES = 3 << 30
 
 
 class WorkerPool:
-    """Workers, started when they are needed, at most one for each usable core.
+    """Workers, which are started when they are needed.
 
     Threads: safe to share; each compile has a worker of its own, and waits for one if all are busy.
     Fork: a child starts with none. Crash: workers end with this process. Exit: they are ended.
 
     Args:
-        most: workers at a time; by default one for each usable core.
+        most: how many workers may run at a time; by default one for each usable core.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -41,10 +41,10 @@ class WorkerPool:
         self._start_empty()
 
     def _start_empty(self) -> None:
-        #: Protects what follows; notified when a worker is no longer busy.
+        #: Protects the fields below; notified when a worker is no longer busy.
         self._changed = threading.Condition()
         self._busy: set[WorkerProcess] = set()
-        #: Since when each idle worker is idle, the longest first.
+        #: When each idle worker became idle, the earliest first.
         self._idle: dict[WorkerProcess, float] = {}
         self._timer: threading.Timer | None = None
 
@@ -74,13 +74,14 @@ class WorkerPool:
             timeout: seconds that the compile may take.
 
         Raises:
-            NoWorkerError: no worker can be started; CrashedError: the compiler crashed, twice;
-            TooLateError: it took too long.
+            NoWorkerError: no worker can be started.
+            CrashedError: the compiler crashed twice.
+            TooLateError: the compile exceeded `timeout`.
         """
         try:
             return self._compile(library, ask, timeout)
         except CrashedError:
-            # A worker that was killed, or that ran out of memory, costs no kernel.
+            # The worker may have been killed, or may have run out of memory: try once more.
             return self._compile(library, ask, timeout)
 
     def _compile(self, library: str, ask: Ask, timeout: float | None) -> tuple[Hello, Reply]:
@@ -91,8 +92,8 @@ class WorkerPool:
                 environment = {**process_environment.changed_variables(worker.environment), **own}
                 reply = worker.ask(ask._replace(environment=environment), timeout)
                 worker.reusable = _is_clean_after(worker, ask, reply)
-            # This worker got other variables before, or can't enter the program's directory. A new
-            # one gets the program's present variables and starts in its directory.
+            # This worker got other values of variables before, or can't enter the program's
+            # directory. A new worker gets the present variables and starts in that directory.
             if is_new or reply.status not in (Status.ELSEWHERE, Status.FAILED):
                 return worker.hello, reply
 
@@ -100,7 +101,7 @@ class WorkerPool:
 
     @contextmanager
     def _worker(self, library: str, directory: str | None = None) -> Generator[WorkerProcess]:
-        """Provide a worker in the block, which is ended after it unless the block sets `reusable`.
+        """Yield a worker for the block; end it after the block unless that sets `reusable`.
 
         Raises:
             NoWorkerError: no worker can be started, or it can't load the library.
@@ -127,25 +128,25 @@ class WorkerPool:
     def _choose(
         self, new: WorkerProcess, directory: str | None, most: int, surplus: list[WorkerProcess]
     ) -> WorkerProcess:
-        """Return an idle worker that can replace `new`, or `new`; `surplus` gets what must end."""
+        """Return an idle worker that fits, or `new`; add workers that must end to `surplus`."""
         surplus += (each for each in self._idle if not each.is_whole())
         for each in surplus:
             del self._idle[each]
         fitting = [each for each in self._idle if each.fits(new)]
-        # The compiler may remember its working directory.
+        # The compiler may cache its working directory.
         best = [each for each in fitting if each.directory in (directory, None)]
         is_full = len(self._idle) + len(self._busy) >= most
         if best or (is_full and fitting):
             chosen = (best or fitting)[-1]
             del self._idle[chosen]
             return chosen
-        if is_full and self._idle:  # one of another library or user makes room
+        if is_full and self._idle:  # one of another library or user has to end
             surplus.append(next(iter(self._idle)))
             del self._idle[surplus[-1]]
         return new
 
     def _give_back(self, worker: WorkerProcess) -> None:
-        """Keep a worker that is as good as a new one, and end any other."""
+        """Keep a worker for the next compile if it is `reusable`; otherwise end it."""
         keep = worker.reusable
         try:
             if not keep:
@@ -159,12 +160,12 @@ class WorkerPool:
                 self._changed.notify_all()
 
     def _end_later(self) -> None:
-        """End idle workers after a while."""
+        """Start the timer that ends idle workers, unless it runs."""
         if self._timer is None:
             timer = threading.Timer(IDLE_SECONDS, self._end_idle)
-            # Python 3.12 starts no thread once the main thread has ended, though other threads may
-            # still compile, nor a daemon in a sub-interpreter. Then the workers end with the
-            # interpreter.
+            # Python 3.12 starts no thread after the main thread has ended, when other threads may
+            # still compile, and no daemon thread in a sub-interpreter. Then the workers end with
+            # the interpreter.
             with suppress(RuntimeError):
                 timer.daemon = True
                 timer.start()
@@ -188,7 +189,7 @@ class WorkerPool:
             return [worker.pid for worker in (*self._idle, *self._busy) if not worker.ended]
 
     def close(self) -> None:
-        """End all workers, also busy ones; the next compile starts new ones."""
+        """End all workers, including busy ones; the next compile starts new ones."""
         with self._changed:
             idle, busy, timer = [*self._idle], [*self._busy], self._timer
             self._idle.clear()
@@ -196,7 +197,7 @@ class WorkerPool:
         for worker in idle:
             worker.end()
         for worker in busy:
-            worker.stop()  # the thread that waits for its reply ends it
+            worker.stop()  # its `end` is called by the thread that waits for its reply
         if timer is not None:
             timer.cancel()
             timer.join()

@@ -1,4 +1,4 @@
-"""WorkerProcess: one worker, as the program that started it sees it."""
+"""WorkerProcess: the program's side of one worker: starts, asks and ends the process."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _CODE = (
 #: How many bytes of a crashed worker's output an error quotes.
 _QUOTED = 2048
 #: A worker that compiles sends a heartbeat twice a second. If there is none for twice this many
-#: seconds, the worker was stopped, and is ended. Twice, because this process may have been stopped
-#: together with it.
+#: seconds, the worker is considered stopped, and is ended. Twice, because this process may have
+#: been stopped together with it.
 _SILENCE = 5.0
 #: The same for a new worker, which has to load Python and the compiler, perhaps from a network.
 _START = 30.0
 
 
 class NoWorkerError(KcacheError):
-    """No worker can be started here; the message has the reason. Never reaches a caller."""
+    """No worker can be started here; the message has the reason. Callers of kcache never see it."""
 
 
 class CrashedError(KcacheError):
@@ -66,11 +66,12 @@ def interpreter() -> str:
 
 
 def credentials() -> tuple[object, ...]:
-    """Return the user, the file tree and the processors of a process that is started now.
+    """Return the user, the file tree and the processors that a process started now would have.
 
-    If the program has become another user or changed its root since a worker was started, that
-    worker would read files that the program may not read, or other files. If the program was bound
-    to other processors since then, the worker would take a processor from others.
+    A worker is used only while they are the same as at its start. If the program has changed its
+    user or its root since then, the worker could read files that the program may not read, or
+    different files. If the program was bound to other processors, the worker would use processors
+    of others.
     """
     if sys.platform == "win32":
         return ()
@@ -85,19 +86,19 @@ def credentials() -> tuple[object, ...]:
 
 
 class WorkerProcess:
-    """One worker. Used by one thread at a time; `stop` may be called by any.
+    """One worker.
 
-    Processes: it exits with this one, even after SIGKILL, and is killed if it is stopped. Fork: a
-    child calls `forget` and leaves the worker to its parent. It inherits no descriptor but its
-    three.
+    Threads: one at a time, but any thread may call `stop`. Processes: the worker exits with this
+    process, even after SIGKILL; a stopped worker is killed. It inherits only its three standard
+    descriptors. Fork: a child calls `forget` and leaves the worker to its parent.
 
     Args:
         library: path of the compiler.
 
     Attributes:
         compiles: the number of compiles so far.
-        peak: the largest memory in bytes.
-        directory: the last working directory of a compile.
+        peak: the worker's largest memory so far, in bytes.
+        directory: the working directory of the last compile.
         reusable: whether it compiles the next request as a new worker would.
     """
 
@@ -112,11 +113,11 @@ class WorkerProcess:
         self.reusable = False
         self._process: Popen[bytes] | None = None
         self._socket: _socket.socket | None = None
-        #: The file that its standard error goes to.
+        #: Descriptor of the file that gets its standard error.
         self._output = -1
-        #: Socket and file when they were opened.
+        #: Identities of the socket and the file.
         self._files: list[tuple[int, int]] = []
-        #: The end of what it wrote to its standard error, once it was ended.
+        #: The end of its standard error, after it was ended.
         self._stderr = ""
         self._silence = _START
         self._limit: float | None = None
@@ -161,7 +162,7 @@ class WorkerProcess:
                 stderr=self._output,
                 bufsize=0,
                 env=without_dropin(self.environment),
-                # A group of its own: the program decides what an interrupt at the terminal does.
+                # A group of its own, because only the program handles an interrupt at the terminal.
                 process_group=0,
             )
 
@@ -169,8 +170,8 @@ class WorkerProcess:
         """Compile a request.
 
         Raises:
-            CrashedError: the worker has ended, or was stopped and then ended; TooLateError: it took
-                longer than `timeout` seconds and was ended.
+            CrashedError: the worker has exited, or was ended because it sent no heartbeat.
+            TooLateError: the compile exceeded `timeout` seconds, and the worker was ended.
         """
         if not self.is_whole():
             self.end()
@@ -205,15 +206,15 @@ class WorkerProcess:
         return self._patiently(self._socket.recv, size)
 
     def _write(self, _: int, data: memoryview) -> int:
-        """Send data; a worker that has ended must not end the program by SIGPIPE."""
+        """Send data, without SIGPIPE if the worker has exited."""
         assert self._socket is not None
         return self._patiently(self._socket.send, data, _socket.MSG_NOSIGNAL)
 
     def _patiently(self, call: Callable[..., _T], *arguments: object) -> _T:
-        """Call a method of the socket once the worker is ready for it.
+        """Call a method of the socket when the worker is ready for it.
 
         Raises:
-            TimeoutError: the worker was stopped, or the compile takes too long.
+            TimeoutError: the worker sends no heartbeat, or the compile exceeds its deadline.
         """
         assert self._socket is not None
         for _ in range(2):
@@ -238,10 +239,10 @@ class WorkerProcess:
         return 0 if self._process is None else self._process.pid
 
     def is_whole(self) -> bool:
-        """Return whether the socket still leads to the worker.
+        """Return whether the socket's descriptor is still that of the worker.
 
-        It does not if the program has closed descriptors that are not its own, as programs do that
-        become daemons. Files of the program may now have these numbers.
+        It is not if the program has closed all descriptors, as programs do when they become
+        daemons. Other files of the program may have these numbers now.
         """
         return self._socket is not None and self._is_open(self._socket.fileno(), 0)
 
@@ -252,18 +253,18 @@ class WorkerProcess:
             return False
 
     def stop(self) -> None:
-        """Kill the worker, whatever it is doing; the thread that uses it notices."""
+        """Kill the worker, even if it is busy; `ask` then fails in the thread that uses it."""
         if self._process is not None:
             with suppress(OSError):
                 self._process.kill()
 
     def end(self) -> None:
-        """End the worker, whatever it is doing. Idempotent; nothing if another thread does so."""
+        """End the worker, even if it is busy. Idempotent; a concurrent call does nothing."""
         if not self._ending.acquire(blocking=False):
             return
         try:
-            # It ends by itself when its input ends: a program that has changed its user may not
-            # send it a signal.
+            # A worker exits at the end of its input. A program that has changed its user may not be
+            # allowed to send it a signal.
             self._hang_up()
             self.stop()
             if not self.ended:
@@ -300,7 +301,7 @@ class WorkerProcess:
         self._output = -1
 
     def _how(self, error: Exception) -> str:
-        """Return how the worker ended, as the predicate of a sentence about it."""
+        """Return how the worker ended, as the predicate of a sentence."""
         stderr = f": {self._stderr}" if self._stderr else ""
         if isinstance(error, TimeoutError):
             return f"{error}{stderr}"
@@ -320,7 +321,7 @@ class WorkerProcess:
 
 
 def _absolute(path: str) -> str:
-    """Return an entry of `sys.path` as an absolute path, or nothing."""
+    """Return an entry of `sys.path` as an absolute path; empty if that is impossible."""
     try:
         return os.path.abspath(path)
     except OSError:  # relative to a directory that was removed

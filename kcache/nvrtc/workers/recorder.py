@@ -3,20 +3,20 @@
 The result of a compile depends only on its request and on the answers that it gets. If every
 question gets the same answer as before, the next question is the same, and so is the result. (Such
 a trace is a *verifying trace*; see Mokhov, Mitchell, Peyton Jones, "Build systems a la carte",
-2018.) So the recorder stands between the compiler and libc, by the compiler's import table, and:
+2018.) The recorder redirects the compiler's calls of libc through its import table. It
 
 - gives each question one answer per compile, so that the result belongs to one state of the files
   even while they are changed;
-- gives the compiler the very bytes that it has hashed, not the file;
-- writes the answers down;
+- gives the compiler the bytes that were hashed, not the file;
+- records the answers;
 - poisons the clock: a kernel that shows the date or the time of its compile must not be cached, and
   `ctime` is the only source of both (see `POISON`).
 
-A question that it can't answer that way (a pipe, a process to start, a file to write) goes to the
-operating system, and is noted: such a result is not cached.
+A question that can't be answered like this (about a pipe, a process to start, a file to write) is
+passed to the operating system and recorded as unfollowed: the result is not cached.
 
-Seen with NVRTC 12.4 to 13.5, by strace: the compiler asks nothing but `fopen`, `__xstat`, `getenv`,
-`getcwd` and the time; with precompiled headers, it also writes. Other questions are not followed.
+By strace, NVRTC 12.4 to 13.5 only call `fopen`, `__xstat`, `getenv`, `getcwd` and functions of the
+time; with precompiled headers, they also write. Other questions are not followed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from kcache.nvrtc.workers.messages import Reply, Status
 from kcache.nvrtc.workers.virtual_files import PathAnswer, VirtualEnvironment, VirtualFiles
 
 #: The answer to `ctime`. NVRTC cuts `__DATE__` and `__TIME__` out of it by position (12.4 to 13.5).
-#: Each of the two has half of a universal character name, so that an expansion that reaches the
+#: Each of the two has an incomplete universal character name, so that an expansion that reaches the
 #: parser, or is stringized, is an error that no option suppresses. An expansion that is dropped
-#: changes nothing. An expansion that is stringized twice shows the poison; see `_SHOWN`. What
-#: follows the line break only becomes a part of the hash in the names of internal symbols.
+#: changes nothing. An expansion that is stringized twice shows the poison; see `_SHOWN`. The text
+#: after the line break only becomes a part of the hash in the names of internal symbols.
 POISON = b'Fri "\\u04" "\\u042"+ xxxx\n'
-#: The message of the error.
+#: The message of that error.
 _POISONED = b"incorrectly formed universal character name"
 #: The poison in a literal, as bytes, and as PTX writes bytes. Patterns that begin with plain text
 #: are ten times as fast.
@@ -55,7 +55,7 @@ PROCESS_ID = 10_007
 _AUTOMATIC = b"__nvrtc_auto_pch_"
 #: The number of gettid. LLVM asks for it thousands of times in a compile.
 _GETTID = {"x86_64": 186, "aarch64": 178}
-#: Other system calls by number that ask nothing about files: futex, getrandom, sched_*.
+#: The numbers of other system calls that do not depend on files: futex, getrandom, sched_*.
 _HARMLESS_CALLS = {
     "x86_64": frozenset((24, 28, 202, 203, 204, 228, 230, 309, 318, 324)),
     "aarch64": frozenset((98, 113, 115, 122, 123, 124, 168, 233, 278, 283)),
@@ -65,18 +65,18 @@ _POINTER, _TEXT, _INT, _LONG = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, c
 
 
 class Recorder:
-    """The hooks in a compiler's import table, and the trace of the compile that runs.
+    """The hooks in a compiler's import table, and the trace of the running compile.
 
-    One compile at a time; the compiler's own threads may ask at the same time.
+    Threads: one compile at a time; the compiler's own threads may ask at the same time.
 
     Args:
         library: path of the loaded library, as `/proc/self/maps` has it.
 
     Attributes:
         environment: the variables that the compiler gets.
-        unfollowed: what can't be recorded, in words.
-        real_process_id: whether the compiler gets its real process id, which is in the names of
-            directories of automatic precompiled headers.
+        unfollowed: the questions that could not be recorded, in words.
+        real_process_id: whether the compiler gets its real process id, which directories of
+            automatic precompiled headers have in their names.
     """
 
     def __init__(self, library: str) -> None:
@@ -84,14 +84,14 @@ class Recorder:
         self.unfollowed: list[str] = []
         self._files = VirtualFiles(self.unfollowed)
         self.real_process_id = False
-        #: Whether the compiler asks the system itself, and nothing is recorded.
+        #: Whether questions are passed to the system, and nothing is recorded.
         self.paused = False
         #: The poisoned answer to `ctime`; None for the true one.
         self._poison: ctypes.Array[ctypes.c_char] | None = None
         self._values: dict[bytes, Any] = {}
-        #: Streams that the compiler has open: address -> the bytes that it reads.
+        #: Streams that the compiler has open: address -> the answer whose bytes it reads.
         self._streams: dict[int, PathAnswer] = {}
-        #: Functions that the compiler calls must live as long as it does.
+        #: Keeps the hooks alive, because the compiler calls them.
         self._kept: list[object] = []
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._gettid = _GETTID[os.uname().machine]
@@ -102,12 +102,12 @@ class Recorder:
         self._hook_all()
 
     def begin(self, environment: Mapping[bytes, bytes], directory: bytes, clock: str = "") -> None:
-        """Forget the last compile, and prepare the answers for the next one.
+        """Clear the trace of the last compile, and prepare for the next one.
 
         Args:
             environment: the variables that the compiler gets.
             directory: the working directory.
-            clock: digits for the poisoned clock; without any, the compiler gets the true one.
+            clock: digits for the poisoned clock; empty for the true clock.
         """
         self.files.clear()
         self.unfollowed.clear()
@@ -128,12 +128,12 @@ class Recorder:
         self._files.stat(path)
 
     def digest_of(self, answer: PathAnswer) -> bytes:
-        """Return the digest of what the compiler has read at a path; zeros if it has not."""
+        """Return the digest of the content that the compiler has read; empty if it read none."""
         still_open = any(each is answer for each in self._streams.values())
         return answer.digest if answer.read or still_open else b""
 
     def effects(self) -> str:
-        """Return which effects of the compile a cache can't repeat, or nothing."""
+        """Return the effects of the compile that a cache can't repeat; empty if there are none."""
         return ", ".join(dict.fromkeys(self.unfollowed))
 
     def is_poisoned(self, reply: Reply) -> bool:
@@ -192,7 +192,7 @@ class Recorder:
             try:
                 return hooked(real, *given)
             except Exception as error:
-                # Without it, ctypes would return 0, which means a descriptor or success.
+                # Otherwise ctypes would return 0, which means a descriptor or success.
                 self.unfollowed.append(f"{name} can't be followed: {error!r}")
                 return real(*given)
 
@@ -211,7 +211,7 @@ class Recorder:
         if answer.content is None:
             ctypes.set_errno(answer.error)
             return None
-        if not answer.content:  # old C libraries refuse a stream without bytes
+        if not answer.content:  # old C libraries reject a stream without bytes
             answer.read = True
             return real(b"/dev/null", mode)  # type: ignore[no-any-return]
         # The compiler reads these bytes directly, and `self.files` keeps them in place.
@@ -278,7 +278,7 @@ class Recorder:
         return real(when) if self._poison is None else ctypes.addressof(self._poison)
 
     def tidy(self) -> None:
-        """Remove the files of automatic precompiled headers, which NVRTC leaves until it exits."""
+        """Remove the files of automatic precompiled headers, which NVRTC keeps until it exits."""
         for path in self._files.written:
             folder = os.path.dirname(path)
             if os.path.basename(folder).startswith(_AUTOMATIC):

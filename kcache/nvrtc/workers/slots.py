@@ -1,12 +1,11 @@
-"""Slots: bound the compiles that run at a time on a machine, in all processes of a directory.
+"""Slots: bound the concurrent compiles on a machine, over all processes that share a directory.
 
-Each processor has one byte of a file to lock. A process may compile while it holds the byte of a
-processor that it may use. So processes that may use different processors never wait for each other,
-and neither do machines, or containers that have a quota. The kernel releases the lock of a process
-that exits.
+A file has a byte for each processor. A process may compile while it holds the lock of the byte of a
+processor that it may use. So processes that may use different processors never wait for each other.
+Nor do machines, or containers with a quota. The kernel releases the lock of a process that exits.
 
-The holder writes a heartbeat: u64, nanoseconds of the system's monotonic clock. A stopped process
-no longer updates its heartbeat. Then others use the processor's second byte.
+The holder updates a heartbeat: u64, nanoseconds of the system's monotonic clock. If it does not,
+because it is stopped, others use a second byte of the same processor.
 """
 
 from __future__ import annotations
@@ -25,21 +24,22 @@ from kcache.util.cpus import usable_processors
 from kcache.util.locks import is_locked, lock, pread, pwrite, release
 from kcache.util.open_file import OwnFile, has_header
 
-#: Seconds between two tries: a twentieth of the time waited, within these limits.
+#: Seconds between two attempts: a twentieth of the time waited, within these limits.
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.025
-#: A process counts as stopped when its heartbeat is older than this, in seconds. A worker updates
+#: A process is considered stopped if its heartbeat is older than this, in seconds. A worker updates
 #: it twice a second.
 _STOPPED_AFTER = 3.0
 
 _HEADER = b"kcache-slots/2".ljust(16, b"\0")
 _HEARTBEAT = 8
-#: With more processors, or machines, some share a heartbeat: a stopped process may count as alive.
+#: With more processors, over all machines, some share a heartbeat, and a stopped process may be
+#: considered alive.
 _HEARTBEATS = 1024
 
 
 class Slot:
-    """A byte that this process has locked, until its file is closed."""
+    """A byte of the file, which its holder locks during a compile."""
 
     def __init__(self, file: OwnFile, position: int) -> None:
         self._file = file
@@ -90,12 +90,14 @@ class Slot:
 class Slots(NamedTuple):
     """The slots of a directory, as a program passes them to its workers.
 
-    Processes: the kernel releases the slot of a killed one. If the file can't be opened, or has no
-    locks, all compile at once, because slots only keep the machine from being overloaded.
+    Crash: the kernel releases the slot of a killed process. If the file can't be opened, or the
+        file
+    system has no locks, compiles are not bounded, because slots only keep the machine from being
+    overloaded.
 
     Attributes:
-        path: of the file, which is made.
-        timeout: seconds to wait for a slot at most; then the compile runs without one.
+        path: of the file, which is created if it does not exist.
+        timeout: how many seconds to wait for a slot; after that, the compile runs without one.
     """
 
     path: str
@@ -103,7 +105,7 @@ class Slots(NamedTuple):
 
     @contextmanager
     def held(self) -> Generator[Slot | None]:
-        """Hold a slot while the block runs, waiting for one if necessary; None without one."""
+        """Wait for a slot, and hold it during the block; yield None if there is none."""
         slot = None
         with suppress(OSError):
             slot = self._wait()
@@ -127,7 +129,7 @@ class Slots(NamedTuple):
 def _take(file: OwnFile) -> Slot | None:
     """Lock the byte of a processor that this process may use; None if all are busy."""
     numbers, owner = usable_processors()
-    first = xxhash.xxh3_64_intdigest(owner) >> 2  # far behind the heartbeats
+    first = xxhash.xxh3_64_intdigest(owner) >> 2  # far after the heartbeats
     for number in numbers:
         for second in (0, 1):
             slot = Slot(file, first + 2 * number + second)

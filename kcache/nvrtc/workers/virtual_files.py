@@ -1,7 +1,4 @@
-"""VirtualFiles: the files and variables as the compiler gets them, unchanged during a compile.
-
-The status of a file has the layout of C.
-"""
+"""VirtualFiles: the files and variables that the compiler gets, constant during a compile."""
 
 from __future__ import annotations
 
@@ -19,10 +16,11 @@ from kcache.nvrtc.files import NO_STAMP, OF_PROCESSES, READ_ONLY, PathKind, cont
 
 #: Errors of a path that does not exist.
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
-#: Files of the system with random numbers or the processor's name. They are not recorded.
+#: Files of the system with random numbers or the processor's name. The compiler opens them
+#: directly, and they are not recorded.
 _SYSTEM = frozenset((b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo"))
-#: A path below one of these leads to different files in different processes; `/proc/self/cwd`, for
-#: example.
+#: A path below one of these may lead to different files in different processes, for example
+#: `/proc/self/cwd`.
 _OF_PROCESSES = tuple(map(os.fsencode, OF_PROCESSES))
 _IS_AARCH64 = hasattr(os, "uname") and os.uname().machine == "aarch64"
 _FAILED = (PathKind.MISSING, PathKind.NOT_OPENED, PathKind.ERROR)
@@ -39,14 +37,14 @@ class PathAnswer:
     """The answer to the compiler about one path.
 
     Attributes:
-        kind: what is there.
-        error: errno of a failed stat or open.
+        kind: what is at the path.
+        error: errno of a failed stat or open; 0 if neither failed.
         stamp: size, mtime, ctime, inode and device; zeros if the path does not exist.
-        status: bytes of the `struct stat`.
-        content: the file's content, once it was opened; None before.
-        read: whether the compiler has read any of it, because it also opens files only to see
-            whether it can.
-        digest: XXH3-128 of that.
+        status: the `struct stat`, in the layout of C.
+        content: the file's content; None until it is opened.
+        read: whether the compiler has read any of the content; it may open a file only to test
+            that.
+        digest: XXH3-128 of the content.
     """
 
     __slots__ = ("content", "digest", "error", "kind", "read", "stamp", "status")
@@ -62,7 +60,7 @@ class PathAnswer:
 
 
 def answer_of(status: os.stat_result) -> PathAnswer:
-    """Return the answer that a path with this status gets."""
+    """Return the answer for a path with this status."""
     mode = status.st_mode
     kind = PathKind.OTHER
     if stat.S_ISREG(mode):
@@ -73,7 +71,7 @@ def answer_of(status: os.stat_result) -> PathAnswer:
 
 
 def _packed(status: os.stat_result) -> bytes:
-    """Return the `struct stat` of a file, as the compiler's C library lays it out."""
+    """Return a status as a `struct stat` of the compiler's C library."""
     seconds, nanoseconds = divmod(status.st_mtime_ns, 10**9)
     changed, changed_ns = divmod(status.st_ctime_ns, 10**9)
     used, used_ns = divmod(status.st_atime_ns, 10**9)
@@ -96,11 +94,11 @@ class VirtualFiles:
     """The files of one compile: each path has one answer, even if the file changes.
 
     Args:
-        unfollowed: collects, in words, what can't be recorded.
+        unfollowed: gets the questions that can't be recorded, in words.
 
     Attributes:
         answers: path as asked -> answer.
-        written: files that the compiler writes, whose content is its own.
+        written: files that the compiler writes; it reads them directly.
     """
 
     def __init__(self, unfollowed: list[str]) -> None:
@@ -119,7 +117,7 @@ class VirtualFiles:
         return self.answers.setdefault(path, answer)
 
     def open(self, path: bytes) -> PathAnswer | None:
-        """Return the content of the file at a path; None if the system has to open it itself."""
+        """Return the answer for an open, with the content; None if the system has to open it."""
         if path in self.written:
             return None
         answer = self.answers.get(path)
@@ -145,7 +143,7 @@ class VirtualFiles:
             os.close(fd)
 
     def _unopened(self, path: bytes, answer: PathAnswer | None, number: int) -> PathAnswer:
-        """Return the answer for a path at which nothing can be opened."""
+        """Return the answer for a path whose open failed with this errno."""
         if answer is None and number in _MISSING:
             answer = self.answers[path] = _failed(number)
         answer = answer or self.stat(path)
@@ -171,7 +169,7 @@ class VirtualFiles:
         if answer is None or answer.stamp != stamp:
             self.answers[path] = answer = answer_of(status)
         if stamp_of(os.fstat(fd)) != stamp or len(content) != stamp[0]:
-            # Written just now, so its status can't be trusted.
+            # The file was just written, so its status can't be trusted.
             answer.stamp = (0, 0, 0, *stamp[3:])
         answer.content = content
         answer.digest = xxhash.xxh3_128_digest(content)
@@ -191,10 +189,10 @@ def _not_opened(answer: PathAnswer) -> PathAnswer:
 
 
 class VirtualEnvironment:
-    """The environment as the compiler gets it.
+    """The environment that the compiler gets.
 
     Attributes:
-        asked: variable -> value, of all compiles so far: the compiler remembers some of them.
+        asked: variable -> value, in all compiles so far, because the compiler remembers some.
     """
 
     def __init__(self) -> None:
@@ -203,12 +201,12 @@ class VirtualEnvironment:
         self._directory = b"/"
 
     def begin(self, variables: Mapping[bytes, bytes], directory: bytes) -> None:
-        """Use these for the next compile."""
+        """Set the variables and the working directory for the next compile."""
         self._variables = variables
         self._directory = directory
 
     def get(self, name: bytes) -> bytes | None:
-        """Return the value of a variable of the environment; None if it is not set."""
+        """Return the value that the compiler gets for a variable; None if it is not set."""
         value = self._value(name, self._variables, self._directory)
         if name not in _FIXED and name not in _IGNORED:
             self.asked[name] = value
@@ -227,7 +225,7 @@ class VirtualEnvironment:
             return _FIXED[name]
         value = variables.get(name)
         if name == _WORKING_DIRECTORY and (value is None or not _same(value, directory)):
-            # LLVM asks for it to learn how the user spells the working directory. If it names
+            # LLVM asks for it to find out how the user spells the working directory. If it names
             # another directory, LLVM uses `getcwd`.
             return directory
         return value

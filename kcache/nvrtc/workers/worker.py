@@ -1,10 +1,10 @@
 """Worker: the program that a worker process runs.
 
-It loads one libnvrtc, and compiles one request at a time. A request is a message on its standard
-input, and the reply is on its standard output. The worker exits when the input or its parent ends,
-also in the middle of a compile. It reads only the files that the compiler asks for, and keeps no
-state of its own between two requests. But the compiler may keep state. So the program ends a worker
-whose next result might differ from that of a new one.
+It loads one libnvrtc, and compiles one request at a time. Requests are messages on its standard
+input, and replies are messages on its standard output. The worker exits when its input is closed or
+its parent exits, even during a compile. It reads only the files that the compiler asks for, and
+keeps no state of its own between requests. The compiler may keep state; therefore the program ends
+a worker whose next result might differ from that of a new worker.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 #: Milliseconds between two heartbeats, and two checks that the parent still exists.
 _BEAT_EVERY_MS = 500
-#: What NVRTC leaves among its own headers. Without it, it installs them. A compile does not read
-#: it: with the time of the installation in it, it has another content in each directory.
+#: A file that NVRTC writes beside its own headers, which it installs if this file is missing. It
+#: has the time of the installation, so its content differs in each directory; no compile reads it.
 _INSTALLED = b".nvrtc_headers_version"
-#: How much of a text is looked at around a word.
+#: How many bytes before and after a word are examined.
 _CONTEXT = 80
 _WORD, _WORD_END = re.compile(rb"\w"), re.compile(rb"\w\Z")
 _ARGUMENT = re.compile(rb"""(?:[(,=]|#[ \t]*define[ \t]+\w+)[ \t]*["<]?\Z""")
@@ -56,7 +56,7 @@ _ARGUMENT_END = re.compile(rb"""[ \t]*(?:[,)\r\n">]|\Z)""")
 
 
 def main() -> None:
-    """Answer requests until the input ends; what the new process runs."""
+    """Run in the new process: answer requests until the input is closed."""
     source, target = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -103,7 +103,7 @@ class _Channel:
 
     @contextmanager
     def compiling(self, slots: Slots | None) -> Generator[None]:
-        """Hold a slot in the block, and update its heartbeat; report when it was acquired."""
+        """Hold a slot during the block and report that the compile begins; `beat` updates it."""
         with nullcontext() if slots is None else slots.held() as slot:
             self.send([BEGUN])
             self._slot = slot
@@ -114,7 +114,7 @@ class _Channel:
                     self._slot = None
 
     def beat(self) -> None:
-        """Send a heartbeat, if the program may wait for this process."""
+        """Send a heartbeat, and update that of the slot, if the program may be waiting."""
         if self.working:
             with suppress(OSError), self._sending:  # the disk is full, or the program has ended
                 if self._slot is not None:
@@ -123,7 +123,7 @@ class _Channel:
 
 
 def _watch(source: int, parent: int, channel: _Channel) -> None:
-    """End this process when its input is closed or its parent is gone, also during a compile."""
+    """End this process when its input is closed or its parent exits, even during a compile."""
     poll = select.poll()
     poll.register(source, select.POLLHUP)
     while os.getppid() == parent:
@@ -134,7 +134,7 @@ def _watch(source: int, parent: int, channel: _Channel) -> None:
 
 
 class _Worker:
-    """The parts of a worker: a compiler, and the recorder of its questions.
+    """A compiler, and the recorder of its questions.
 
     Raises:
         OSError: the compiler can't be loaded, or its questions can't be recorded.
@@ -148,7 +148,8 @@ class _Worker:
         except (OSError, ValueError, LookupError) as error:
             raise OSError(f"what NVRTC asks can't be recorded here: {error!r}") from error
         self.hello = self._nvrtc.hello()
-        #: Removes what the compiler leaves on disk; the program may end a worker once it replies.
+        #: Removes the compiler's files; called before the reply, because a worker may be ended
+        #: then.
         self.tidy = self._recorder.tidy
 
     def answer(self, ask: Ask) -> Reply:
@@ -179,10 +180,10 @@ class _Worker:
         return reply._replace(trace=self._trace(recorder, ask, environment))
 
     def _install(self, options: ParsedOptions) -> list[bytes] | None:
-        """Install the compiler's own headers where options ask for it, and return these folders.
+        """Install the compiler's own headers as the options ask; return the folders.
 
-        What the compiler would do for such an option can't be recorded. If it can't be done before,
-        the result is None: the compiler gets the option, and its error is the one to report.
+        The installation can't be recorded, so it is done before the compile. If it fails, None is
+        returned: then the compiler gets the option and reports the error.
         """
         folders = [each.bundled for each in options if each.name == BUNDLED]
         found = [_encoded(folder) for folder in folders if folder is not None]
@@ -215,10 +216,10 @@ class _Worker:
 
 
 def _found(ask: Ask, recorder: Recorder, environment: Mapping[bytes, bytes]) -> list[str]:
-    """Return the names in `ask.sought` whose words the compiler has all read."""
+    """Return the names in `ask.sought` whose words all occur in texts that the compiler read."""
     own = map(_encoded, (ask.source, *ask.headers.values(), *_without_folders(ask), *ask.names))
     files = (each.content for each in recorder.files.values() if each.content)
-    # No text can use the working directory, which LLVM asks for by the name of `PWD`.
+    # `PWD` is left out: LLVM asks for it, and no text can use its value.
     asked = recorder.environment.asked.keys() - {_encoded(WORKING_DIRECTORY)}
     variables = (environment.get(name, b"") for name in asked)
     read = (*own, *files, *variables)
@@ -232,9 +233,9 @@ def _found(ask: Ask, recorder: Recorder, environment: Mapping[bytes, bytes]) -> 
 
 
 def _spells(text: bytes, word: bytes, in_path: bool) -> bool:
-    """Return whether a text has a word; with `in_path`, where it may become a part of a path.
+    """Return whether a text has a word; with `in_path`, only where it may become a part of a path.
 
-    That is next to a slash, as the argument of a macro, or as its body.
+    That is beside a slash, as the argument of a macro, or as the body of a macro.
     """
     at = text.find(word)
     while at >= 0:
@@ -261,9 +262,8 @@ def _without_folders(ask: Ask) -> Sequence[str]:
 def _enter(directory: bytes) -> None:
     """Make a directory the working directory.
 
-    A new worker begins in the program's directory. Some directories can't be entered again, because
-    the path is too long, or because a user who is no longer root may not search a directory above
-    it.
+    A new worker starts in the program's directory. Some directories can't be entered again, because
+    the path is too long, or because a user who is no longer root may not search a parent directory.
 
     Raises:
         OSError: it can't be entered.
