@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from kcache._version import __version__
@@ -310,7 +311,7 @@ Make = Callable[[bytes, int, int], Handlers]
 
 def main() -> None:
     """Run a daemon, whose configuration comes on standard input from `kcache.daemons.spawn`."""
-    listener, owner, persistent, group, path, module, config = receive(0)
+    listener, owner, persistent, group, path, module, config = receive(partial(os.read, 0))
     owner_fd = int(owner) or None
     stderr_fd = os.dup(2)
     kept = [number for number in (int(listener), stderr_fd, owner_fd) if number is not None]

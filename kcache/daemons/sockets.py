@@ -206,7 +206,7 @@ class Channel:
         self._end = time.monotonic() + seconds
         try:
             self.send(fields)
-            return receive(-1, self._read)
+            return receive(self._read)
         except TimeoutError as error:
             raise TimeoutError("the daemon did not answer in time") from error
 
@@ -219,14 +219,14 @@ class Channel:
         self._socket.settimeout(None)
         self._socket.recv(1, _socket.MSG_PEEK)
         self._end = time.monotonic() + self._seconds
-        return receive(-1, self._read)
+        return receive(self._read)
 
     def send(self, fields: Sequence[bytes]) -> None:
         """Send one message; raises OSError."""
         self._socket.settimeout(self._seconds)
         self._socket.sendall(b"".join((heading(fields), *fields)), _NO_SIGNAL)
 
-    def _read(self, _fd: int, size: int) -> bytes:
+    def _read(self, size: int) -> bytes:
         """Return at most `size` bytes, none if the other side has closed; raises OSError."""
         seconds = self._end - time.monotonic()
         if seconds <= 0:

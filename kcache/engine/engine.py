@@ -173,7 +173,8 @@ class CacheEngine:
         done = Put.FAILED
         with self._room, self._surviving("put"):
             stored = self._eviction(partial(self._evict, "evicted")).put(key, blob, cost)
-            self._flush_journal()
+            if self._journal is not None:
+                self._journal.flush()
             if stored:
                 self.counters.add("puts")
                 touch_at = self._clock() + TOUCH_INTERVAL
@@ -251,7 +252,7 @@ class CacheEngine:
                 freed = eviction.unused(time.time_ns() - age * 1e9)
             if age is None or max_size is not None:
                 freed += eviction.trim_to(goal)
-            self._flush_journal()
+            self.journal.flush()
         return freed
 
     def clear(self) -> int:
@@ -321,14 +322,27 @@ class CacheEngine:
         if now >= self._next_flush:
             self._flush_now()
         slot = self.memory.get(key)
-        if slot is None:
-            return self._load(key, damaged), DISK
-        if now >= slot.touch_at:
-            slot.touch_at = now + TOUCH_INTERVAL
-            if not self.read_only:
-                with self._surviving("touch"):
-                    self.backend.touch(key)
-        return slot, MEMORY
+        if slot is not None:
+            if now >= slot.touch_at:
+                slot.touch_at = now + TOUCH_INTERVAL
+                if not self.read_only:
+                    with self._surviving("touch"):
+                        self.backend.touch(key)
+            return slot, MEMORY
+        check_key(key)
+        try:
+            changes = self.memory.changes
+            blob = self._read(key)
+            if blob is not None:
+                entry = decode(blob, key, producer=self._producer)
+                slot = self.memory.put(
+                    key, entry, len(blob), touch_at=now + TOUCH_INTERVAL, unless_since=changes
+                )
+        except CorruptEntryError as error:
+            damaged.append((key, error))
+        except SURVIVED as error:
+            self.report("get", error)
+        return slot, DISK
 
     def peek(
         self, key: str, damaged: Damaged, *, memory: bool = True
@@ -371,7 +385,7 @@ class CacheEngine:
         if self._flight is None:
             from kcache.engine.single_flight import SingleFlight
 
-            with self._room:
+            with self.counters.lock:
                 if self._flight is None:
                     self._flight = SingleFlight(
                         self.lock_file, wait=self._wait, counters=self.counters
@@ -396,24 +410,6 @@ class CacheEngine:
         return None
 
     # -- inside --------------------------------------------------------------------------------
-
-    def _load(self, key: str, damaged: Damaged) -> Slot[Entry] | None:
-        """Read an entry from the backend, verify it and keep it in memory; return it, or None."""
-        check_key(key)
-        try:
-            changes = self.memory.changes
-            blob = self._read(key)
-            if blob is not None:
-                entry = decode(blob, key, producer=self._producer)
-                touch_at = self._clock() + TOUCH_INTERVAL
-                return self.memory.put(
-                    key, entry, len(blob), touch_at=touch_at, unless_since=changes
-                )
-        except CorruptEntryError as error:
-            damaged.append((key, error))
-        except SURVIVED as error:
-            self.report("get", error)
-        return None
 
     def refuse(self, key: str, error: CorruptEntryError) -> None:
         """Count, record and log why an entry is not returned."""
@@ -466,10 +462,6 @@ class CacheEngine:
         self._reported.add(operation)
         kind = type(error).__name__
         say("cache %s failed, continuing without it (%s: %s)", operation, kind, error)
-
-    def _flush_journal(self) -> None:
-        if self._journal is not None:
-            self._journal.flush()
 
     def _flush_now(self) -> None:
         self._next_flush = self._clock() + FLUSH_INTERVAL

@@ -45,35 +45,29 @@ class Eviction:
 
     def put(self, key: str, blob: bytes, cost: int) -> bool:
         """Make room for `blob`, of `cost` stored bytes, and put it; return whether it fits."""
-        try:
-            return self._put_once(key, blob, cost)
-        except FullError as error:
-            log.debug("no room for %s below the cap (%s): evicting", key, error)
-            if isinstance(error, DiskFullError):
-                cap = format_size(self._max_size)
-                log.warning_once(
-                    f"the disk is full, and the cache has not reached its cap of {cap}: the least "
-                    "recently used entries are evicted to store others"
-                )
-            tenth_less = int(self._backend.usage().bytes * LOW_WATER)
-            self.trim_to(tenth_less, most=FREE_BATCH)
-            return self._put_once(key, blob, cost)
-
-    def _put_once(self, key: str, blob: bytes, cost: int) -> bool:
-        with self._backend.batch():
-            if not self.make_room(cost):
-                return False
-            self._backend.put(key, blob)
-            return True
-
-    def make_room(self, incoming: int) -> bool:
-        """Evict enough for `incoming` more bytes; return whether there is room now."""
-        allowed = self._max_size - incoming
-        low = self.low_water - incoming
-        if self._backend.usage().bytes > allowed:
-            self._evict_to(allowed, low if low >= 0 else allowed)
-            return self._backend.usage().bytes <= allowed
-        return True
+        allowed, low, is_retry = self._max_size - cost, self.low_water - cost, False
+        while True:
+            try:
+                with self._backend.batch():
+                    if self._backend.usage().bytes > allowed:
+                        self._evict_to(allowed, low if low >= 0 else allowed)
+                        if self._backend.usage().bytes > allowed:
+                            return False
+                    self._backend.put(key, blob)
+                    return True
+            except FullError as error:
+                if is_retry:
+                    raise
+                is_retry = True
+                log.debug("no room for %s below the cap (%s): evicting", key, error)
+                if isinstance(error, DiskFullError):
+                    cap = format_size(self._max_size)
+                    log.warning_once(
+                        f"the disk is full, and the cache has not reached its cap of {cap}: the "
+                        "least recently used entries are evicted to store others"
+                    )
+                tenth_less = int(self._backend.usage().bytes * LOW_WATER)
+                self.trim_to(tenth_less, most=FREE_BATCH)
 
     def trim_to(self, goal: int, *, most: int = DELETE_BATCH) -> int:
         """Evict as many bytes as now exceed `goal`; return the bytes freed.

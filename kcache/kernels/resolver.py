@@ -59,7 +59,8 @@ class Resolver:
         for_compiler: Callable[[Request, str], Request],
     ) -> None:
         self.tiers = tiers
-        self._engine = tiers.local.engine
+        self._engine = tiers.engine
+        self._flight = tiers.engine.flight
         self._config = config = opened.config
         self.remotes: RemoteTier | None = None
         if config.remote.value:
@@ -85,7 +86,7 @@ class Resolver:
         asked: AbstractContextManager[tuple[Lookup | None, Lease | None]] = nullcontext((None,) * 2)
         if reads and self.remotes is not None:
             asked = self.remotes.found_or_leased(request)
-        with self._engine.flight.lead(
+        with self._flight.lead(
             request.key, scope=scope, shares_old_errors=request.self_contained
         ) as turn:
             for made in turn if reads else ():  # without lookups, each caller compiles

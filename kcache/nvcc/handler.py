@@ -145,7 +145,7 @@ def _stored(
     )
     found = DependencySet(answers.encode())
     if not found.holds(start.request, digests):
-        difference = next(found.differences(start.request, digests), ("", "something"))
+        difference = next(found.differences(start.request, digests, []), ("", "something"))
         raise RefusedError(f"{difference[1]} changed during the compile")
     return Artifact(seconds=seconds, files=tuple(made.files)), found
 

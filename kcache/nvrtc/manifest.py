@@ -33,7 +33,7 @@ from kcache.errors import CorruptEntryError
 from kcache.nvrtc.answers import Answers, text_in
 from kcache.nvrtc.files import FileDigests, Stamp
 from kcache.nvrtc.request import Request, digest_fields
-from kcache.nvrtc.verification import Difference, LocationState, differences
+from kcache.nvrtc.verification import Difference, LocationState, differences, misplaced
 
 #: For how many locations a set keeps stamps; checkouts and containers may share a cache.
 MAX_LOCATIONS = 4
@@ -109,10 +109,31 @@ class DependencySet:
         return True
 
     def differences(
-        self, request: Request, digests: FileDigests, verified: list[Stamp] | None = None
+        self, request: Request, digests: FileDigests, verified: list[Stamp]
     ) -> Iterator[Difference]:
-        """See `verification.differences`."""
-        return differences(self, request, digests, [] if verified is None else verified)
+        """Yield the differences between the set and now, the cheapest to find first.
+
+        Args:
+            request: the request.
+            digests: the contents of files.
+            verified: gets the stamps of the files that do not differ.
+
+        Raises:
+            CorruptEntryError: the set is malformed.
+        """
+        answers = self.answers()
+        try:
+            state = self.state_at(request)
+        except IndexError:
+            yield Difference("root", "")
+            return
+        if answers.home != request.location:
+            if state.misplaced is None:
+                state.misplaced = tuple(misplaced(self, request, state))
+            yield from state.misplaced
+            for each in state.readings:
+                yield from differences(answers, self.state_at(each), each.search, digests, [])
+        yield from differences(answers, state, request.search, digests, verified)
 
     def state_at(self, request: Request) -> LocationState:
         """Return this process's state of the files at the request's location.

@@ -118,44 +118,23 @@ class LocationState:
 
 
 def differences(
-    dependency_set: DependencySet,
-    request: Request,
+    answers: Answers,
+    state: LocationState,
+    search: HeaderSearch,
     digests: FileDigests,
     verified: list[Stamp],
-    *,
-    reading: bool = False,
 ) -> Iterator[Difference]:
-    """Yield the differences between a dependency set and the present state, the cheapest first.
+    """Yield the differences between answers and the present state, the cheapest first.
 
-    Args:
-        dependency_set: the set.
-        request: the request.
-        digests: the process's memory of file contents.
-        verified: gets the stamps of the files that do not differ.
-        reading: whether `request` is another reading of a request; see `places`.
-
-    Raises:
-        CorruptEntryError: the set is malformed.
+    `verified` gets the stamps of the files that do not differ.
     """
-    answers = dependency_set.answers()
-    try:
-        state = dependency_set.state_at(request)
-    except IndexError:
-        yield Difference("root", "")
-        return
-    if not (reading or answers.home == request.location):
-        if state.misplaced is None:
-            state.misplaced = tuple(_misplaced(dependency_set, request, state))
-        yield from state.misplaced
-        for each in state.readings:
-            yield from differences(dependency_set, each, digests, [], reading=True)
     for path in digests.differing(state.files, answers.digests, state.stamps, verified):
         yield Difference("changed" if is_header(path) else "gone", path)
-    yield from _appeared(state, digests, request.search)
-    yield from _other_answers(state, request.search)
-    yield from _more_answers(answers, request.search)
+    yield from _appeared(state, digests, search)
+    yield from _other_answers(state, search)
+    yield from _more_answers(answers, search)
     for name, value in answers.variables:
-        if request.search.variable(name) != value:
+        if search.variable(name) != value:
             yield Difference("variable", name)
 
 
@@ -204,7 +183,7 @@ def _target_of(link: RootedPath, search: HeaderSearch) -> RootedPath | None:
     return search.rooted(target) if target.startswith("/") else RootedPath(ABSOLUTE, target)
 
 
-def _misplaced(
+def misplaced(
     dependency_set: DependencySet, request: Request, state: LocationState
 ) -> Iterator[Difference]:
     """Yield the reasons not to use the result at a location where it was not compiled.

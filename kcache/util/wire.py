@@ -7,7 +7,6 @@ anything else, it raises `WireError`, and the connection is closed.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
@@ -30,28 +29,26 @@ def heading(fields: Sequence[bytes]) -> bytes:
     return struct.pack(f"<4sI{len(fields)}Q", _MAGIC, len(fields), *map(len, fields))
 
 
-def send(
-    fd: int, fields: Sequence[bytes], write: Callable[[int, memoryview], int] = os.write
-) -> None:
-    """Write one message to a descriptor by `write`; raises OSError."""
+def send(write: Callable[[memoryview], int], fields: Sequence[bytes]) -> None:
+    """Write one message by `write`; raises OSError."""
     data = memoryview(b"".join((heading(fields), *fields)))
     while data:
-        data = data[write(fd, data) :]
+        data = data[write(data) :]
 
 
-def receive(fd: int, read: Callable[[int, int], bytes] = os.read) -> list[bytes]:
-    """Read one message from a descriptor by `read`.
+def receive(read: Callable[[int], bytes]) -> list[bytes]:
+    """Read one message by `read`.
 
     Raises:
         WireError: the other side has closed, or sent something else; OSError: reading failed.
     """
-    magic, count = _HEAD.unpack(_exactly(fd, _HEAD.size, read))
+    magic, count = _HEAD.unpack(_exactly(_HEAD.size, read))
     if magic != _MAGIC or count > _MAX_FIELDS:
         raise WireError("expected a message of kcache")
-    sizes = struct.unpack(f"<{count}Q", _exactly(fd, 8 * count, read))
+    sizes = struct.unpack(f"<{count}Q", _exactly(8 * count, read))
     if sum(sizes) > _MAX_BYTES:
         raise WireError("the message is too long")
-    data, ends = _exactly(fd, sum(sizes), read), accumulate(sizes)
+    data, ends = _exactly(sum(sizes), read), accumulate(sizes)
     return [data[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
@@ -72,10 +69,10 @@ def split_texts(field: bytes) -> list[str]:
     return field.decode("utf-8", "surrogateescape").split("\0")[:-1]
 
 
-def _exactly(fd: int, size: int, read: Callable[[int, int], bytes]) -> bytes:
+def _exactly(size: int, read: Callable[[int], bytes]) -> bytes:
     if not size:
         return b""
-    part = read(fd, min(size, _CHUNK))
+    part = read(min(size, _CHUNK))
     if len(part) == size:
         return part
     parts: list[bytes] = []
@@ -84,5 +81,5 @@ def _exactly(fd: int, size: int, read: Callable[[int, int], bytes]) -> bytes:
         size -= len(part)
         if not size:
             return b"".join(parts)
-        part = read(fd, min(size, _CHUNK))
+        part = read(min(size, _CHUNK))
     raise WireError("the other side has closed")

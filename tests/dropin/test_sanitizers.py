@@ -84,7 +84,7 @@ def test_a_server_that_lies(sanitized: Callable[..., Told], dropin: Dropin) -> N
 
     def attend(connection: socket.socket) -> None:
         with connection, suppress(WireError):
-            while receive(connection.fileno()):
+            while receive(connection.recv):
                 lies.append(_lie(chance))
                 connection.sendall(lies[-1])
                 # The program sees the end of the connection then.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from kcache.nvrtc.artifact import Artifact
 from kcache.nvrtc.files import PathKind
@@ -16,8 +17,6 @@ from kcache.util.wire import WireError
 #: The field of the message by which a worker reports that the compile begins. A message without
 #: fields is a heartbeat.
 BEGUN = b"begun"
-
-_Message = TypeVar("_Message")
 
 
 class Status:
@@ -49,10 +48,11 @@ def pack(message: tuple[object, ...]) -> list[bytes]:
     return [json.dumps(message, default=plain).encode(), *strings]
 
 
-def _unpack(what: str, fields: Sequence[bytes], make: Callable[..., _Message]) -> _Message:
-    """Return the message in fields, made by `make` from its items; raises WireError."""
+@contextmanager
+def _items(what: str, fields: Sequence[bytes]) -> Generator[list[Any]]:
+    """Return the items of a message; errors in them, or of the block, become a WireError."""
     try:
-        return make(*json.loads(fields[0], object_hook=partial(_restored, fields)))
+        yield json.loads(fields[0], object_hook=partial(_restored, fields))
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as problem:
         raise WireError(f"malformed {what}") from problem
 
@@ -79,13 +79,8 @@ class Hello(NamedTuple):
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Hello:
         """Return the message in the fields; raises WireError."""
-        return _unpack(
-            "hello",
-            fields,
-            lambda identity, version, archs, error: cls(
-                identity, (version[0], version[1]), tuple(archs), error
-            ),
-        )
+        with _items("hello", fields) as (identity, (major, minor), archs, error):
+            return cls(identity, (major, minor), tuple(archs), error)
 
 
 class Ask(NamedTuple):
@@ -116,12 +111,8 @@ class Ask(NamedTuple):
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Ask:
         """Return the message in the fields; raises WireError."""
-
-        def make(*items: Any) -> Ask:  # noqa: ANN401
-            *others, slots = items
+        with _items("request", fields) as (*others, slots):
             return cls._make((*others, slots and Slots(*slots)))
-
-        return _unpack("request", fields, make)
 
 
 class FileAnswer(NamedTuple):
@@ -184,18 +175,12 @@ class Reply(NamedTuple):
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Reply:
         """Return the message in the fields; raises WireError."""
-
-        def make(status: str, artifact: Sequence[Any], *others: Any) -> Reply:  # noqa: ANN401
-            *about, trace = others
+        with _items("reply", fields) as (status, artifact, *about, trace):
             made = Artifact(*artifact)._replace(files=())  # NVRTC writes none
-            return cls._make((status, made, *about, trace and _trace(*trace)))
-
-        return _unpack("reply", fields, make)
-
-
-def _trace(files: Mapping[str, Any], *others: Any) -> Trace:  # noqa: ANN401
-    answers = {
-        path: FileAnswer(kind, error, tuple(stamp), digest)
-        for path, (kind, error, stamp, digest) in files.items()
-    }
-    return Trace(answers, *others)
+            if trace is None:
+                return cls._make((status, made, *about, None))
+            answers = {
+                path: FileAnswer(kind, error, tuple(stamp), digest)
+                for path, (kind, error, stamp, digest) in trace[0].items()
+            }
+            return cls._make((status, made, *about, Trace(answers, *trace[1:])))

@@ -78,20 +78,27 @@ class WorkerPool:
             CrashedError: the compiler crashed twice.
             TooLateError: the compile exceeded `timeout`.
         """
-        try:
-            return self._compile(library, ask, timeout)
-        except CrashedError:
-            # The worker may have been killed, or may have run out of memory: try once more.
-            return self._compile(library, ask, timeout)
-
-    def _compile(self, library: str, ask: Ask, timeout: float | None) -> tuple[Hello, Reply]:
-        own = ask.environment
+        has_crashed = False
         while True:
             with self._worker(library, ask.directory) as worker:
                 is_new = not worker.compiles
-                environment = {**process_environment.changed_variables(worker.environment), **own}
-                reply = worker.ask(ask._replace(environment=environment), timeout)
-                worker.reusable = _is_clean_after(worker, ask, reply)
+                changed = process_environment.changed_variables(worker.environment)
+                asked = ask._replace(environment={**changed, **ask.environment})
+                try:
+                    reply = worker.ask(asked, timeout)
+                except CrashedError:
+                    if has_crashed:
+                        raise
+                    # The worker may have been killed, or may have run out of memory: try once more.
+                    has_crashed = True
+                    continue
+                # Whether it compiles the next request as a new worker would.
+                worker.reusable = (
+                    reply.status == Status.COMPILED
+                    and are_harmless(parse_options(ask.flags))
+                    and worker.compiles < MAX_COMPILES
+                    and worker.peak < MAX_BYTES
+                )
             # This worker got other values of variables before, or can't enter the program's
             # directory. A new worker gets the present variables and starts in that directory.
             if is_new or reply.status not in (Status.ELSEWHERE, Status.FAILED):
@@ -107,23 +114,34 @@ class WorkerPool:
             NoWorkerError: no worker can be started, or it can't load the library.
         """
         most = usable_cores() if self.most is None else self.most
-        worker, surplus = WorkerProcess(library), list[WorkerProcess]()
+        worker = new = WorkerProcess(library)
+        surplus: list[WorkerProcess] = []
         try:
             with self._changed:
                 while len(self._busy) >= most:
                     self._changed.wait()
-                worker = self._choose(worker, directory, most, surplus)
+                worker = self._choose(new, directory, most, surplus)
                 self._busy.add(worker)
             for each in surplus:
                 each.end()
-            if not worker.pid:
+            if worker is new:
                 worker.start(process_environment.variables())
                 self._hellos[library] = worker.hello
             worker.reusable = False
             yield worker
             worker.directory = directory
         finally:
-            self._give_back(worker)
+            keep = worker.reusable
+            try:
+                if not keep:
+                    worker.end()
+            finally:
+                with self._changed:
+                    self._busy.discard(worker)
+                    if keep:
+                        self._idle[worker] = time.monotonic()
+                        self._end_later()
+                    self._changed.notify_all()
 
     def _choose(
         self, new: WorkerProcess, directory: str | None, most: int, surplus: list[WorkerProcess]
@@ -132,7 +150,7 @@ class WorkerPool:
         surplus += (each for each in self._idle if not each.is_whole())
         for each in surplus:
             del self._idle[each]
-        fitting = [each for each in self._idle if each.fits(new)]
+        fitting = [each for each in self._idle if each.kind == new.kind]
         # The compiler may cache its working directory.
         best = [each for each in fitting if each.directory in (directory, None)]
         is_full = len(self._idle) + len(self._busy) >= most
@@ -144,20 +162,6 @@ class WorkerPool:
             surplus.append(next(iter(self._idle)))
             del self._idle[surplus[-1]]
         return new
-
-    def _give_back(self, worker: WorkerProcess) -> None:
-        """Keep a worker for the next compile if it is `reusable`; otherwise end it."""
-        keep = worker.reusable
-        try:
-            if not keep:
-                worker.end()
-        finally:
-            with self._changed:
-                self._busy.discard(worker)
-                if keep:
-                    self._idle[worker] = time.monotonic()
-                    self._end_later()
-                self._changed.notify_all()
 
     def _end_later(self) -> None:
         """Start the timer that ends idle workers, unless it runs."""
@@ -201,13 +205,6 @@ class WorkerPool:
         if timer is not None:
             timer.cancel()
             timer.join()
-
-
-def _is_clean_after(worker: WorkerProcess, ask: Ask, reply: Reply) -> bool:
-    """Return whether a worker compiles the next request as a new one would."""
-    if reply.status != Status.COMPILED or not are_harmless(parse_options(ask.flags)):
-        return False
-    return worker.compiles < MAX_COMPILES and worker.peak < MAX_BYTES
 
 
 def shared(most: int | None = None) -> WorkerPool:

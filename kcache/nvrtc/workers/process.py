@@ -96,6 +96,7 @@ class WorkerProcess:
         library: path of the compiler.
 
     Attributes:
+        kind: a worker can compile in place of another one of its kind.
         compiles: the number of compiles so far.
         peak: the worker's largest memory so far, in bytes.
         directory: the working directory of the last compile.
@@ -103,9 +104,8 @@ class WorkerProcess:
     """
 
     def __init__(self, library: str) -> None:
-        self.library = library
+        self.kind = library, credentials()
         self.environment: Mapping[str, str] = {}
-        self.credentials = credentials()
         self.hello = Hello("", (0, 0), ())
         self.compiles = 0
         self.peak = 0
@@ -120,7 +120,6 @@ class WorkerProcess:
         #: The end of its standard error, after it was ended.
         self._stderr = ""
         self._silence = _START
-        self._limit: float | None = None
         self._ending = Lock()
         self._deadline: float | None = None
 
@@ -133,7 +132,7 @@ class WorkerProcess:
         self.environment = environment
         try:
             self._begin()
-            self.hello = Hello.unpack(receive(-1, self._read))
+            self.hello = Hello.unpack(receive(self._read))
             self._silence = _SILENCE
         except (WireError, OSError, ValueError, RuntimeError) as error:
             self.end()  # Python starts no process in an isolated sub-interpreter: RuntimeError
@@ -156,7 +155,7 @@ class WorkerProcess:
         folders = filter(None, map(_absolute, paths))
         with closing(theirs):
             self._process = Popen(
-                [interpreter(), *ISOLATED, "-c", _CODE, self.library, str(os.getpid()), *folders],
+                [interpreter(), *ISOLATED, "-c", _CODE, self.kind[0], str(os.getpid()), *folders],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=self._output,
@@ -176,10 +175,13 @@ class WorkerProcess:
         if not self.is_whole():
             self.end()
             raise CrashedError("the program has closed the descriptors of the worker")
-        self._limit, self._deadline = timeout, None
+        self._deadline = None
         try:
-            send(-1, pack(ask), self._write)
-            reply = Reply.unpack(self._reply())
+            send(self._write, pack(ask))
+            while (fields := receive(self._read)) in ([], [BEGUN]):  # heartbeats
+                if fields and timeout is not None:
+                    self._deadline = time.monotonic() + timeout
+            reply = Reply.unpack(fields)
         except (WireError, OSError) as error:
             self.end()
             if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -190,22 +192,11 @@ class WorkerProcess:
         self.peak = reply.peak
         return reply
 
-    def fits(self, other: WorkerProcess) -> bool:
-        """Return whether this worker can compile in place of another one."""
-        return self.library == other.library and self.credentials == other.credentials
-
-    def _reply(self) -> list[bytes]:
-        """Return the worker's answer, which follows its heartbeats."""
-        while (fields := receive(-1, self._read)) in ([], [BEGUN]):
-            if fields and self._limit is not None:
-                self._deadline = time.monotonic() + self._limit
-        return fields
-
-    def _read(self, _: int, size: int) -> bytes:
+    def _read(self, size: int) -> bytes:
         assert self._socket is not None
         return self._patiently(self._socket.recv, size)
 
-    def _write(self, _: int, data: memoryview) -> int:
+    def _write(self, data: memoryview) -> int:
         """Send data, without SIGPIPE if the worker has exited."""
         assert self._socket is not None
         return self._patiently(self._socket.send, data, _socket.MSG_NOSIGNAL)
@@ -267,17 +258,13 @@ class WorkerProcess:
             # allowed to send it a signal.
             self._hang_up()
             self.stop()
-            if not self.ended:
-                self._wait()
+            if self._process is not None and not self.ended:
+                with suppress(TimeoutExpired):
+                    self._process.wait(_SILENCE)
             self._read_stderr()
             self._close_output()
         finally:
             self._ending.release()
-
-    def _wait(self) -> None:
-        assert self._process is not None
-        with suppress(TimeoutExpired):
-            self._process.wait(_SILENCE)
 
     def forget(self) -> None:
         """Close this side's descriptors in a forked child; the parent keeps the worker."""

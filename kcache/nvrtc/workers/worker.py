@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cache
+from functools import cache, partial
 
 from kcache.environment import worker_variables
 from kcache.nvrtc.options import BUNDLED, parse_options
@@ -73,7 +73,7 @@ def main() -> None:
     try:
         channel.send(pack(worker.hello))
         while True:
-            ask = Ask.unpack(receive(source))
+            ask = Ask.unpack(receive(partial(os.read, source)))
             channel.working = True
             with channel.compiling(ask.slots):
                 reply = worker.answer(ask)
@@ -92,14 +92,14 @@ class _Channel:
     """
 
     def __init__(self, target: int) -> None:
-        self._target = target
+        self._write = partial(os.write, target)
         self._sending = threading.Lock()
         self._slot: Slot | None = None
         self.working = False
 
     def send(self, fields: Sequence[bytes]) -> None:
         with self._sending:
-            send(self._target, fields)
+            send(self._write, fields)
 
     @contextmanager
     def compiling(self, slots: Slots | None) -> Generator[None]:
@@ -119,7 +119,7 @@ class _Channel:
             with suppress(OSError), self._sending:  # the disk is full, or the program has ended
                 if self._slot is not None:
                     self._slot.beat()
-                send(self._target, [])
+                send(self._write, [])
 
 
 def _watch(source: int, parent: int, channel: _Channel) -> None:
