@@ -1,4 +1,4 @@
-"""Handler: answers the clients of nvcc, in the service of `kcache run`."""
+"""Handler: answers the clients of nvcc, in the server of `kcache run`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.request import Request
 
-#: The first field of what a client sends after a compile.
+#: The first field of the message that a client sends after a compile.
 MADE = b"nvcc-made"
-#: Why there is no answer: what nvcc did has reached the caller.
+#: Why there is no answer: nvcc failed, and its output has reached the caller.
 FAILED = b"nvcc failed"
 
 
 class NotStoredError(Exception):
-    """Nothing may be stored, so the client is not asked to record."""
+    """The cache may not be written, so the client need not record the compile."""
 
 
 class NvccHandler:
@@ -49,13 +49,13 @@ class NvccHandler:
         self._recorder = recorder
 
     def answer(self, question: Sequence[bytes], client: Client) -> Sequence[bytes]:
-        """Return the answer to a question, which has these fields after its kind and the standing.
+        """Return the answer to a question, given its fields after the kind and the standing.
 
-        On a miss, the client gets the order to compile, and the answer is that to what it then
-        sends.
+        On a miss, the client is told to compile. Then the returned answer is the one to the message
+        that it sends after the compile.
 
         Raises:
-            WireError, OSError: the client sent something else, or has ended.
+            WireError, OSError: the client sent another message, or has exited.
         """
 
         def compiles(start: Start, digests: FileDigests) -> tuple[Compiled, DependencySet | None]:
@@ -70,7 +70,7 @@ class NvccHandler:
             kernel = self._cache._answer(request, time.perf_counter())
         except NotStoredError:
             return [NO, b"nothing may be stored"]
-        except MissError as error:  # it is a CompileError, too
+        except MissError as error:  # a subclass of CompileError
             return [DONE, b"refused", f"kcache: {error}\n".encode(errors="replace")]
         except CompileError:
             return [NO, FAILED]
@@ -81,7 +81,7 @@ class NvccHandler:
     def _compiled(
         self, start: Start, client: Client, digests: FileDigests
     ) -> tuple[Compiled, DependencySet | None]:
-        """Let the client compile; return what that made, and what it depends on."""
+        """Make the client compile; return the result, and what it depends on."""
         roots = b"".join(os.fsencode(path) + b"\0" for path in start.roots.directories)
         began = time.perf_counter()
         preloaded = [self._recorder, *filter(None, [start.environment.get("LD_PRELOAD")])]
@@ -114,10 +114,10 @@ def _stored(
     seconds: float,
     digests: FileDigests,
 ) -> tuple[Artifact, DependencySet]:
-    """Return the artifact of a compile, and what it depends on.
+    """Return the artifact of a compile, and the dependency set that leads to it.
 
     Raises:
-        RefusedError, OSError, ValueError: it must not be stored.
+        RefusedError, OSError, ValueError: the result must not be stored.
     """
     if start.terminal and any(texts):
         raise RefusedError("nvcc wrote text to a terminal")
@@ -126,7 +126,8 @@ def _stored(
     made = read(start.roots, recording.outputs, texts, has_lines=recording.has_lines)
     prefixes = start.roots.prefixes
     shown = recording.shown | made.shown
-    # What a text that was read spells is the same in every place.
+    # A root that a source text spells is the same text at every location, so it must not be
+    # replaced.
     if made.numbered:
         spelled = {root: os.fsencode(start.roots.directories[root - 1]) for root in made.numbered}
         shown |= {

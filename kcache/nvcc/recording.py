@@ -1,7 +1,7 @@
-"""Recording: what the recorder wrote down of one nvcc: its answers, and a list of outputs.
+"""Recording: what the recorder wrote about one run of nvcc: the answers, and the outputs.
 
-`native/recorder.c` has the kinds of records. A recording with anything that was not followed to its
-end is refused, and the compile is not stored.
+`native/recorder.c` lists the kinds of records. If anything could not be followed, the recording is
+rejected, and the compile is not stored.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from kcache.nvrtc.search import ABSOLUTE, RootedPath
 if TYPE_CHECKING:
     from kcache.nvcc.request import Start
 
-#: Errors that mean that nothing is there.
+#: The errors of a path that does not exist.
 _MISSING = {str(-errno.ENOENT), str(-errno.ENOTDIR)}
-#: Files that are the same for everybody, or that no output depends on.
+#: Files that are the same for all users, or that no output depends on.
 _HARMLESS = re.compile(r"/dev/(null|tty|u?random)$|/proc/(self/|cpuinfo$|meminfo$)|/sys/devices/")
 _SYSTEM = re.compile(r"/(dev|proc|sys)/")
-#: Programs and the clocks that they read, whatever they compile, for nothing that is in an output.
-#: Compilers read others if the source asks for the date or the time.
+#: Programs that read a clock in every compile, with the clock: no output depends on it. If the
+#: source asks for the date or the time, compilers read other clocks.
 _CLOCKS = re.compile(
     r"(cicc|cudafe\+\+|ptxas|fatbinary|nvlink|nvcc|sh|dash|bash) |(cc1|cc1plus) gettimeofday$"
 )
-#: Programs whose answers are about this machine.
+#: Programs whose output describes this machine.
 _ABOUT_MACHINE = re.compile(r"__nvcc_device_query|nvidia-smi")
-#: Options of the tools for outputs that are good in one place alone: objects for a later link of
-#: device code have names that must differ from all others; debug information and bytecode name
-#: directories, and may be compressed.
+#: Options of the tools for outputs that are valid at one location only. Objects for a later link of
+#: device code have names that must be unique. Debug information and bytecode name directories, and
+#: may be compressed.
 _BINDING = re.compile(
     r"--device-[cw]\b|[\x1f ]--?[fd]?lto\b|\x1f-g(?!enerate)[^\x1f]*\x1f|--device-debug"
 )
-#: Where the dynamic loader also looks in a directory, for each kind of processor.
+#: Subdirectories in which the dynamic loader also searches, for kinds of processors.
 _VARIANTS = (
     "glibc-hwcaps",
     "tls",
@@ -50,18 +50,18 @@ _VARIANTS = (
     "atomics",
 )
 _LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
-#: The ends of a path and of those above it.
+#: The ends of a path and of its parent directories.
 _ENDS = re.compile(r"(?<=[^/])(?=/|$)")
 _ELF = b"\x7fELF"
 _LOADER_FILES = ("/etc/ld.so.cache", "/etc/ld.so.preload")
 
 
 class RefusedError(Exception):
-    """The recording proves nothing; the message is the reason, in a few words."""
+    """The recording can't be used; the message has the reason, in a few words."""
 
 
 class Record(NamedTuple):
-    """One record: kind, process, path as it was asked for, and answer."""
+    """One record: kind, process, path as the tool named it, and answer."""
 
     kind: str
     process: str
@@ -70,22 +70,22 @@ class Record(NamedTuple):
 
 
 class Recording:
-    """One recording, sorted by what was asked.
+    """One recording, with the records of each kind together.
 
     Args:
-        start: of the nvcc that was recorded.
+        start: the start of nvcc that was recorded.
         raw: the records.
 
     Attributes:
-        outputs: absolute paths of the files that were written and are there now; True for those
-            that were removed before, so that they are new files.
-        shown: the numbers of roots that the source text names once it is preprocessed.
-        bound: whether the outputs may name any of them, or must differ from place to place.
-        variables: that were asked for.
-        has_lines: whether there are line tables, which name them.
+        outputs: absolute path of each file that was written and still exists -> whether it is a new
+            file, because it was removed first or renamed to this path.
+        shown: the numbers of the roots that the preprocessed source text names.
+        bound: whether the outputs may name any root, or must differ between locations.
+        variables: the variables that the tools asked for.
+        has_lines: whether there are line tables, which name roots.
 
     Raises:
-        RefusedError: something was not followed.
+        RefusedError: something could not be followed.
     """
 
     def __init__(self, start: Start, raw: bytes) -> None:
@@ -150,7 +150,7 @@ class Recording:
                     raise RefusedError(f"{answer} of {name or 'a descriptor'}")
             case "W" | "N" | "U" | "V":
                 self._change(record)
-            case _ if name:  # there is nothing at a name without letters
+            case _ if name:  # an empty path does not exist
                 self._answer(kind, path, answer)
 
     def _note_program(self, name: str, arguments: str) -> None:
@@ -162,14 +162,14 @@ class Recording:
         if (
             _BINDING.search(arguments)
             or (program == "nvlink" and "--shared" not in arguments)
-            or (whole and "/tmpxft_" not in arguments)  # a source that no file of nvcc shows
+            or (whole and "/tmpxft_" not in arguments)  # no preprocessed file was recorded for it
         ):
             self.bound = True
         if "/" in name:
             self._resolved.add(self._start.path(name))
 
     def _search(self, name: str, folders: Iterable[str]) -> None:
-        """Take the first program of a name, and what is missing before it, as execvp(3) does."""
+        """Add the first program of a name and the paths before it, which execvp(3) tries first."""
         for folder in folders:
             path = self._start.path(os.path.join(folder, name))
             if os.path.isfile(path):
@@ -231,7 +231,7 @@ class Recording:
         self._files[path] = stamp
 
     def _is_temporary(self, path: str) -> bool:
-        """Return whether nvcc, or gcc, has made up the name of a file of its own."""
+        """Return whether a path is that of a temporary file of nvcc or gcc."""
         folder, _, name = path.rpartition("/")
         return folder == self._temporary and name.startswith("tmpxft_")
 
@@ -250,25 +250,25 @@ class Recording:
             yield path, is_new
 
     def texts(self) -> Iterator[bytes]:
-        """Yield what the tools have read as text, and the command without the roots."""
+        """Yield the texts that the tools have read, and the command without the roots."""
         yield os.fsencode("\n".join(map(self._start.roots.numbered, self._start.arguments)))
         for path in self._files:
             with open(path, "rb") as file:
                 head = file.read(len(_ELF))
-                if head != _ELF:  # the tools themselves have 200 MB
+                if head != _ELF:  # the tools themselves are left out: they have 200 MB
                     yield head + file.read()
 
     # -- answers -----------------------------------------------------------------------------------
 
     def answers(self, digests: FileDigests) -> Answers:
-        """Return the answers, of which the caller has yet to check that they hold.
+        """Return the answers; the caller has to check that they hold.
 
         Raises:
             RefusedError: a file was changed during the compile.
         """
         rooted, roots = self._start.roots.rooted, self._start.roots.directories
         self._add_libraries()
-        for path in [*filter(os.path.islink, self._missing)]:  # it leads to nothing
+        for path in [*filter(os.path.islink, self._missing)]:  # its target does not exist
             self._missing.remove(path)
             self._resolved.add(path)
         ends = {path[: match.start()] for path in roots for match in _ENDS.finditer(path)}
@@ -311,11 +311,11 @@ class Recording:
         )
 
     def _target(self, path: str) -> RootedPath:
-        """Return where a link leads; nothing is changed in a relative path."""
+        """Return the target of a link, below a root; a relative target is returned as it is."""
         return self._start.roots.rooted(path) if path[:1] == "/" else RootedPath(ABSOLUTE, path)
 
     def _add_libraries(self) -> None:
-        """Add what the dynamic loader has looked for before it found each library."""
+        """Add the paths that the dynamic loader tried before it found each library."""
         for folder in self._folders:
             for variant in _VARIANTS:
                 if not os.path.isdir(f"{folder}/{variant}"):
@@ -324,13 +324,13 @@ class Recording:
             for below in ("", *(f"glibc-hwcaps/{level}/" for level in levels)):
                 for name in self._libraries:
                     path = f"{folder}/{below}{name}"
-                    if os.path.isfile(path):  # this one, or one that does not fit
+                    if os.path.isfile(path):  # the library, or one of another architecture
                         self._files.setdefault(path, None)
                     else:
                         self._missing.add(path)
 
     def _walk(self, path: str, links: dict[str, str], plain: set[str]) -> None:
-        """Note each name on the way of realpath(3); those above a root count with the root."""
+        """Add each name that realpath(3) resolves to `links` or `plain`, but none above a root."""
         at, parts = "", path.split("/")[::-1]
         while parts:
             part = parts.pop()
@@ -348,7 +348,7 @@ class Recording:
                 try:
                     target = links[step] = links.get(step) or os.readlink(step)
                 except OSError as error:
-                    if error.errno != errno.EINVAL:  # a link to nothing
+                    if error.errno != errno.EINVAL:  # the target of a link does not exist
                         self._missing.add(step)
                         return
                     plain.add(step)
@@ -361,10 +361,10 @@ class Recording:
 def _read(
     digests: FileDigests, path: str, recorded: tuple[int, ...] | None
 ) -> tuple[bytes, tuple[int, ...], int]:
-    """Return digest, inode and time of a file that was read.
+    """Return digest, inode and mtime of a file that was read.
 
     Raises:
-        RefusedError: it was changed since then.
+        RefusedError: the file was changed since then.
     """
     try:
         status = os.stat(path)

@@ -1,9 +1,9 @@
-"""Start: one start of nvcc, and the request that it makes of a cache.
+"""Start: one start of nvcc, and its request to a cache.
 
 The *roots* of a start are the working directory, the directory for temporary files, the toolkit,
-and the directories of the absolute paths among the arguments. In the key, a path below a root is a
-number and a rest. So the same command in another directory has the same key, and its answers can be
-checked there.
+and the directories of the absolute paths among the arguments. In the key, a path is the number of
+its root and the part below it. So the same command in another directory has the same key, and the
+answers can be checked there.
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ if TYPE_CHECKING:
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.manifest import DependencySet
 
-#: Stands before the number of a root, which is one character from `_ZERO` on.
+#: Precedes the number of a root, which is one character, beginning with `_ZERO`.
 _MARK = "\x01"
 _ZERO = 0x30
-#: Stands behind a mark that was in the text itself; no number of a root is it.
+#: Follows a mark that was in the text itself. No root has this number.
 _ITSELF = "!"
-#: As many as the recorder searches for.
+#: For how many roots the recorder searches.
 _MAX_ROOTS = 64
-#: Variables that the C library and the shell read without `getenv`, so that the recorder can't
-#: see it. Those of the drop-in are not among them.
+#: Variables that the C library and the shell read without `getenv`, which the recorder can't
+#: record.
 _UNSEEN = re.compile(
     r"LC_|LD_|LANG|GLIBC_|BASH|MALLOC_|(?:TZ|LOCPATH|NLSPATH|GCONV_PATH|CHARSET|OUTPUT_CHARSET|ENV|IFS"
     r"|TMPDIR|SHELLOPTS|POSIXLY_CORRECT)$"
 )
-#: Other variables that nvcc and gcc read, as far as a recording may have them.
+#: These, and the variables of nvcc and gcc that `recorded` may return.
 _KNOWN = re.compile(
     rf"(?:{_UNSEEN.pattern})|(?:NV|CUDA|GCC_|CICC)|(?:.*PATH|.*FLAGS|.*_ROOT|PWD|TERM|TE?MP(DIR)?)$"
 )
-#: Files whose content counts in the key.
+#: Files whose content is part of the key.
 _SOURCES = (".cu", ".cpp", ".cc", ".cxx", ".c")
-#: A directory whose name make(1) or a shell would escape in a text.
+#: Matches a directory whose name make(1) or a shell would escape in a text.
 _ODD = re.compile(r"[^\w./+@%~,=-]")
-#: What stands before a path in an argument or a text, and behind a root.
+#: What precedes a path in an argument or a text, and what follows a root.
 _BEFORE = r"(?:(?<![^\s=,:;\"'`(\[<])|(?<=^-[ILBo])|(?<=^-MF)|(?<=^-isystem))"
 _BEHIND = r"(?![^/\s=,:;\"'`)\]>])"
-#: What counts as a variable if nvcc has printed text: whether standard output and standard error
-#: are one file, in which their order counts; and whether one is a terminal, for its colours.
+#: Treated as variables if nvcc has printed text: whether standard output and standard error are one
+#: file, in which their order matters; and whether one of them is a terminal, for colours.
 STREAMS = ONE_STREAM, TERMINAL = "(one stream)", "(terminal)"
 
 
 class Roots(HeaderSearch):
-    """The directories of a start: paths and texts with numbers in their place, and back.
+    """The roots of a start. Replaces them by numbers in paths and texts, and numbers by roots.
 
     Immutable, so safe to share between threads.
 
     Args:
-        directories: absolute paths, of which the first of equal ones counts.
+        directories: absolute paths; of equal paths, the first one counts.
         directory: the working directory.
         environment: the variables.
 
     Attributes:
         directories: the roots.
-        odd: the numbers of those that may stand in a text in another form.
+        odd: the numbers of the roots that a text may spell in an escaped form.
     """
 
     exists = staticmethod(os.path.lexists)
@@ -91,7 +91,7 @@ class Roots(HeaderSearch):
         self.odd = {number for path, number in self._bare.items() if _ODD.search(path)}
 
     def in_memory(self) -> tuple[str, ...]:
-        """Return nothing: nvcc reads all its texts from files."""
+        """Return an empty tuple, because nvcc reads all its texts from files."""
         return ()
 
     def numbered_path(self, path: str) -> str:
@@ -101,20 +101,24 @@ class Roots(HeaderSearch):
         return below if root == ABSOLUTE else f"{_MARK}{chr(_ZERO + root)}/{below}"
 
     def numbered(self, text: str) -> str:
-        """Return a text with numbers in place of the roots, wherever a path stands in it."""
+        """Return a text with numbers in place of the roots of all paths in it."""
         text = text.replace(_MARK, _MARK + _ITSELF)
         if self._pattern is None:
             return text
         return self._pattern.sub(lambda match: self._marks[match[1]], text)
 
     def named(self, text: str) -> str:
-        """Return the text that `numbered` has returned, with the roots here; raises LookupError."""
+        """Return a text of `numbered` with the roots of this start.
+
+        Raises:
+            LookupError: the text has the number of a root that does not exist here.
+        """
         first, *others = text.split(_MARK)
         paths = {mark[1:]: path for path, mark in self._marks.items()} | {_ITSELF: _MARK}
         return first + "".join(paths[part[:1]] + part[1:] for part in others)
 
     def shown(self, content: bytes) -> set[int]:
-        """Return the numbers of the roots that a file shows, as text or as PTX has text."""
+        """Return the numbers of the roots that a file shows, as text or as numbers in PTX."""
         found: set[int] = set()
         for number, path in enumerate(self.directories, 1):
             raw = os.fsencode(path)
@@ -123,7 +127,7 @@ class Roots(HeaderSearch):
         return found
 
     def _digest_of(self, name: str) -> str | None:
-        """Return the digest of a variable: its value may be a secret."""
+        """Return the digest of a variable, because its value may be a secret."""
         value = self._environment.get(name)
         if value is None:
             return None
@@ -139,10 +143,10 @@ class Start(NamedTuple):
         mask: the umask.
         one_stream: whether standard output and standard error are one file.
         terminal: whether one of the two is a terminal.
-        arguments: all of them, with argv[0].
-        environment: all variables, but for those of kcache.
+        arguments: all arguments, including argv[0].
+        environment: all variables except those of kcache.
         roots: the directories.
-        compiles: starts nvcc, and records it; None where only the cache is asked.
+        compiles: starts nvcc and records it; None if the cache is only searched.
     """
 
     program: str
@@ -160,7 +164,7 @@ class Start(NamedTuple):
         """Return the start in the fields of a client's question, in the order of the attributes.
 
         Raises:
-            WireError: there is none.
+            WireError: the fields are malformed.
         """
         if len(fields) != 7:
             raise WireError("no start of nvcc")
@@ -184,19 +188,20 @@ class Start(NamedTuple):
     ) -> Start:
         """Return the start of a program; `streams` are `one_stream` and `terminal`."""
         environment = _without_kcache(variables)
-        if environment.get("PWD") == directory:  # what tools find out without it, too
+        if environment.get("PWD") == directory:  # tools get the same without it
             del environment["PWD"]
         found = [*_roots(program, directory, arguments, environment)]
-        found += [*map(os.path.realpath, found)]  # tools open files by these, too
+        found += [*map(os.path.realpath, found)]  # tools also open files by these paths
         about = dict(zip(STREAMS, map(str, streams), strict=True))
         roots = Roots(found, directory, {**environment, **about})
         return cls(program, directory, mask, *streams, arguments, environment, roots)
 
     @property
     def request(self) -> Request:
-        """The request of a cache; its key has everything that the caller passes, and where.
+        """The request to a cache. Its key covers everything that the caller passes.
 
-        The sources count, too: programs compile many under one name in random directories.
+        It also covers the content of the sources, because programs compile many sources under one
+        name in random directories.
         """
         roots = self.roots
         number = roots.numbered
@@ -215,7 +220,7 @@ class Start(NamedTuple):
         encoded = [(name, os.fsencode(text)) for name, text in fields]
         options = CompileOptions()
         sources = dict(self._sources())
-        with suppress(ConfigError):  # they are shown only
+        with suppress(ConfigError):  # the options are only displayed
             options = CompileOptions(extra_options=self.arguments[1:])
         return Request(
             source=b"".join(sources.values()).decode("latin-1"),
@@ -244,7 +249,7 @@ class Start(NamedTuple):
         return self.compiles(self, digests)
 
     def recorded(self) -> dict[str, Any]:
-        """Return what `kcache.dropin.recorded_starts` reads, with the texts of the sources."""
+        """Return what `kcache.dropin.recorded_starts` reads, including the sources' texts."""
         names = ("program", "directory", "mask", "one_stream", "arguments")
         found = {name: getattr(self, name) for name in names}
         known = {name: value for name, value in self.environment.items() if _KNOWN.match(name)}
@@ -252,7 +257,7 @@ class Start(NamedTuple):
         return {**found, "environment": known, "sources": sources}
 
     def _sources(self) -> Iterator[tuple[str, bytes]]:
-        """Yield path and content of each source; outputs have other names."""
+        """Yield path and content of each source among the arguments."""
         for path in map(self.path, self.arguments[1:]):
             with suppress(OSError):
                 if path.endswith(_SOURCES) and os.path.isfile(path):
@@ -260,7 +265,7 @@ class Start(NamedTuple):
                         yield path, file.read()
 
     def path(self, name: str) -> str:
-        """Return the absolute path of a file as a tool has named it; nothing else is changed."""
+        """Return an absolute path for the path that a tool has named, otherwise unchanged."""
         return name if name.startswith("/") else f"{self.directory}/{name}"
 
 
