@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kcache.admin.bundles import export_bundle, import_bundle, list_bundle, verify_bundle
     from kcache.backend import Backend
     from kcache.config import default_cache_directory
-    from kcache.dropin.run import install
+    from kcache.dropin.install import install
     from kcache.engine.engine import CacheEngine
     from kcache.engine.opening import open_engine
     from kcache.engine.stats import Stats
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kcache.kernel_cache import KernelCache, compile
     from kcache.kernels.compiled_kernel import CompiledKernel
     from kcache.kernels.explain import Explanation
-    from kcache.kernels.request_factory import compile_to_ptx
+    from kcache.kernels.resolver import compile_to_ptx
     from kcache.nvrtc.cuda_headers import include_paths
     from kcache.nvrtc.options import CompileOptions
     from kcache.nvrtc.request import CompileRequest, hash_options, hash_source
@@ -89,12 +89,12 @@ _MODULES = {
     "backend": ("Backend",),
     "config": ("default_cache_directory",),
     "admin.bundles": ("export_bundle", "import_bundle", "list_bundle", "verify_bundle"),
-    "dropin.run": ("install",),
+    "dropin.install": ("install",),
     "engine.engine": ("CacheEngine",),
     "entry": ("Entry",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
     "kernels.compiled_kernel": ("CompiledKernel",),
-    "kernels.request_factory": ("compile_to_ptx",),
+    "kernels.resolver": ("compile_to_ptx",),
     "kernel_cache": ("KernelCache", "compile"),
     "nvrtc.cuda_headers": ("include_paths",),
     "nvrtc.options": ("CompileOptions",),
@@ -110,9 +110,12 @@ def __getattr__(name: str) -> object:
     module = _HOME.get(name)
     if module is None:
         raise AttributeError(f"module 'kcache' has no attribute {name!r}")
-    from importlib import import_module
+    from importlib import import_module  # noqa: PLC0415  see above
 
-    value = getattr(import_module(f"kcache.{module}"), name)
+    from kcache.util.forks import importing  # noqa: PLC0415  see above
+
+    with importing:
+        value = getattr(import_module(f"kcache.{module}"), name)
     globals()[name] = value
     return value
 

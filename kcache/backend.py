@@ -10,9 +10,11 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from kcache.errors import BackendError, ConfigError, UnknownBackendError
+from kcache.util.forks import importing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from importlib.metadata import EntryPoints
 
 #: Entry-point group for backends of other packages. It maps a name to a `Backend` subclass or a
 #: factory, called as `factory(directory, max_size=..., read_only=...)`.
@@ -282,9 +284,14 @@ _FIRST_PARTY = {
 
 def backend_names() -> list[str]:
     """Return the names of every backend that is installed, sorted."""
-    from importlib.metadata import entry_points
+    return sorted({*_FIRST_PARTY, *_registered().names})
 
-    return sorted({*_FIRST_PARTY, *entry_points(group=GROUP).names})
+
+def _registered() -> EntryPoints:
+    """Return the backends of other packages."""
+    from importlib.metadata import entry_points  # noqa: PLC0415  25 ms
+
+    return entry_points(group=GROUP)
 
 
 def is_backend(name: str) -> bool:
@@ -324,8 +331,7 @@ def open_backend(name: str, folder: str, *, max_size: int, read_only: bool = Fal
 
 def _load(name: str) -> object:
     if name not in _FIRST_PARTY:
-        from importlib.metadata import entry_points
-
-        return next(iter(entry_points(group=GROUP, name=name))).load()
+        return _registered()[name].load()
     module, _, attribute = _FIRST_PARTY[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    with importing:
+        return getattr(importlib.import_module(module), attribute)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kcache.backend import require_backend
 from kcache.errors import ConfigError, UnknownBackendError
+from kcache.util.forks import importing
+from kcache.util.hints import did_you_mean, nearest
 from kcache.util.units import parse_flag, parse_seconds, parse_size
 
 if TYPE_CHECKING:
@@ -88,7 +90,8 @@ def _parse_key_file(value: str | os.PathLike[str], *, name: str) -> str:
 def _parse_remote(value: object, *, name: str) -> tuple[Address, ...]:
     if not value:
         return ()
-    from kcache.remote.address import parse_addresses  # 5 ms, and few programs use remotes
+    with importing:
+        from kcache.remote.address import parse_addresses  # noqa: PLC0415  3 ms
 
     return parse_addresses(value, name=name)
 
@@ -369,8 +372,6 @@ def require_saved(name: str) -> None:
         ConfigError: it is not.
     """
     if name not in _PARSERS:
-        from kcache.util.hints import did_you_mean  # only if something is wrong
-
         more, allowed = did_you_mean(name, SAVED), ", ".join(sorted(SAVED))
         raise ConfigError(f"setting {name!r} can't be saved{more}; expected one of {allowed}")
 
@@ -402,8 +403,6 @@ def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
     if not unknown:
         return {}
     plain = [name.removeprefix(_PREFIX) for name in known]
-    from kcache.util.hints import nearest  # only if something is wrong
-
     meant = {name: nearest(name.removeprefix(_PREFIX), plain) for name in sorted(unknown)}
     return {name: found and f"{_PREFIX}{found}" for name, found in meant.items()}
 
@@ -414,12 +413,14 @@ def default_cache_directory() -> Path:
     `$XDG_CACHE_HOME/kcache` or `~/.cache/kcache` on Linux, `~/Library/Caches/kcache` on macOS,
     `%LOCALAPPDATA%\kcache\Cache` on Windows; `KCACHE_DIR` where that is set. Nothing is created.
     """
-    from pathlib import Path  # 2 ms, which a process that names its directory saves
+    with importing:  # a process that names its directory needs none of them
+        from pathlib import Path  # noqa: PLC0415  4 ms
 
     named = os.environ.get("KCACHE_DIR")
     if named:
         return Path(_parse_directory(named, name="KCACHE_DIR"))
-    import platformdirs  # 3 ms, for the same reason
+    with importing:
+        import platformdirs  # noqa: PLC0415  5 ms
 
     # If the user has no home (containers with arbitrary user ids), platformdirs either raises or
     # returns `~/.cache/kcache` unchanged, depending on its version.
@@ -432,7 +433,8 @@ def default_cache_directory() -> Path:
 
 def temporary_cache_directory() -> str:
     """Return the last resort: a per-user directory below the temporary directory."""
-    import tempfile  # 5 ms, for the same reason
+    with importing:
+        import tempfile  # noqa: PLC0415  4 ms
 
     if sys.platform == "win32":
         owner = os.environ.get("USERNAME", "user")

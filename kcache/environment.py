@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from kcache.config import REMOTE_TOKEN
 
@@ -99,8 +100,6 @@ def drop_unsafe_variables() -> None:
 
 def _is_public(url: str) -> bool:
     """Return whether what is sent to a URL may be read on the way."""
-    from urllib.parse import urlsplit
-
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -115,7 +114,7 @@ def remote_token() -> str | None:
 
 def proxy_for(scheme: str, host: str) -> str | None:
     """Return the URL of the proxy for a host, by the variables, or None."""
-    from urllib import request
+    from urllib import request  # noqa: PLC0415  28 ms
 
     proxies = request.getproxies_environment()
     bypassed: Callable[[str, dict[str, str]], bool] = vars(request)["proxy_bypass_environment"]

@@ -285,7 +285,7 @@ def leak(each: object) -> None:
 
     To free it would close files of the program, or wait for threads that no longer exist.
     """
-    import ctypes  # few processes need it
+    import ctypes  # noqa: PLC0415  2 ms
 
     with suppress(AttributeError):  # PyPy has no reference counts
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))

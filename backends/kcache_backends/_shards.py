@@ -19,6 +19,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from stat import S_ISDIR, S_ISREG
 from typing import NamedTuple, Self
 
@@ -35,7 +36,7 @@ ANY_SIZE = 1 << 62
 PATIENCE = 10.0
 
 #: Matches the names of the temporary files that the file backend makes. It may remove these.
-is_temporary = re.compile(r"\.[0-9a-f]{16}(-[0-9a-f]+)+\.tmp").fullmatch
+is_temporary = partial(re.fullmatch, r"\.[0-9a-f]{16}(-[0-9a-f]+)+\.tmp")
 
 _RECORD = struct.Struct("<4Q")
 _ALL = struct.Struct(f"<{4 * SHARDS}Q")

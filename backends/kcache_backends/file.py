@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from kcache.backend import NO_ROOM, Backend, EntryInfo, Usage, failure, is_key
 from kcache.directory import claim, make_folder
@@ -37,9 +37,7 @@ from kcache_backends._shards import (
     require_private,
     size_of,
 )
-
-if TYPE_CHECKING:
-    from kcache_backends._survey import ColdSample, Used
+from kcache_backends._survey import SAMPLE, ColdSample, Used, problems, random_entries, recount
 
 #: If this process touched a key less than this many nanoseconds ago, it does not touch it again at
 #: once. It notes the use, and writes it after this time, before the next eviction, or at close...
@@ -253,8 +251,6 @@ class FileBackend(Backend):
             return
         self._write_notes()
         if self._cold is None:
-            from kcache_backends._survey import ColdSample  # a hit does not need it
-
             self._cold = ColdSample(self._root, self._open_counters, self._entries_of, self._clock)
         with self._translated("coldest"):
             yield from self._cold.entries()
@@ -293,8 +289,6 @@ class FileBackend(Backend):
 
     def _check_shard(self, shard: int, recorded: ShardCount | None, *, repair: bool) -> list[str]:
         """Lock a shard, unless open for reading only; return what is wrong with it."""
-        from kcache_backends._survey import problems
-
         folder = f"{self._root}/{_names[shard]}"
         if self._read_only:
             return list(problems(folder, recorded))
@@ -392,8 +386,6 @@ class FileBackend(Backend):
 
     def _recount(self, counters: ShardCounters, shard: int) -> tuple[ShardCount, list[Used]]:
         """List a locked shard: correct its record and return it with (mtime, key) of each entry."""
-        from kcache_backends._survey import recount
-
         return recount(f"{self._root}/{_names[shard]}", shard, counters, most=self._most)
 
     # -- for `coldest` -------------------------------------------------------------------------
@@ -404,8 +396,6 @@ class FileBackend(Backend):
         At most `SAMPLE` entries of a shard are examined; it has more beyond half a million in all.
         A shard whose holder was stopped has none.
         """
-        from kcache_backends._survey import SAMPLE, random_entries
-
         with self._changing, self._open_counters() as counters:
             count = counters.read(shard)
             if count is not None and count.entries > SAMPLE:

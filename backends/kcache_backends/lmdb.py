@@ -203,7 +203,7 @@ class LmdbBackend(Backend):
         With repair, a file with any damage is replaced by an empty one. Open for reading only, it
         does not block writers, and a file that is being written may look damaged.
         """
-        from lmdb import verify  # it reads the bytes of the file; few calls need it
+        from lmdb import verify  # noqa: PLC0415  it reads the bytes of the file
 
         environment = self._opened()
         self._write_uses(SHORT_WAIT)

@@ -123,7 +123,7 @@ def zstd_file(
     level: int = DEFAULT_LEVEL,
 ) -> ZstdBackend:
     """Return the backend called `zstd`: compressed values in files."""
-    from kcache_backends.file import FileBackend  # not the other one, too
+    from kcache_backends.file import FileBackend  # noqa: PLC0415  not the other one, too
 
     inner = FileBackend(directory, max_size=max_size, read_only=read_only)
     return ZstdBackend(inner, level=level, max_size=max_size)
@@ -141,7 +141,7 @@ def zstd_lmdb(
     Raises:
         BackendError: as `LmdbBackend`.
     """
-    from kcache_backends.lmdb import LmdbBackend
+    from kcache_backends.lmdb import LmdbBackend  # noqa: PLC0415  not the other one, too
 
     inner = LmdbBackend(directory, max_size=max_size, read_only=read_only)
     return ZstdBackend(inner, level=level, max_size=max_size)

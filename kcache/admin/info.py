@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from kcache.backend import Usage
 from kcache.engine.engine import CacheEngine
 from kcache.engine.stats import FIELDS, Stats
-from kcache.errors import KcacheError
 from kcache.nvrtc.entries import KERNEL, MANIFEST, items
 from kcache.remote.daemon_protocol import COUNTS
 from kcache.util.units import counted, format_size, format_time
@@ -59,18 +58,6 @@ def count_kinds(engine: CacheEngine) -> Kinds:
     kernels, manifests = round(seen[KERNEL] * share), round(seen[MANIFEST] * share)
     every = entries if share > 1 else read
     return Kinds(kernels, manifests, max(0, every - kernels - manifests), read)
-
-
-def one_line(engine: CacheEngine, *, directory: str | None, backend: str) -> str:
-    """Return where a cache is and how full it is, as `repr` shows it; raises nothing."""
-    try:
-        usage = engine.backend.usage()
-    except (KcacheError, OSError):
-        entries, size = "unknown", "unknown"
-    else:
-        entries, size = str(usage.entries), format_size(usage.bytes)
-    size = f"{size} of {format_size(engine.max_size)}"
-    return f"{directory!r}, backend={backend!r}, entries={entries}, size={size!r}"
 
 
 def format_info(engine: CacheEngine, *, directory: str, backend: str) -> str:

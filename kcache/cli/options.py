@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+import kcache
 from kcache.backend import NoBackend
 from kcache.cli.terminal import note_json, notify
 from kcache.config import Config, variable
@@ -18,7 +19,6 @@ from kcache.util import log
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kcache import KernelCache
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -115,7 +115,7 @@ filter_options = options(
 # -- the cache that a command works on -------------------------------------------------------------
 
 
-def open_cache(directory: str | None, **settings: Any) -> KernelCache:  # noqa: ANN401
+def open_cache(directory: str | None, **settings: Any) -> kcache.KernelCache:  # noqa: ANN401
     """Return the cache in `directory`, or the one that the environment or the defaults name.
 
     This is for commands that compile: an error in the environment is a warning, as in any program.
@@ -128,9 +128,7 @@ def open_cache(directory: str | None, **settings: Any) -> KernelCache:  # noqa: 
         ConfigError: an option is not allowed, or the directory that one names is unsafe.
         UnknownBackendError: an option names a backend that is not installed.
     """
-    from kcache import KernelCache  # `kcache doctor` also runs if it can't be imported
-
-    return KernelCache(directory, **settings)
+    return kcache.KernelCache(directory, **settings)
 
 
 def open_existing(
@@ -140,7 +138,7 @@ def open_existing(
     writes: bool = True,
     backend: str | None = None,
     quiet: bool = False,
-) -> KernelCache:
+) -> kcache.KernelCache:
     """Return the cache, but create no directory, not even the backend's folder.
 
     If it does not exist yet, a message is printed, and an empty cache without a directory is

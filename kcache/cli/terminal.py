@@ -182,8 +182,8 @@ def columns(rows: Iterable[tuple[str, ...]], *, fit: bool = False) -> str:
         rows: at least one, all of the same length.
         fit: cut the last column where a line would be longer than the terminal.
     """
-    from rich.table import Table
-    from rich.text import Text
+    from rich.table import Table  # noqa: PLC0415  28 ms
+    from rich.text import Text  # noqa: PLC0415
 
     table = Table.grid(padding=(0, 2, 0, 0))
     # One row, whose cells have a line for each of ours: Rich takes 0.4 ms for a row.
@@ -198,7 +198,7 @@ def columns(rows: Iterable[tuple[str, ...]], *, fit: bool = False) -> str:
 
 def _rendered(table: Table, *, fit: bool = True, colours: bool = False) -> str:
     """Return a table in text without spaces at the ends of lines, as wide as the terminal."""
-    from rich.console import Console
+    from rich.console import Console  # noqa: PLC0415
 
     # Not to standard output: Rich ends the process if its reader has gone.
     file = io.StringIO()
@@ -239,8 +239,8 @@ def progress(title: str, total: int | None = None) -> Generator[Callable[..., No
 
 def _display(total: int | None) -> Progress | None:
     """Return a line for standard error; None where it can't be erased."""
-    from rich import progress as rich
-    from rich.console import Console
+    from rich import progress as rich  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415
 
     console = Console(stderr=True)
     if not console.is_interactive:  # TERM=dumb

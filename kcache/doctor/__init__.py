@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import platform
+from collections.abc import Iterator
 from typing import NamedTuple
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
+#: The packages that kcache needs.
+_LIBRARIES = ("lmdb", "platformdirs", "xxhash", "zstandard")
 
 
 class Finding(NamedTuple):
@@ -21,3 +26,20 @@ class Finding(NamedTuple):
     topic: str
     what: str
     do: str = ""
+
+
+def diagnose_libraries() -> Iterator[Finding]:
+    """Yield what can't be imported; if everything can, the versions."""
+    versions = [f"Python {platform.python_version()}"]
+    for name in _LIBRARIES:
+        try:
+            module = importlib.import_module(name)
+        except Exception as error:  # a broken installation may raise anything
+            what = f"{name} can't be imported ({type(error).__name__}: {error})"
+            do = f"Install it again: pip install --force-reinstall {name}"
+            yield Finding(PROBLEM, "libraries", what, do)
+        else:
+            known = vars(module)
+            versions.append(f"{name} {known.get('__version__') or known.get('VERSION')}")
+    if len(versions) > len(_LIBRARIES):
+        yield Finding(OK, "python", ", ".join(versions))

@@ -9,9 +9,7 @@ linked statically, or linked with another C library than kcache's libraries.
 
 from __future__ import annotations
 
-import importlib
 import os
-import platform
 import re
 import shutil
 import stat
@@ -20,22 +18,29 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+from kcache.backend import NoBackend, backend_names
 from kcache.config import Config, default_cache_directory, unknown_variables
 from kcache.directory import CacheDirectory
 from kcache.doctor import OK, PROBLEM, WARNING, Finding
 from kcache.dropin import libraries
 from kcache.dropin import run_environment as env
-from kcache.engine.opening import OpenedBackend
+from kcache.engine.opening import (
+    OpenedBackend,
+    default_directory,
+    open_configured,
+    other_backend_hint,
+)
 from kcache.environment import variables
 from kcache.errors import KcacheError
-from kcache.nvrtc import library
+from kcache.nvrtc import compiler, library
+from kcache.nvrtc.entries import DAMAGED, UNREADABLE, items
+from kcache.nvrtc.options import CompileOptions
+from kcache.nvrtc.request import DEFAULT_NAME, Request
 from kcache.util.cuda_driver import Version, driver_version
 from kcache.util.hints import how_to_install
 from kcache.util.mounts import FileSystem, file_system
 from kcache.util.units import format_size
 
-#: The packages that kcache needs.
-_LIBRARIES = ("lmdb", "platformdirs", "xxhash", "zstandard")
 #: A disk with less room than this, in bytes, is reported: one large kernel with its manifest.
 _LITTLE_ROOM = 64 << 20
 #: How many entries are read.
@@ -64,30 +69,9 @@ def diagnose(
         ConfigError: `directory` is not allowed.
     """
     config = Config.load({"directory": directory}, complain=lambda _: None)
-    libraries = list(_libraries())
-    yield from libraries
-    if any(finding.level == PROBLEM for finding in libraries):
-        return
     yield from _settings(config)
     yield from _cache(config, directory, system)
     yield from _compiler(driver())
-
-
-def _libraries() -> Iterator[Finding]:
-    """Yield what can't be imported; if everything can, the versions."""
-    versions = [f"Python {platform.python_version()}"]
-    for name in _LIBRARIES:
-        try:
-            module = importlib.import_module(name)
-        except Exception as error:  # a broken installation may raise anything
-            what = f"{name} can't be imported ({type(error).__name__}: {error})"
-            do = f"Install it again: pip install --force-reinstall {name}"
-            yield Finding(PROBLEM, "libraries", what, do)
-        else:
-            known = vars(module)
-            versions.append(f"{name} {known.get('__version__') or known.get('VERSION')}")
-    if len(versions) > len(_LIBRARIES):
-        yield Finding(OK, "python", ", ".join(versions))
 
 
 def _settings(config: Config) -> Iterator[Finding]:
@@ -108,9 +92,6 @@ def _settings(config: Config) -> Iterator[Finding]:
 def _cache(
     config: Config, directory: str | None, system: Callable[[str], FileSystem]
 ) -> Iterator[Finding]:
-    from kcache.backend import NoBackend, backend_names
-    from kcache.engine.opening import default_directory, open_configured
-
     arguments = {"directory": directory, "read_only": True, "disable": False}
     warnings: list[str] = []
     try:
@@ -136,9 +117,6 @@ def _cache(
 
 
 def _entries(opened: OpenedBackend, directory: CacheDirectory) -> Iterator[Finding]:
-    from kcache.engine.opening import other_backend_hint
-    from kcache.nvrtc.entries import DAMAGED, UNREADABLE, items
-
     kinds = [item.kind for item in islice(items(opened.backend), _SAMPLE)]
     damaged, unreadable = kinds.count(DAMAGED), kinds.count(UNREADABLE)
     if damaged or unreadable:
@@ -210,12 +188,8 @@ def _nearest(path: str) -> str:
 
 
 def _compiler(driver: Version | None) -> Iterator[Finding]:
-    from kcache.nvrtc import compiler
-    from kcache.nvrtc.options import CompileOptions
-    from kcache.nvrtc.request import DEFAULT_NAME, Request
-
     try:
-        path, hello = compiler.find().path, compiler.hello()
+        path, hello = library.require().path, compiler.hello()
         options = CompileOptions(arch=f"compute_{hello.archs[-1]}")
         source = "__global__ void kernel() {}"
         request = Request.make(
@@ -223,7 +197,7 @@ def _compiler(driver: Version | None) -> Iterator[Finding]:
         )
         run = compiler.compile_request(request)
     except KcacheError as error:
-        do = f"Install it again: {how_to_install('cu13')} (CUDA 12: cu12)."
+        do = f"Install it again: {library.HOW_TO_INSTALL}."
         yield Finding(PROBLEM, "nvrtc", f"NVRTC, the compiler, can't be used: {error}", do)
         return
     yield Finding(OK, "nvrtc", f"NVRTC {hello.version[0]}.{hello.version[1]}, {path}")
@@ -285,15 +259,6 @@ def diagnose_run() -> Iterator[Finding]:
         yield Finding(OK, _TOPIC, "programs that load NVRTC are reached")
 
 
-def missing() -> str:
-    """Return why no program can be served here, or empty."""
-    try:
-        libraries.find_usable(env.current())
-    except (libraries.MissingError, OSError) as error:
-        return str(error)
-    return ""
-
-
 def _probe(folder: str, path: str) -> str:
     """Return why a program that opens the library at `path` gets the real one, or empty.
 
@@ -326,7 +291,7 @@ def diagnose_program(name: str) -> Iterator[Finding]:
         reached, clause = _reach(runs) if runs else (False, "its first line names no program")
     except OSError as error:
         what, reached, clause = path, False, f"it can't be read: {error.strerror}"
-    problem = missing()
+    problem = libraries.problem(env.current())
     if reached and problem:
         yield Finding(WARNING, _TOPIC, f"{what} is not reached: {problem}", _INSTALL)
     elif reached:

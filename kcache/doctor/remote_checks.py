@@ -16,7 +16,8 @@ from kcache.config import Config
 from kcache.doctor import OK, PROBLEM, WARNING, Finding
 from kcache.entry import Entry, encode
 from kcache.errors import ConfigError, KcacheError
-from kcache.kernels.tiers import open_layer, remotes_socket
+from kcache.kernels.remotes import remotes_socket
+from kcache.kernels.tiers import open_layer
 from kcache.remote.address import Address
 from kcache.remote.guarded_storage import GuardedStorage, TimeLimit
 from kcache.remote.signing import Sealer, make_sealer

@@ -10,10 +10,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from kcache.daemons.sockets import DONE, NO
-from kcache.dropin import protocol
+from kcache.dropin import libraries, protocol
 from kcache.dropin import run_environment as env
-from kcache.dropin.libraries import CLIENT
-from kcache.dropin.protocol import Program
+from kcache.dropin.protocol import DeclinedError, Program
 from kcache.util import log
 from kcache.util.wire import WireError, split_texts
 
@@ -63,15 +62,13 @@ def _complain(service: CompileService, stderr_fd: int, group: int) -> None:
 
     with suppress(Exception):  # the program works without
         if env.settings(env.current()):
-            from kcache.engine.opening import find_cache
+            from kcache.engine.opening import find_cache  # noqa: PLC0415
 
-            find_cache({}, look=True, complain=warn)
-        if env.current().get(env.REMOTE):
-            from kcache.config import Config
-            from kcache.kernels.tiers import report_remotes
+            config, _ = find_cache({}, look=True, complain=warn)
+            if config.remote.value:
+                from kcache.kernels.remotes import report_remotes  # noqa: PLC0415
 
-            config = Config.load(complain=lambda _: None)
-            service.remotes = report_remotes(config, group, warn)
+                service.remotes = report_remotes(config, group, warn)
     os.close(stderr_fd)
 
 
@@ -110,8 +107,8 @@ class CompileService:
         """Return what answers from the cache; raises what opening a cache raises."""
         with self._making:
             if self._handler is None:
-                from kcache.dropin.nvrtc_handler import NvrtcHandler
-                from kcache.kernel_cache import KernelCache
+                from kcache.dropin.nvrtc_handler import NvrtcHandler  # noqa: PLC0415
+                from kcache.kernel_cache import KernelCache  # noqa: PLC0415
 
                 home = env.cache_home(env.current())
                 folder = None if home is None else os.path.join(home, "kcache-dropin")
@@ -161,8 +158,6 @@ class CompileService:
                 raise WireError("no such question")
 
     def _compile(self, program: Program) -> Sequence[bytes]:
-        from kcache.dropin.nvrtc_handler import DeclinedError
-
         try:
             answer = self.answers().answer(program)
         except DeclinedError as error:
@@ -180,11 +175,10 @@ class CompileService:
     def _start_nvcc(
         self, standing: bytes, fields: Sequence[bytes], client: Client
     ) -> Sequence[bytes]:
-        from kcache.dropin import libraries, nvrtc_handler
-        from kcache.nvcc.handler import FAILED, NvccHandler
+        from kcache.nvcc.handler import FAILED, NvccHandler  # noqa: PLC0415
 
         try:
-            if standing != nvrtc_handler.standing():
+            if standing != protocol.standing():
                 return [NO, b"another user, root directory or mount namespace"]
             cache = self.answers().cache
             with self._making:  # the first may have to build the libraries
@@ -272,7 +266,7 @@ def _name_of(process: int) -> str:
     try:
         with open(f"/proc/{process}/comm", "rb") as file:
             name = os.fsdecode(file.read()).strip()
-            return "nvcc" if name == CLIENT else name
+            return "nvcc" if name == libraries.CLIENT else name
     except OSError:
         return "unknown"
 

@@ -45,7 +45,7 @@ def find(environment: Mapping[str, str]) -> str:
     folder = find_usable(environment)
     if folder is not None:
         return folder
-    from kcache.dropin.build import BuildError, build  # builds are rare
+    from kcache.dropin.build import BuildError, build  # noqa: PLC0415  8 ms
 
     folder = _own_folder(environment)
     try:
@@ -66,11 +66,20 @@ def find_usable(environment: Mapping[str, str]) -> str | None:
     """
     folder = find_built(environment)
     if folder is None:
-        from kcache.dropin.build import compiler  # builds are rare
+        from kcache.dropin.build import compiler  # noqa: PLC0415  8 ms
 
         if compiler() is None:
             raise MissingError(_NO_COMPILER)
     return folder
+
+
+def problem(environment: Mapping[str, str]) -> str:
+    """Return why no program can be served here, or empty."""
+    try:
+        find_usable(environment)
+    except (MissingError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def find_built(environment: Mapping[str, str]) -> str | None:

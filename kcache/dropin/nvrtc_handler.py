@@ -11,8 +11,9 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from kcache.dropin.protocol import Answer, Program
+from kcache.dropin.protocol import Answer, DeclinedError, Program, standing
 from kcache.errors import CompileError, MissError
+from kcache.kernels.lookup import manifest_type
 from kcache.nvrtc import compiler, library, variables
 from kcache.nvrtc.options import BUNDLED, CompileOptions, parse_options, without_automatic_pch
 from kcache.nvrtc.request import Caller, CompileRequest
@@ -51,25 +52,6 @@ _SUCCESS, _COMPILATION, _INVALID_OPTION = 0, 6, 5
 Release = tuple[tuple[int, int], tuple[int, ...]]
 #: Most architectures in such a file, and most bytes of it.
 _MOST, _MOST_BYTES = 64, 4096
-
-
-class DeclinedError(Exception):
-    """kcache can't answer exactly, and the real NVRTC has to; the message is the reason."""
-
-
-def standing() -> bytes:
-    """Return the user and the file tree of this process in the form of `native/server.c`.
-
-    A program may change them after it has connected (chroot(2), `unshare -m`, setuid(2)). Then
-    another file may be at the path of a header.
-    """
-    root = os.stat("/")
-    space = (0, 0)
-    with suppress(OSError):
-        status = os.stat("/proc/thread-self/ns/mnt")
-        space = status.st_dev, status.st_ino
-    numbers = (os.geteuid(), os.getegid(), root.st_dev, root.st_ino, *space)
-    return " ".join(map(str, numbers)).encode()
 
 
 class NvrtcHandler:
@@ -157,9 +139,7 @@ class NvrtcHandler:
         that waits, and an early connection, CuPy's first kernel took 3.0 ms, not 3.9 ms (22 and 23
         November 2026, two cores shared by others).
         """
-        from kcache.nvrtc import answers, files, manifest
-
-        del answers, files, manifest  # only imported
+        manifest_type()
         found = library.find()  # most likely the one that the program will use
         if found is not None and recall(self._folder, found.identity) is not None:
             self._rehearse(os.fsencode(found.path))

@@ -10,7 +10,7 @@ question       fields
                expressions; the library's path, the working directory; ``NAME=value`` of each
                variable, or ``NAME`` if it is not set; source and its name; the names and then the
                texts of the headers; options, name expressions; the client's standing (see
-               `nvrtc_handler`)
+               `standing`)
 ``query``      the library's path; the client's standing
 ``nvcc``       the client's standing, and a start of nvcc; see `kcache.nvcc.request`
 ``note``       why the program asked the real NVRTC
@@ -19,13 +19,34 @@ question       fields
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
 from kcache.util.wire import WireError, number_in
 
 COMPILE, QUERY, NOTE, NVCC = b"compile", b"query", b"note", b"nvcc"
+
+
+class DeclinedError(Exception):
+    """kcache can't answer exactly, and the real NVRTC has to; the message is the reason."""
+
+
+def standing() -> bytes:
+    """Return the user and the file tree of this process in the form of `native/server.c`.
+
+    A program may change them after it has connected (chroot(2), `unshare -m`, setuid(2)). Then
+    another file may be at the path of a header.
+    """
+    root = os.stat("/")
+    space = (0, 0)
+    with suppress(OSError):
+        status = os.stat("/proc/thread-self/ns/mnt")
+        space = status.st_dev, status.st_ino
+    numbers = (os.geteuid(), os.getegid(), root.st_dev, root.st_ino, *space)
+    return " ".join(map(str, numbers)).encode()
 
 
 class Program(NamedTuple):
@@ -35,7 +56,7 @@ class Program(NamedTuple):
         major: NVRTC's major version.
         library: path of the NVRTC that the program would have used.
         directory: working directory of the client.
-        standing: the client's user and file tree; see `nvrtc_handler`.
+        standing: the client's user and file tree; see `standing`.
         environment: the variables of the client that NVRTC reads.
         source, name: as given to `nvrtcCreateProgram`; the name is empty if there is none.
         headers: (include name, text), in order.

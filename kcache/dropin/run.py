@@ -1,4 +1,4 @@
-"""Run: `kcache run`, which starts a program with the drop-in before NVRTC; and `kcache.install`.
+"""Run: `kcache run`, which starts a program with the drop-in before NVRTC.
 
 The launcher starts a server and becomes the program. Process, parent and terminal
 stay the same, so that exit status, signals and job control are the program's own. With `--stats`,
@@ -9,10 +9,11 @@ server, and it is the parent of every process that has lost its own parent, the 
 
 from __future__ import annotations
 
-import _thread  # `threading` takes 3 ms more
+import errno
 import os
 import signal
 import sys
+import time
 from contextlib import suppress
 
 from kcache.daemons import sockets, spawn
@@ -24,8 +25,6 @@ TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, NoReturn
-
-    from kcache.nvrtc.library import Library
 
 #: Exit codes, as shells and env(1) report them.
 _FAILED = 125
@@ -101,8 +100,8 @@ def run(
 
 def _check_recording(path: str) -> None:
     """Warn of a file that can't be recorded into: only the server would log that."""
-    from kcache.errors import ConfigError
-    from kcache.warm.recording import refuse_other_file
+    from kcache.errors import ConfigError  # noqa: PLC0415
+    from kcache.warm.recording import refuse_other_file  # noqa: PLC0415
 
     try:
         refuse_other_file(os.path.abspath(path))
@@ -111,7 +110,7 @@ def _check_recording(path: str) -> None:
 
 
 def _allows_no_compile() -> bool:
-    from kcache.config import Config
+    from kcache.config import Config  # noqa: PLC0415
 
     return Config.load(complain=lambda _: None).on_miss.value == "error"
 
@@ -140,7 +139,7 @@ def _with_client(command: Sequence[str], environment: Mapping[str, str]) -> Sequ
     """Return the command that answers a start of nvcc; others as they are."""
     if os.path.basename(command[0]) != "nvcc":
         return command
-    import shutil
+    import shutil  # noqa: PLC0415
 
     path = shutil.which(command[0], path=os.pathsep.join(os.get_exec_path(environment)))
     return command if path is None else [libraries.client(environment), "--program", path, *command]
@@ -242,8 +241,7 @@ def _execute(command: Sequence[str]) -> NoReturn:
     try:
         os.execvp(command[0], [*command])
     except OSError as error:
-        import errno
-        import shutil
+        import shutil  # noqa: PLC0415
 
         path = shutil.which(command[0], path=os.pathsep.join(os.get_exec_path()))
         if error.errno != errno.ENOEXEC or path is None:
@@ -341,7 +339,7 @@ def _end_of(child: int) -> int | None:
 
 def _summary(socket: str, before: dict[str, Any] | None) -> str:
     """Return one line about what the server has done since its status `before`."""
-    from kcache.dropin.compile_service import since, summary
+    from kcache.dropin.compile_service import since, summary  # noqa: PLC0415
 
     about = sockets.status(socket)
     if about is None:
@@ -353,8 +351,6 @@ def _summary(socket: str, before: dict[str, Any] | None) -> str:
 
 def _end_server(socket: str) -> None:
     """End our server, which would otherwise be killed with the container, and wait for its end."""
-    import time
-
     about = sockets.status(socket)
     if about is None or sockets.ask(socket, sockets.STOP) is None:
         return
@@ -366,7 +362,7 @@ def _end_server(socket: str) -> None:
 
 def _die_of(number: int) -> None:
     """End as the program did, without a core dump of this process."""
-    import resource
+    import resource  # noqa: PLC0415
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if number != signal.SIGKILL:
@@ -378,91 +374,10 @@ def _die_of(number: int) -> None:
 
 def _die_with(launcher: int) -> None:
     """Make this process end with the launcher, or at once if the launcher has ended already."""
-    import ctypes
+    import ctypes  # noqa: PLC0415
 
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_KILLED_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != launcher:
         os._exit(1)
-
-
-# -- in a program that runs ------------------------------------------------------------------------
-
-_installing = _thread.allocate_lock()
-#: The path of the NVRTC that was replaced in this process, if one was.
-_installed: list[str] = []
-
-
-def install() -> None:
-    """Answer all calls of NVRTC in this process from the cache, for CuPy, torch and others.
-
-    Call this before the first use of NVRTC. For most packages, you may import them first. A second
-    call does nothing, and a call under `kcache run` does nothing, either. Some packages open NVRTC
-    by an absolute path, even if it is loaded already. Only `kcache run` reaches these packages.
-
-    Threads: safe. Fork: the child uses the same server, which ends with this process.
-
-    Raises:
-        DropinError: it is too late, this is not Linux, or the interface library is missing; the
-            message names the remedy.
-        CompilerNotFoundError: NVRTC is not installed.
-    """
-    from kcache.errors import DropinError
-
-    with _installing:
-        environment = env.current()
-        if _installed or environment.get(env.SOCKET):
-            return
-        try:
-            folder = libraries.find(environment)
-        except libraries.MissingError as error:
-            raise DropinError(str(error)) from error
-        library = _library()
-        _load(folder, library)
-        _installed.append(library.path)
-
-
-def _library() -> Library:
-    """Return the NVRTC that this program would use.
-
-    Raises:
-        DropinError: the program uses NVRTC already; CompilerNotFoundError: there is no NVRTC.
-    """
-    from kcache.errors import CompilerNotFoundError, DropinError
-    from kcache.nvrtc import library
-
-    loaded = library.loaded()
-    if loaded is not None:
-        raise DropinError(
-            f"kcache.install() comes too late: {loaded.path} is loaded; call it before anything "
-            "uses NVRTC, or start the program with `kcache run`"
-        )
-    found = library.find()
-    if found is None:
-        raise CompilerNotFoundError("NVRTC is not installed, so there is nothing to replace")
-    return found
-
-
-def _load(folder: str, library: Library) -> None:
-    import ctypes
-    import re
-
-    from kcache.dropin.build import name
-    from kcache.errors import DropinError
-
-    match = re.match(r"libnvrtc\.so\.(\d+)", os.path.basename(library.path))
-    path = os.path.join(folder, name(int(match[1]))) if match else ""
-    if not os.path.isfile(path):
-        raise DropinError(f"kcache has no library in place of {library.path}")
-    try:
-        interface = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-        # First of all: the program's calls go to the interface library from now on, and it must
-        # know the real one even if a later step fails.
-        interface.kcache_dropin_set_real(os.fsencode(library.path))
-        variables = env.of_service(env.current())
-        logs = bool(env.settings(variables))
-        socket = spawn.spawn_own(env.service(variables), variables, logs=logs)
-    except (OSError, ValueError) as error:
-        raise DropinError(f"kcache's server can't be started: {error}") from error
-    interface.kcache_dropin_set_server(os.fsencode(socket))

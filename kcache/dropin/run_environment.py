@@ -6,6 +6,7 @@ as everything else that `kcache run` does before the program starts (16 ms).
 
 from __future__ import annotations
 
+import hashlib
 import os
 
 from kcache.daemons.spawn import Daemon
@@ -110,8 +111,6 @@ def _absolute(path: str) -> str:
 
 def _digest(secret: str) -> str:
     """Return enough to distinguish two secrets, and too little to guess one."""
-    import hashlib
-
     digest = hashlib.sha256(secret.encode("utf-8", "replace"), usedforsecurity=False)
     return digest.hexdigest()[:8]
 

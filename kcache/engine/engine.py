@@ -14,19 +14,20 @@ from typing import TYPE_CHECKING
 
 from kcache.backend import Backend, Usage, check_key
 from kcache.config import DEFAULT_MAX_SIZE, DEFAULT_WAIT
+from kcache.engine.eviction import Eviction
+from kcache.engine.journal import Journal
 from kcache.engine.stats import DISK, MEMORY, Counters, Stats, StatsFile
 from kcache.entry import Entry, decode, encode
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
 from kcache.util import log
-from kcache.util.forks import after_fork, at_end
+from kcache.util.forks import after_fork, at_end, importing
 from kcache.util.memory_tier import MemoryTier, Slot
 from kcache.util.units import check_int, parse_age, parse_seconds, parse_size
 
 if TYPE_CHECKING:
     from typing import Self
 
-    from kcache.engine.eviction import Eviction
-    from kcache.engine.journal import Journal, What
+    from kcache.engine.journal import What
     from kcache.engine.single_flight import SingleFlight
 
 _now = time.perf_counter
@@ -367,8 +368,6 @@ class CacheEngine:
     def journal(self) -> Journal:
         """The journal of the entries that left the cache, opened at its first use."""
         if self._journal is None:
-            from kcache.engine.journal import Journal
-
             cap, read_only = self.max_size, self.read_only
             made = Journal(*self._noted_in, read_only=read_only, max_size=cap)
             self._journal = self._journal or made  # another thread may have been faster
@@ -383,7 +382,8 @@ class CacheEngine:
     def flight(self) -> SingleFlight:
         """Makes one thread of one process create an entry; made at its first use."""
         if self._flight is None:
-            from kcache.engine.single_flight import SingleFlight
+            with importing:
+                from kcache.engine.single_flight import SingleFlight  # noqa: PLC0415  8 ms
 
             with self.counters.lock:
                 if self._flight is None:
@@ -432,8 +432,6 @@ class CacheEngine:
         return 0
 
     def _eviction(self, evict: Callable[[str], int]) -> Eviction:
-        from kcache.engine.eviction import Eviction  # a hit does not need it
-
         return Eviction(self.backend, self.max_size, evict)
 
     def _evict(self, event: What, key: str) -> int:

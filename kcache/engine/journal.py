@@ -46,10 +46,10 @@ _MAX_DETAIL = 200
 #: How many bytes of a file are read; no file is larger.
 _MAX_READ = 1 << 20
 #: How each line begins, and so the file.
-_BEGINNING = re.compile(rb"\d{1,12}\.\d{3} [a-z]+ ")
+_BEGINNING = rb"\d{1,12}\.\d{3} [a-z]+ "
 _LONGEST_BEGINNING = 40
 #: A line: time, event, key, backend, detail. Times of more than 11 digits can't be formatted.
-_LINE = re.compile(r"(\d{1,11}(?:\.\d+)?) ([a-z]+) (-|[0-9a-f]{32}) (\S+)(?: (.*))?")
+_LINE = r"(\d{1,11}(?:\.\d+)?) ([a-z]+) (-|[0-9a-f]{32}) (\S+)(?: (.*))?"
 
 
 class Event(NamedTuple):
@@ -143,7 +143,7 @@ class Journal:
         """Yield the events of this backend, oldest first."""
         for path in (self._old, self._path) if self._there else ():
             for line in _lines(path):
-                found = _LINE.fullmatch(line)
+                found = re.fullmatch(_LINE, line)
                 if found and found[2] in EVENTS and found[4] == self._backend:
                     key = "" if found[3] == _ALL else found[3]
                     yield Event(float(found[1]), found[2], key, found[5] or "")
@@ -152,7 +152,7 @@ class Journal:
 def _is_journal(file: OwnFile) -> bool:
     """Return whether a file is empty, or begins as every journal does."""
     found = pread(file.fd, _LONGEST_BEGINNING, 0)
-    return not found or _BEGINNING.match(found) is not None
+    return not found or re.match(_BEGINNING, found) is not None
 
 
 def _lines(path: str) -> list[str]:

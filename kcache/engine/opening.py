@@ -289,7 +289,7 @@ def engine_of(opened: OpenedBackend, memory_size: int, *, producer: str = "") ->
         memory_size: of the memory tier, in bytes.
         producer: of its entries; without one, the engine has no journal.
     """
-    from kcache.engine.engine import CacheEngine  # `kcache doctor` runs without xxhash
+    from kcache.engine.engine import CacheEngine  # noqa: PLC0415  `kcache doctor` runs without xxhash
 
     config, files = opened.config, opened.directory
     read_only, cap = _is_read_only(config), config.max_size.value

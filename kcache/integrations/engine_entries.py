@@ -16,7 +16,8 @@ from kcache.entry import JSON, Entry, encode
 from kcache.errors import BackendError
 from kcache.gpu_code import arch_of, kernels_of
 from kcache.kernels.lookup import LocalTier, SharedTier
-from kcache.kernels.tiers import open_read_only_tier, open_remotes
+from kcache.kernels.remotes import open_remotes
+from kcache.kernels.tiers import open_read_only_tier
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.entries import KERNEL
 from kcache.remote.daemon_protocol import Upload

@@ -72,7 +72,7 @@ def _compiled(
     pool: ThreadPoolExecutor | None = None
     try:
         with suppress(RuntimeError):  # the interpreter is exiting, or no thread can be started
-            from concurrent.futures import ThreadPoolExecutor  # fails at the interpreter's exit
+            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  fails then
 
             pool = ThreadPoolExecutor(min(jobs or usable_cores(), len(requests)), "kcache")
             for number, request in enumerate(requests):

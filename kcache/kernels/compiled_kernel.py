@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcache.entry import Entry
 from kcache.errors import CorruptEntryError
-from kcache.nvrtc import names_and_log
+from kcache.gpu_code import arch_of, kernels_of
+from kcache.nvrtc import names_and_log, text_of_log
+from kcache.nvrtc.places import log_at, portable_log
+from kcache.util.forks import importing
+from kcache.util.hints import did_you_mean
+from kcache.util.units import format_size
 
 if TYPE_CHECKING:
     from kcache.entry import JSON
@@ -35,8 +40,6 @@ class _LoweredNames(dict[str, str]):
     __slots__ = ()
 
     def __missing__(self, name: object) -> str:
-        from kcache.util.hints import did_you_mean
-
         more = did_you_mean(name, self) if isinstance(name, str) else ""
         there = ", ".join(map(repr, self)) or "none: it was compiled without names"
         raise _NoSuchNameError(
@@ -83,9 +86,6 @@ class CompiledKernel(NamedTuple):
         return f"{type(self).__name__}({', '.join(self._described())})"
 
     def _described(self) -> Iterator[str]:
-        from kcache.gpu_code import arch_of
-        from kcache.util.units import format_size
-
         names = self.functions()
         yield from map(repr, names[:_SHOWN_NAMES])
         if len(names) > _SHOWN_NAMES:
@@ -99,8 +99,6 @@ class CompiledKernel(NamedTuple):
 
     def functions(self) -> list[str]:
         """Return the names of all kernels: name expressions, then the names of other kernels."""
-        from kcache.gpu_code import kernels_of
-
         named = {*self.lowered_names.values()}
         own = (name for name in kernels_of(self.ptx, self.cubin) if name not in named)
         return [*self.lowered_names, *own]
@@ -122,10 +120,10 @@ class CompiledKernel(NamedTuple):
                 the kernel, for example because it is for another architecture. The message has the
                 reason.
         """
-        from kcache.launch import load
-        from kcache.launch.loaded_kernel import Code
+        with importing:
+            from kcache.launch import load  # noqa: PLC0415  4 ms
 
-        code = Code(self.cubin, self.ptx, self.ltoir)
+        code = self.cubin, self.ptx, self.ltoir
         return load(code, self.key, self.lowered_names, device, name)
 
     @classmethod
@@ -151,8 +149,6 @@ class CompiledKernel(NamedTuple):
 
         The entry's log has placeholders for the directories of `search`.
         """
-        from kcache.nvrtc.places import portable_log  # a hit does not need it
-
         metadata: dict[str, JSON] = {
             "kind": "kernel",
             "compile_seconds": self.compile_seconds,
@@ -190,9 +186,6 @@ class CompiledKernel(NamedTuple):
         names = MappingProxyType(_LoweredNames(lowered))
         log, raw_log = "", None
         if stored:
-            from kcache.nvrtc.artifact import text_of_log
-            from kcache.nvrtc.places import log_at  # few compilers have a message
-
             raw_log = log_at(search, stored)
             log = text_of_log(raw_log)
         return cls(*outputs, names, log, key, True, entry.cost, dependencies, raw_log, files)
@@ -204,7 +197,7 @@ def _files(entry: Entry) -> tuple[File, ...]:
     Raises:
         CorruptEntryError: the entry is not what `to_entry` makes.
     """
-    from kcache.nvrtc.artifact import File, Form  # only nvcc writes files
+    from kcache.nvrtc.artifact import File, Form  # noqa: PLC0415  1 ms
 
     listed = entry.metadata["files"]
     found: list[File] = []

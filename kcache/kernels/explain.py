@@ -14,8 +14,10 @@ from kcache.backend import NoBackend
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
 from kcache.kernels.lookup import Lookup, Tiers
 from kcache.kernels.request_diff import Cause, contrast, include_paths
+from kcache.kernels.tiers import open_read_only_tier
 from kcache.nvrtc.entries import KERNEL, look_into
-from kcache.nvrtc.metadata import DEFAULT_NAMES, RequestSummary
+from kcache.nvrtc.metadata import RequestSummary
+from kcache.nvrtc.request import DEFAULT_NAMES
 from kcache.nvrtc.search import RootedPath
 from kcache.util.units import local_time
 
@@ -176,8 +178,6 @@ class _Explainer:
         self._unreadable: BackendError | None = None
         self._found = Lookup(None)
         if config.remote.value:
-            from kcache.kernels.tiers import open_read_only_tier  # few programs use them
-
             tiers.read_only = open_read_only_tier(tiers.local, config)
         try:
             with closing(tiers):

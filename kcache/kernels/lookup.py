@@ -19,7 +19,9 @@ from kcache.engine.stats import DISK, MEMORY
 from kcache.entry import decode
 from kcache.errors import CorruptEntryError
 from kcache.kernels.compiled_kernel import CompiledKernel
+from kcache.nvrtc.request import title_of
 from kcache.util import log
+from kcache.util.forks import importing
 
 if TYPE_CHECKING:
     from kcache.config import Config
@@ -80,7 +82,8 @@ class LocalTier:
     @cached_property
     def digests(self) -> FileDigests:
         """The process's memory of file contents."""
-        from kcache.nvrtc.files import FileDigests  # a request without headers does not need it
+        with importing:
+            from kcache.nvrtc.files import FileDigests  # noqa: PLC0415  as `manifest_type`
 
         return FileDigests()
 
@@ -128,13 +131,11 @@ class LocalTier:
 
         Without `keep`, the manifest is stored in memory only.
         """
-        from kcache.nvrtc.manifest import Manifest  # a hit does not need it
-
         if keep:
             old = self._stored(request.key, [])
         else:
             old = self._manifest_in(self._fetch(request.key, [])[0], request.key, [])
-        manifest = Manifest([] if old is None else [*old.dependency_sets])
+        manifest = manifest_type()([] if old is None else [*old.dependency_sets])
         for each in dependency_sets:
             manifest.add(each)
         manifest.checked[request.location] = dependency_sets[-1]
@@ -219,12 +220,10 @@ class SharedTier:
 
         The stamps of files are left out, because they are those of other machines.
         """
-        from kcache.nvrtc.manifest import DependencySet, Manifest
-
         for entry, keep in self.entries(request.key, damaged):
             manifest = _manifest_of(entry, request.key, damaged)
             if manifest is not None:
-                yield Manifest([DependencySet(each.raw) for each in manifest.dependency_sets]), keep
+                yield manifest.without_stamps(), keep
 
     def keep(
         self, request: Request, manifest: Manifest, holding: DependencySet, *, keep: bool
@@ -383,17 +382,21 @@ def _decoded(
 
 
 def _manifest_of(entry: Entry, key: str, damaged: Damaged) -> Manifest | None:
-    from kcache.nvrtc.manifest import Manifest  # a request without headers does not need it
-
     try:
-        return Manifest.from_entry(entry)
+        return manifest_type().from_entry(entry)
     except CorruptEntryError as error:
         damaged.append((key, error))
         return None
 
 
-def _log_hit(request: Request, kernel: CompiledKernel, tier: str) -> None:
-    from kcache.nvrtc.metadata import title_of
+def manifest_type() -> type[Manifest]:
+    """Return the class of manifests, which requests without headers do not need."""
+    with importing:
+        from kcache.nvrtc.manifest import Manifest  # noqa: PLC0415  3 ms
 
+    return Manifest
+
+
+def _log_hit(request: Request, kernel: CompiledKernel, tier: str) -> None:
     where = "" if tier in (MEMORY, DISK) else f" from a {tier}"
     log.debug("hit%s: %s", where, title_of(request.source_name, kernel.functions()))

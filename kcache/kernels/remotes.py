@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
+from kcache import environment
+from kcache.daemons.sockets import status
+from kcache.daemons.spawn import path_of
 from kcache.entry import Entry, encode
 from kcache.errors import ConfigError
 from kcache.kernels.lookup import Lookup, SharedTier, Tiers, find_in
+from kcache.kernels.tiers import open_layers
 from kcache.nvrtc.manifest import DependencySet, Manifest
-from kcache.remote.daemon_client import Lease
-from kcache.remote.daemon_protocol import Upload
+from kcache.remote.daemon_client import DaemonClient, Lease
+from kcache.remote.daemon_protocol import Setup, Upload
 from kcache.remote.storage import RemoteError
+from kcache.util import log
+from kcache.util.child_process import without_dropin
 
 if TYPE_CHECKING:
+    from kcache.config import Config
     from kcache.nvrtc.request import Request
-    from kcache.remote.daemon_client import DaemonClient
 
 #: Seconds between two lookups while another machine compiles. The pause grows from the first value
 #: to the second.
@@ -158,3 +165,89 @@ class RemoteTier:
             self._has_put = False
             self.client.flush(PARTING)
         self.client.close()
+
+
+# -- by the settings -------------------------------------------------------------------------------
+
+
+def open_remote_tier(tiers: Tiers, config: Config) -> RemoteTier | None:
+    """Return the remotes that the settings name, as a tier; None if they name none."""
+    client = open_remotes(config)
+    return None if client is None else RemoteTier(tiers, client, wait=config.wait.value)
+
+
+def open_remotes(
+    config: Config, warn: Callable[[str], object] = log.warning_once
+) -> DaemonClient | None:
+    """Return a client of the daemon for the remotes that the settings name; None if none."""
+    setup = _setup(config)
+    if setup is None or config.disable.value:
+        return None
+    variables = without_dropin(environment.variables())
+    variables.pop("KCACHE_REMOTE", None)  # the daemon gets the addresses through a pipe
+    return DaemonClient(setup, lambda: path_of(setup.daemon(), variables), variables, warn=warn)
+
+
+def report_remotes(
+    config: Config, group: int, report: Callable[[str], object]
+) -> DaemonClient | None:
+    """Try the layers and remotes that the settings name; report those that can't be used.
+
+    While the returned client is open, no remote is reported to the group again.
+
+    Args:
+        config: the settings.
+        group: the process group to which each remote is reported once.
+        report: called with a sentence for each problem.
+    """
+    for layer in open_layers(config, report):
+        layer.close()
+    client = open_remotes(config, report)
+    if client is not None:
+        client.group = group
+        client.get(os.urandom(32).hex())
+    return client
+
+
+def remotes_socket(config: Config) -> str | None:
+    """Return the path of the daemon's socket for the remotes of the settings; None if none.
+
+    Raises:
+        OSError: there is no folder for the socket.
+    """
+    setup = _setup(config)
+    return None if setup is None else path_of(setup.daemon(), environment.variables())
+
+
+def remote_status(config: Config) -> list[dict[str, Any]]:
+    """Return the daemon's status of each remote that the settings name; start no daemon.
+
+    The daemon ends a few seconds after its last program. Then the status is only the addresses.
+    """
+    running: dict[str, Any] = {}
+    with suppress(OSError):
+        path = remotes_socket(config)
+        running = (path and status(path)) or {}
+    found = {str(each["address"]): each for each in running.get("remotes", [])}
+    shown = [address.redacted() for address in config.remote.value if address.kind != "layer"]
+    return [found.get(address, {"address": address, "breaker": "unknown"}) for address in shown]
+
+
+def _setup(config: Config) -> Setup | None:
+    """Return the setup of the daemon for the remotes that the settings name; None if none."""
+    addresses = tuple(each for each in config.remote.value if each.kind != "layer")
+    if not addresses:
+        return None
+    return Setup(addresses, _followed(config), environment.remote_variables())
+
+
+def _followed(config: Config) -> dict[str, str]:
+    """Return the settings that the daemon uses; another file of keys means another daemon."""
+    path = config.signing_key_file.value
+    if path is None:
+        return {}
+    try:
+        found = os.stat(path)
+    except OSError:  # the daemon logs the problem
+        return {"signing_key_file": path}
+    return {"signing_key_file": path, "version": f"{found.st_mtime_ns} {found.st_ino}"}

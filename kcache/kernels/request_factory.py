@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kcache.errors import ArgumentTypeError, ConfigError
-from kcache.nvrtc import variables
+from kcache.nvrtc import library, variables
 from kcache.nvrtc.options import CompileOptions
+from kcache.nvrtc.request import CompileRequest, Request, compile_request, read_source
 from kcache.util import log
+from kcache.util.forks import importing
 from kcache.util.memory_tier import MemoryTier
+from kcache.warm.recording import RequestRecorder
 
 if TYPE_CHECKING:
-    from kcache.nvrtc.request import Caller, CompileRequest, Request
-    from kcache.warm.recording import RequestRecorder
+    from kcache.nvrtc.request import Caller
 
 #: How many bytes a remembered request is charged in addition to its source text.
 _REQUEST_OVERHEAD = 2048
@@ -77,8 +80,6 @@ class Requests:
         call: tuple[object, ...] | None = None
         request = None
         if not isinstance(source, str) and isinstance(source, os.PathLike):
-            from kcache.nvrtc.request import read_source
-
             source, source_name = read_source(source, source_name)
         if not (headers or extra_key):
             try:
@@ -96,11 +97,9 @@ class Requests:
             or not (request.anywhere or request.is_here())
             or (caller is None and request.variables != variables.in_environment())
         ):
-            from kcache.nvrtc.request import Request
-
             _check_places(source, names, options)
             if caller is None and self._compiler is None:
-                self._compiler = _identify_compiler()
+                self._compiler = library.require().identity
             request = Request.make(
                 source,
                 names,
@@ -125,8 +124,6 @@ class Requests:
 
     def record(self, path: str | os.PathLike[str]) -> RequestRecorder:
         """Record every request into a file until the returned recorder is closed."""
-        from kcache.warm.recording import RequestRecorder  # few programs record their requests
-
         recorder = RequestRecorder(path)
         self.recorders = (*(each for each in self.recorders if not each.closed), recorder)
         return recorder
@@ -138,8 +135,6 @@ class Requests:
             ConfigError: an item has an argument that is not allowed; the message names the item.
             ArgumentTypeError: `given` is a single request, or can't be iterated over.
         """
-        from kcache.nvrtc.request import CompileRequest, compile_request
-
         asked: object = given
         single = isinstance(asked, (str, bytes, os.PathLike, Mapping, CompileRequest))
         if single or not isinstance(asked, Iterable):
@@ -197,14 +192,12 @@ def _check_places(source: object, names: object, options: object) -> None:
         raise ArgumentTypeError(
             f"options: expected kcache.CompileOptions, got {type(options).__name__}"
         )
-    if isinstance(source, str) and len(source) < _LONGEST_PATH:
-        import re
-
-        if re.fullmatch(r"[^\s;{}()#]+\.(cu|cuh|cpp|cc|cxx|h|hpp)", source):
-            raise ConfigError(
-                f"source is the text {source!r}, which looks like a path; "
-                f"expected CUDA C++ source, or pathlib.Path({source!r})"
-            )
+    is_short = isinstance(source, str) and len(source) < _LONGEST_PATH
+    if is_short and re.fullmatch(r"[^\s;{}()#]+\.(cu|cuh|cpp|cc|cxx|h|hpp)", str(source)):
+        raise ConfigError(
+            f"source is the text {source!r}, which looks like a path; "
+            f"expected CUDA C++ source, or pathlib.Path({source!r})"
+        )
 
 
 def with_target(options: CompileOptions | None) -> CompileOptions:
@@ -233,40 +226,7 @@ def gpu_arch(options: CompileOptions | None) -> str | None:
 
 @functools.cache
 def _from_driver() -> Callable[[], str]:
-    from kcache.util import cuda_driver  # loads ctypes, which takes a fresh process 2 ms
+    with importing:
+        from kcache.util.cuda_driver import current_arch  # noqa: PLC0415  2 ms
 
-    return cuda_driver.current_arch
-
-
-def compile_to_ptx(
-    source: str, options: CompileOptions | None = None
-) -> tuple[bytes | None, bytes | None]:
-    """Compile without a cache; return (PTX, CUBIN or None).
-
-    PTX is None only for LTOIR.
-
-    Raises:
-        ConfigError: an argument is not allowed, or no architecture is given and there is no GPU.
-        CompileError: the compiler rejected the source.
-        CompilerNotFoundError: NVRTC is not installed.
-    """
-    from kcache.nvrtc import compiler  # a hit needs neither
-    from kcache.nvrtc.request import DEFAULT_NAME, Request
-
-    request = Request.make(
-        source, (), with_target(options), None, b"", source_name=DEFAULT_NAME, compiler=""
-    )
-    artifact = compiler.compile_request(request).artifact
-    return artifact.ptx, artifact.cubin
-
-
-def _identify_compiler() -> str:
-    """Return the identity of the compiler, without loading it."""
-    from kcache.nvrtc import library
-
-    found = library.find()
-    if found is None:
-        from kcache.nvrtc import compiler
-
-        found = compiler.find()  # the error names what to install
-    return found.identity
+    return current_arch

@@ -12,19 +12,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from kcache.engine.engine import Put
 from kcache.errors import CompileError, ConfigError, MissError
 from kcache.gpu_code import templates_in
+from kcache.kernels.batch import Progress, compile_all
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.kernels.explain import explain
+from kcache.kernels.request_factory import with_target
 from kcache.nvrtc.compiler import Limits, compile_request, compile_tracked
-from kcache.nvrtc.metadata import metadata_of, title_of
+from kcache.nvrtc.metadata import metadata_of
+from kcache.nvrtc.options import CompileOptions
+from kcache.nvrtc.request import DEFAULT_NAME, Request, title_of
 from kcache.nvrtc.workers.slots import Slots
 from kcache.util import log
+from kcache.util.forks import importing
 
 if TYPE_CHECKING:
     from kcache.engine.opening import OpenedBackend
@@ -32,7 +37,6 @@ if TYPE_CHECKING:
     from kcache.kernels.remotes import RemoteTier
     from kcache.nvrtc.compiler import Compiled
     from kcache.nvrtc.manifest import DependencySet
-    from kcache.nvrtc.request import Request
     from kcache.remote.daemon_client import Lease
 
 
@@ -64,7 +68,8 @@ class Resolver:
         self._config = config = opened.config
         self.remotes: RemoteTier | None = None
         if config.remote.value:
-            from kcache.kernels.tiers import open_remote_tier  # few programs use remotes
+            with importing:
+                from kcache.kernels.remotes import open_remote_tier  # noqa: PLC0415  13 ms
 
             self.remotes = open_remote_tier(tiers, config)
         self._for_compiler = for_compiler
@@ -105,6 +110,12 @@ class Resolver:
                 kernel = self._store(request, compiled, dependency_set, lease)
                 turn.result = kernel, dependency_set
                 return kernel
+
+    def get_all(
+        self, requests: Sequence[Request], *, jobs: int | None, progress: Progress | None
+    ) -> list[CompiledKernel | CompileError]:
+        """Return the result of each request, in order; see `KernelCache.compile_many`."""
+        return compile_all(self, requests, jobs=jobs, progress=progress)
 
     def close(self) -> None:
         """Disconnect. Idempotent.
@@ -228,3 +239,22 @@ def warn_if_empty(kernel: CompiledKernel, source: str, name: str) -> None:
             f"there is no kernel in {name}: no instance of its template {templates[0]} is named; "
             f"expected a name expression, such as {templates[0]}<float>"
         )
+
+
+def compile_to_ptx(
+    source: str, options: CompileOptions | None = None
+) -> tuple[bytes | None, bytes | None]:
+    """Compile without a cache; return (PTX, CUBIN or None).
+
+    PTX is None only for LTOIR.
+
+    Raises:
+        ConfigError: an argument is not allowed, or no architecture is given and there is no GPU.
+        CompileError: the compiler rejected the source.
+        CompilerNotFoundError: NVRTC is not installed.
+    """
+    request = Request.make(
+        source, (), with_target(options), None, b"", source_name=DEFAULT_NAME, compiler=""
+    )
+    artifact = compile_request(request).artifact
+    return artifact.ptx, artifact.cubin

@@ -14,7 +14,11 @@ __all__ = ["LoadedKernel", "generation", "reset"]
 
 
 def load(
-    code: Code, key: str, names: Mapping[str, str], device: int | None, name: str | None
+    code: tuple[bytes | None, bytes | None, bytes | None],
+    key: str,
+    names: Mapping[str, str],
+    device: int | None,
+    name: str | None,
 ) -> LoadedKernel:
     """Return a kernel on a device, loaded there on the first call; see `CompiledKernel.load`.
 
@@ -23,7 +27,7 @@ def load(
     if name is not None and not isinstance(name, str):
         raise ArgumentTypeError(f"name: expected None or text, got {name!r}")
     with on(device) as number:
-        module = load_module(Context.of(number), key, code)
+        module = load_module(Context.of(number), key, Code(*code))
         return LoadedKernel(module, _pick(names, name, module.names), key)
 
 

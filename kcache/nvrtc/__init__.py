@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kcache.errors import CorruptEntryError
+
 #: The version of the layout of stored entries. Increment it when the layout changes; then older
 #: entries are misses.
 PRODUCER = "kcache-nvrtc/3"
@@ -24,7 +26,10 @@ def names_and_log(entry: Entry) -> tuple[dict[str, str], bytes]:
     log = metadata.get("log", "")
     sound = type(names) is dict and type(log) is str
     if not sound or not all(type(lowered) is str for lowered in names.values()):  # type: ignore[union-attr]
-        from kcache.errors import CorruptEntryError
-
         raise CorruptEntryError("the lowered names or the log have the wrong type")
     return names, log.encode("latin-1", "replace")  # type: ignore[return-value, union-attr]
+
+
+def text_of_log(raw_log: bytes) -> str:
+    """Return a log as text, without the NULs that NVRTC puts after the part of each tool."""
+    return raw_log.decode(errors="replace").replace("\0", "").strip(" \n")

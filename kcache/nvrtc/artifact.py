@@ -7,6 +7,8 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+from kcache.nvrtc import text_of_log
+
 
 class Form(IntEnum):
     """How the stored content of a file represents the paths in it."""
@@ -67,8 +69,3 @@ class Artifact(NamedTuple):
     def log(self) -> str:
         """The compiler's log as text, warnings included."""
         return text_of_log(self.raw_log or b"")
-
-
-def text_of_log(raw_log: bytes) -> str:
-    """Return a log as text, without the NULs that NVRTC puts after the part of each tool."""
-    return raw_log.decode(errors="replace").replace("\0", "").strip(" \n")

@@ -30,7 +30,6 @@ from kcache.nvrtc.workers.process import CrashedError, NoWorkerError, TooLateErr
 from kcache.nvrtc.workers.slots import Slots
 from kcache.util import log
 from kcache.util.forks import after_fork
-from kcache.util.hints import how_to_install
 
 _INVALID_INPUT, _INVALID_OPTION = 3, 5
 #: How often a compile is repeated because its headers changed. After that, its result is not
@@ -139,7 +138,7 @@ def compile_request(
             its whole log.
     """
     caller = request.caller
-    path = find().path if caller is None else caller.library
+    path = library.require().path if caller is None else caller.library
     if limits.workers == 0:
         return _compile_here(request, path, "workers are switched off")
     if request.search.directory == NO_DIRECTORY:  # no worker can enter it
@@ -171,29 +170,13 @@ def _names_own_files(request: Request) -> bool:
     return any(are_own_files(text.encode("utf-8", "surrogateescape")) for text in texts)
 
 
-def _hint() -> str:
-    return f"{how_to_install('cu13')} (CUDA 12: cu12)"
-
-
-def find() -> library.Library:
-    """Return the library that compiles, without loading it.
-
-    Raises:
-        CompilerNotFoundError: NVRTC is not installed.
-    """
-    found = library.find()
-    if found is None:
-        raise CompilerNotFoundError(f"NVRTC is not found: {_hint()}")
-    return found
-
-
 def hello(path: str | None = None) -> Hello:
     """Return the description of the NVRTC at `path`, by default the one that compiles.
 
     Raises:
         CompilerNotFoundError: NVRTC is not installed.
     """
-    path = path or find().path
+    path = path or library.require().path
     try:
         return shared().hello(path)
     except NoWorkerError:
@@ -298,7 +281,7 @@ def _here(path: str) -> Nvrtc:
         except OSError as error:
             if os.strerror(errno.EMFILE) in str(error):  # dlopen(3) sets no errno
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path) from error
-            message = f"the NVRTC library can't be loaded ({error}): {_hint()}"
+            message = f"the NVRTC library can't be loaded ({error}): {library.HOW_TO_INSTALL}"
             raise CompilerNotFoundError(message) from error
     return found
 

@@ -18,7 +18,8 @@ from kcache.entry import Entry, decode
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
 from kcache.nvrtc import PRODUCER, names_and_log
 from kcache.nvrtc.manifest import Manifest
-from kcache.nvrtc.metadata import flags_of, number_of, text_of, texts_of, title_of
+from kcache.nvrtc.metadata import flags_of, number_of, text_of, texts_of
+from kcache.nvrtc.request import title_of
 
 if TYPE_CHECKING:
     from kcache.entry import JSON

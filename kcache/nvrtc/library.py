@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import site
 import struct
 import sys
 import time
@@ -17,7 +18,11 @@ from contextlib import suppress
 from functools import cache
 from typing import NamedTuple
 
+import xxhash
+
 from kcache import config
+from kcache.errors import CompilerNotFoundError
+from kcache.util.hints import how_to_install
 
 #: Where the wheels put the library, below a site-packages directory; the newest first, like in
 #: cuda.pathfinder.
@@ -34,6 +39,7 @@ _MAPPED = re.compile(
 )
 _BUILTINS = ("libnvrtc-builtins", "nvrtc-builtins64_")
 _PT_NOTE = 4
+HOW_TO_INSTALL = f"{how_to_install('cu13')} (CUDA 12: cu12)"
 
 
 class Library(NamedTuple):
@@ -56,6 +62,18 @@ def find() -> Library | None:
     """
     path = _loaded_path() or next(_candidates(), None)
     return None if path is None else at(path)
+
+
+def require() -> Library:
+    """Return the library that compiles, without loading it.
+
+    Raises:
+        CompilerNotFoundError: NVRTC is not installed.
+    """
+    found = find()
+    if found is None:
+        raise CompilerNotFoundError(f"NVRTC is not found: {HOW_TO_INSTALL}")
+    return found
 
 
 def loaded() -> Library | None:
@@ -128,8 +146,6 @@ def _in(folders: Iterable[str]) -> Iterator[str]:
 
 def site_packages() -> list[str]:
     """Return the directories that cuda.pathfinder searches for wheels; not all of `sys.path`."""
-    import site
-
     folders = site.getsitepackages()
     if site.ENABLE_USER_SITE:
         # After the site-packages of the virtual environment, or before all others if there is none.
@@ -168,8 +184,6 @@ def _identity(path: str, *_: int) -> str:
         return found
     # For AArch64, the builtins of NVRTC 13.5 have no build id, so that a hit reads 7 MB here. XXH3
     # as for headers, because SHA-256 takes several times as long.
-    import xxhash  # `kcache doctor` runs without it
-
     digest = xxhash.xxh3_128()
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(1 << 20):

@@ -205,6 +205,10 @@ class Manifest:
                 kept.append(old)
         self.dependency_sets = [dependency_set, *kept][:MAX_SETS]
 
+    def without_stamps(self) -> Manifest:
+        """Return the dependency sets without what was verified about them on another machine."""
+        return Manifest([DependencySet(each.raw) for each in self.dependency_sets])
+
     def to_entry(self) -> Entry:
         """Return the entry that holds this manifest."""
         payload: dict[str, bytes] = {}

@@ -7,32 +7,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from kcache.nvrtc.artifact import text_of_log
+from kcache.nvrtc import text_of_log
 from kcache.nvrtc.options import parse_options
 from kcache.nvrtc.places import log_at
-from kcache.nvrtc.request import DEFAULT_NAME, Request, digest_fields, hash_source
+from kcache.nvrtc.request import Request, digest_fields, hash_source
 from kcache.nvrtc.search import HeaderSearch
 
 if TYPE_CHECKING:
     from kcache.entry import JSON
 
-#: The names of sources that the caller did not name: kcache's own, and NVRTC's.
-DEFAULT_NAMES = (DEFAULT_NAME, "default_program", "")
 #: How the option that names the target begins.
 _TARGET = ("--gpu-architecture", "-arch")
 #: A later time, in seconds since the epoch, is not a time.
 _YEAR_9999 = 253e9
-
-
-def title_of(source_name: str, names: Sequence[str]) -> str:
-    """Return a title with the source's name and its kernels, or the kernels for a default name."""
-    listed = ", ".join(names)
-    if not listed or source_name not in DEFAULT_NAMES:
-        return ": ".join(filter(None, (source_name, listed)))
-    return listed if len(names) == 1 else f"{len(names)} kernels: {listed}"
 
 
 def flags_of(value: JSON) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, Never, Self, cast
 
 from kcache.errors import ArgumentTypeError, ConfigError
+from kcache.util.hints import did_you_mean, unexpected_argument
 from kcache.util.units import check_int
 
 _ARCH = r"(?:(sm|compute)_)?(\d{2,3})([af]?)"
@@ -109,8 +110,6 @@ class CompileOptions(_Options):
     ) -> Self:
         """Check every value and convert it to its canonical form."""
         if unknown:
-            from kcache.util.hints import unexpected_argument
-
             raise unexpected_argument(cls, unknown, cls)
         if optimization is not None:
             check_int("optimization", optimization, 0, 3)
@@ -139,8 +138,6 @@ class CompileOptions(_Options):
         """
         for name in changes:
             if name not in self._fields:
-                from kcache.util.hints import did_you_mean
-
                 more = did_you_mean(name, self._fields)
                 raise ConfigError(
                     f"no option {name!r}{more}; expected one of {', '.join(self._fields)}"
@@ -275,13 +272,11 @@ _TAKES_NEXT = frozenset(
 #: Options of automatic precompiled headers, in the forms that every release from 12.8 on accepts.
 #: They do not change the code: 12.8, 12.9 and 13.5 gave the same bytes for the benchmark kernels
 #: and 200 random ones (`tests/dropin/test_precompiled.py`). `--pch-verbose` writes more to the log.
-_AUTOMATIC_PCH = re.compile(
-    r"--?(pch|pch-dir=.+|(pch-messages|instantiate-templates-in-pch)=(true|false))"
-)
+_AUTOMATIC_PCH = r"--?(pch|pch-dir=.+|(pch-messages|instantiate-templates-in-pch)=(true|false))"
 #: NVRTC 13.3 and later install CUDA's headers into a directory, if it has none, and search it like
 #: `-IDIR -IDIR/cccl`. Other spellings of the directory are not followed.
 BUNDLED = "--use-bundled-headers"
-_BUNDLED_DIRECTORY = re.compile(r"[\w.+@~/-]*[\w.+@~-]", re.ASCII)
+_BUNDLED_DIRECTORY = r"(?a:[\w.+@~/-]*[\w.+@~-])"
 _TRUTH = frozenset(("true", "false"))
 _LEVELS = frozenset(("-O0", "-O1", "-O2", "-O3"))
 #: Options without a value.
@@ -334,7 +329,7 @@ class Option(NamedTuple):
     @property
     def bundled(self) -> str | None:
         """The directory into which the compiler installs its own headers, or None."""
-        is_one = self.name == BUNDLED and _BUNDLED_DIRECTORY.fullmatch(self.value or "")
+        is_one = self.name == BUNDLED and re.fullmatch(_BUNDLED_DIRECTORY, self.value or "")
         return self.value if is_one else None
 
     @property
@@ -416,7 +411,7 @@ def without_automatic_pch(texts: Sequence[str]) -> tuple[Sequence[str], Sequence
     If such an option occurs twice or in another form, or an option names a precompiled header, all
     options are returned as other ones.
     """
-    taken = [text for text in texts if _AUTOMATIC_PCH.fullmatch(text.strip(_SPACE))]
+    taken = [text for text in texts if re.fullmatch(_AUTOMATIC_PCH, text.strip(_SPACE))]
     names = [each.name.lstrip("-") for each in parse_options(texts) if "pch" in each.name]
     if not len(set(names)) == len(names) == len(taken):
         return texts, ()

@@ -41,9 +41,9 @@ SHOWN, LOCATION, LENGTH, WITHIN, NESTED = "shown", "location", "length", "within
 #: not cached if a text that the compiler has read spells `__DATE__` or `__TIME__`.
 CLOCK = "clock"
 #: An array in PTX: `.b8 name[3] = {47, 97, 0}`.
-_TABLE = re.compile(rb"\.[bu](8|16|32|64) \S+ = \{([^}]*)\}")
+_TABLE = rb"\.[bu](8|16|32|64) \S+ = \{([^}]*)\}"
 #: What represents a root, or the name of the source, in a stored log.
-_PLACEHOLDER = re.compile(rb"\x01(\d+)\x02")
+_PLACEHOLDER = rb"\x01(\d+)\x02"
 #: A path in a log does not follow one of these characters.
 _IN_A_PATH = rb"[\w./+~\x80-\xff-]"
 
@@ -157,7 +157,7 @@ def _tables(ptx: bytes) -> Iterator[bytes]:
 
     In an initializer with a pointer, eight letters of a text are one number.
     """
-    for bits, numbers in _TABLE.findall(ptx):
+    for bits, numbers in re.findall(_TABLE, ptx):
         size = int(bits) // 8
         each = (int(n) if n.isdigit() else 0 for n in numbers.split(b", "))
         yield b"".join((n % (1 << 8 * size)).to_bytes(size, "little") for n in each)
@@ -181,7 +181,7 @@ def log_at(search: HeaderSearch, log: bytes) -> bytes:
     if b"\x01" not in log:
         return log
     paths = {number: path for path, number in reversed(_spelled(search).items())}
-    return _PLACEHOLDER.sub(lambda match: paths.get(int(match[1]), match[0]), log)
+    return re.sub(_PLACEHOLDER, lambda match: paths.get(int(match[1]), match[0]), log)
 
 
 def _spelled(search: HeaderSearch) -> dict[bytes, int]:

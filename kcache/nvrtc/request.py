@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from kcache import config
 from kcache.errors import ArgumentTypeError, ConfigError
+from kcache.gpu_code import kernels_in
 from kcache.nvrtc.options import CompileOptions, are_harmless
 from kcache.nvrtc.search import SOURCE, HeaderSearch, may_include
 from kcache.nvrtc.variables import IN_KEY, in_environment
+from kcache.util.hints import did_you_mean
 
 if TYPE_CHECKING:
     from kcache.nvrtc.compiler import Compiled
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
 KEY_SCHEMA = "kcache-key/3"
 #: The compiler's name for a source without a name.
 DEFAULT_NAME = "kernel.cu"
+#: The names of sources that the caller did not name: kcache's own, and NVRTC's.
+DEFAULT_NAMES = (DEFAULT_NAME, "default_program", "")
 #: A path that leads nowhere. It stands for a working directory that was removed.
 NO_DIRECTORY = "/(removed working directory)"
 #: Options whose output is LTOIR, which is encoded: it can't be searched for a path.
@@ -146,8 +152,6 @@ class Request(NamedTuple):
 
     def kernels(self) -> tuple[str, ...]:
         """Return the name expressions; without any, the kernels that the source seems to define."""
-        from kcache.gpu_code import kernels_in  # a hit does not need it
-
         return self.names or tuple(kernels_in(self.source))
 
     @property
@@ -284,8 +288,6 @@ def compile_request(given: object) -> CompileRequest:
         values = dict(cast("Mapping[str, Any]", given))
         for name in values:
             if name not in fields:
-                from kcache.util.hints import did_you_mean
-
                 more = did_you_mean(name, fields)
                 raise ConfigError(f"no field {name!r}{more}; expected one of {', '.join(fields)}")
         if "source" not in values:
@@ -322,6 +324,14 @@ def as_text(path: str, data: bytes) -> str:
         raise ConfigError(
             f"{path} is not text: byte {error.start} is 0x{data[error.start]:02x}; expected UTF-8"
         ) from error
+
+
+def title_of(source_name: str, names: Sequence[str]) -> str:
+    """Return a title with the source's name and its kernels, or the kernels for a default name."""
+    listed = ", ".join(names)
+    if not listed or source_name not in DEFAULT_NAMES:
+        return ": ".join(filter(None, (source_name, listed)))
+    return listed if len(names) == 1 else f"{len(names)} kernels: {listed}"
 
 
 def called_by(source_name: str) -> str:
@@ -411,12 +421,11 @@ def _find_sha256() -> Callable[..., _Digest]:
     It is Python's own implementation, to which hashlib falls back and which is not subject to FIPS
     policy; `random` in the standard library uses it, too. Its module is `_sha2` since Python 3.12.
     """
-    for module in ("_sha2", "_sha256"):
-        with suppress(ImportError):
-            found: Callable[..., _Digest] = import_module(module).sha256
-            return found
-    import hashlib
-    from functools import partial
+    with suppress(ImportError):
+        module = import_module("_sha2" if sys.version_info >= (3, 12) else "_sha256")
+        found: Callable[..., _Digest] = module.sha256
+        return found
+    import hashlib  # noqa: PLC0415  it loads OpenSSL
 
     return partial(hashlib.sha256, usedforsecurity=False)
 

@@ -229,7 +229,7 @@ def _sqlite() -> ModuleType:
         BundleError: there is none.
     """
     try:
-        import sqlite3
+        import sqlite3  # noqa: PLC0415
     except ImportError as error:
         reason = f"bundles need the module sqlite3, which this Python lacks ({error})"
         raise BundleError(reason) from error

@@ -108,11 +108,9 @@ class Sealer(NamedTuple):
         key = self.verifiers.get(signer)
         if key is None:
             raise SealError(f"it is signed by an unknown key, {signer.hex()}")
-        from cryptography.exceptions import InvalidSignature
-
         try:
             key.verify(sealed[_SIGNATURE:SEAL_ROOM], _MAGIC + envelope)
-        except InvalidSignature:
+        except _cryptography()[2].InvalidSignature:
             raise SealError("its signature is wrong") from None
         return envelope
 
@@ -157,9 +155,7 @@ def _parsed(blocks: Mapping[bytes, bytes]) -> Sealer:
     Raises:
         ConfigError, ValueError, TypeError: there is none, or one is of another kind or damaged.
     """
-    pem, ed25519 = _packages()
-    from cryptography.exceptions import UnsupportedAlgorithm
-
+    pem, ed25519, exceptions = _cryptography()
     private: list[Ed25519PrivateKey] = []
     public: list[Ed25519PublicKey] = []
     for block, label in blocks.items():
@@ -168,7 +164,7 @@ def _parsed(blocks: Mapping[bytes, bytes]) -> Sealer:
                 key: Any = pem.load_pem_public_key(block)
             else:
                 key = pem.load_pem_private_key(block, None)
-        except UnsupportedAlgorithm:
+        except exceptions.UnsupportedAlgorithm:
             key = None
         if isinstance(key, ed25519.Ed25519PrivateKey):
             private.append(key)
@@ -182,19 +178,20 @@ def _parsed(blocks: Mapping[bytes, bytes]) -> Sealer:
     return Sealer(next(iter(private), None), {id_of(key): key for key in public})
 
 
-def _packages() -> tuple[Any, Any]:
-    """Return the modules for PEM and for Ed25519.
+def _cryptography() -> tuple[Any, Any, Any]:
+    """Return the modules for PEM, for Ed25519, and of the exceptions.
 
     Raises:
         ConfigError: the package `cryptography` is missing.
     """
     try:
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ed25519
+        from cryptography import exceptions  # noqa: PLC0415
+        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+        from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
     except ImportError as error:
         needs = "the package cryptography: install kcache with the extra signing"
         raise ConfigError(f"signing keys need {needs}") from error
-    return serialization, ed25519
+    return serialization, ed25519, exceptions
 
 
 def id_of(key: Ed25519PublicKey) -> bytes:
@@ -208,7 +205,7 @@ def make_keys() -> tuple[bytes, bytes]:
     Raises:
         ConfigError: the package `cryptography` is missing.
     """
-    pem, ed25519 = _packages()
+    pem, ed25519, _ = _cryptography()
     private = ed25519.Ed25519PrivateKey.generate()
     text: bytes = private.private_bytes(
         pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption()
@@ -222,7 +219,7 @@ def public_part(keys: Sealer) -> bytes:
 
 
 def _public_pem(key: Ed25519PublicKey) -> bytes:
-    pem, _ = _packages()
+    pem = _cryptography()[0]
     text: bytes = key.public_bytes(pem.Encoding.PEM, pem.PublicFormat.SubjectPublicKeyInfo)
     return text
 

@@ -44,8 +44,8 @@ def __getattr__(name: str) -> object:
 def _require() -> None:
     """Raise ImportError with what to install if the tools are missing."""
     try:
-        import hypothesis  # noqa: F401  # pyright: ignore[reportUnusedImport]
-        import pytest  # noqa: F401  # pyright: ignore[reportUnusedImport]
+        import hypothesis  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]
+        import pytest  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
         raise ImportError(
             f"{error.name} is missing: {how_to_install('testing')}", name=error.name

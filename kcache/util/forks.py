@@ -1,9 +1,8 @@
 """Forks: makes kcache safe in a forked child, and at the end of an interpreter.
 
-Objects with locks of their own register with `after_fork`. Imports are made safe, too. What only a
-miss needs is imported at the first miss, perhaps in one thread while another forks. If a thread was
-importing a module, the child inherits the lock but not the thread, and would wait forever. So a
-fork waits for running imports, at most `PATIENCE` seconds.
+Objects with locks of their own register with `after_fork`. What a hit does not need is imported
+late, perhaps in one thread while another forks. The child would inherit the lock of that module but
+not the thread, and would wait forever. So kcache's late imports hold `importing`, and a fork waits.
 
 When an interpreter ends, it kills daemon threads in the middle of any operation. Some operations
 must not be killed in this way (a call of a database, a line to standard error). So from then on,
@@ -16,24 +15,20 @@ import atexit
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
 from weakref import ref
 
-#: How many seconds a fork waits for imports of other threads. The largest import that kcache begins
-#: (the resolver of misses) takes 0.1 s. An import that hangs must not hold up the fork for long.
-PATIENCE = 2.0
-_PAUSE = 0.0005
+TYPE_CHECKING = False  # `typing` takes 3 ms
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
 
+    class Forked(Protocol):
+        """An object with locks, which a thread of the parent may have held at the fork."""
 
-class Forked(Protocol):
-    """An object with locks, which a thread of the parent may have held at the fork."""
-
-    def after_fork(self) -> None:
-        """Make the object usable in a child process."""
-        ...
+        def after_fork(self) -> None:
+            """Make the object usable in a child process."""
+            ...
 
 
 #: Not a WeakSet: it runs code of Python when an object goes, and so would swallow the exception of
@@ -50,6 +45,11 @@ def at_fork(before: Callable[[], object], after: Callable[[], object]) -> None:
     """Call `before` before every fork, and `after` in both processes after it."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
+
+
+#: Held during each import inside a function; they take 0.1 s at most.
+importing = threading.RLock()
+at_fork(importing.acquire, importing.release)
 
 
 # -- the end ---------------------------------------------------------------------------------------
@@ -83,28 +83,6 @@ def _end() -> None:
             call()
 
 
-# -- imports ---------------------------------------------------------------------------------------
-
-
-def _others_import() -> bool:
-    """Return whether another thread is importing a module.
-
-    importlib has a lock for each module that is being imported, private to itself; the attribute
-    `owner`, the thread, is there in every version since 3.3.
-    """
-    bootstrap = sys.modules.get("_frozen_importlib")
-    locks: dict[str, Any] = getattr(bootstrap, "_module_locks", {})
-    owners = [getattr(each(), "owner", None) for each in list(locks.values())]
-    return any(owner not in (None, threading.get_ident()) for owner in owners)
-
-
-def _wait_for_imports() -> None:
-    """Wait until no other thread imports anything: the child would wait for that thread forever."""
-    deadline = time.monotonic() + PATIENCE
-    while _others_import() and time.monotonic() < deadline:
-        time.sleep(_PAUSE)
-
-
 def _in_child() -> None:
     global _ending  # noqa: PLW0603
     _ending = 0
@@ -115,4 +93,4 @@ def _in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_wait_for_imports, after_in_child=_in_child)
+    os.register_at_fork(after_in_child=_in_child)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kcache._version import __version__
+from kcache.util.forks import importing
 
 NAME = "kcache-cuda"
 #: Whether the package index has our distribution. Until then anybody could register that name
@@ -17,7 +18,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
     Capitals and the signs between words do not count: `MAXSIZE` is like `max_size`.
     """
-    from difflib import get_close_matches  # only for a message
+    with importing:
+        from difflib import get_close_matches  # noqa: PLC0415  1 ms
 
     plain = {_letters(each): each for each in known}
     found = get_close_matches(_letters(name), plain, n=1, cutoff=0.65)
@@ -37,7 +39,8 @@ def unexpected_argument(
 
     `options` is the class whose fields are easily taken for arguments of the call.
     """
-    from inspect import signature  # 5 ms, and only for a message
+    with importing:
+        from inspect import signature  # noqa: PLC0415  6 ms
 
     name, called = next(iter(given)), call.__qualname__.removesuffix(".__init__")
     if name in signature(options).parameters and called != "KernelCache":

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from kcache.util.forks import is_ending
+from kcache.util.forks import importing, is_ending
 from kcache.util.units import plain
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ _readers: int | None = None
 
 @cache
 def _logger() -> Logger:
-    import logging
+    with importing:
+        import logging  # noqa: PLC0415  5 ms
 
     return logging.getLogger("kcache")
 
@@ -99,7 +100,8 @@ def set_readers(readers: int) -> None:
 
 def log_to_stderr(level: str) -> None:
     """Log from `level` on (`"debug"`, `"info"`, ...) to standard error, once per process."""
-    import logging
+    logger = _logger()
+    import logging  # noqa: PLC0415
 
     class Handler(logging.Handler):
         """Writes lines as the command `kcache` does, also where standard error was replaced."""
@@ -109,7 +111,6 @@ def log_to_stderr(level: str) -> None:
             with suppress(AttributeError, OSError, ValueError):  # there is no standard error
                 sys.stderr.write(f"{line}\n")
 
-    logger = _logger()
     logger.setLevel(level.upper())
     if not any(handler.get_name() == "kcache" for handler in logger.handlers):
         handler = Handler()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from kcache.errors import ArgumentTypeError, ConfigError
+from kcache.util.forks import importing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ def local_time(seconds: float, zone: tzinfo | None = None) -> datetime:
     A moment that no date can express becomes the nearest one that a date can. If the machine has a
     time zone that Python refuses (24 hours or more from UTC), it is in UTC.
     """
-    from datetime import UTC, datetime
+    with importing:
+        from datetime import UTC, datetime  # noqa: PLC0415  2 ms
 
     moment = datetime.fromtimestamp(min(max(0.0, seconds), _LATEST), tz=UTC)
     try:

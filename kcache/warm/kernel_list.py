@@ -16,9 +16,16 @@ from typing import Any, NamedTuple, cast
 
 from kcache.errors import ConfigError
 from kcache.gpu_code import kernels_in
-from kcache.nvrtc.metadata import DEFAULT_NAMES, title_of
 from kcache.nvrtc.options import CompileOptions, Option, parse_arch, parse_options
-from kcache.nvrtc.request import DEFAULT_NAME, CompileRequest, Request, as_text, read_source
+from kcache.nvrtc.request import (
+    DEFAULT_NAME,
+    DEFAULT_NAMES,
+    CompileRequest,
+    Request,
+    as_text,
+    read_source,
+    title_of,
+)
 from kcache.util.cuda_driver import current_arch
 from kcache.util.hints import did_you_mean
 from kcache.warm.recording import is_recording, read_recording

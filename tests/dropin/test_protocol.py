@@ -12,8 +12,8 @@ from nvrtc.talk import EXAMPLES
 
 from kcache.config import Config
 from kcache.dropin.compile_service import Counts, summary
-from kcache.dropin.nvrtc_handler import DeclinedError, NvrtcHandler, recall, remember, standing
-from kcache.dropin.protocol import Program, unpack_program
+from kcache.dropin.nvrtc_handler import NvrtcHandler, recall, remember
+from kcache.dropin.protocol import DeclinedError, Program, standing, unpack_program
 from kcache.util.wire import WireError
 
 

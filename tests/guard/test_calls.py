@@ -99,7 +99,7 @@ except FileNotFoundError:  # not Linux
 
 #: Modules of kcache and its backends, packages and `kcache` itself included. A hit with headers also
 #: checks whether they are unchanged, and may put a note about them.
-ENGINE_GET, HIT, HEADER_HIT = 21, 32, 38
+ENGINE_GET, HIT, HEADER_HIT = 26, 41, 46
 #: ... and so many more with another backend than `file`.
 MORE = {"file": 0, "zstd": 1, "lmdb": 3, "zstd+lmdb": 4}
 #: Packages of others.

@@ -8,7 +8,7 @@ from pathlib import Path
 from nvrtc.reference import ARCH, KERNEL, Fresh
 
 from kcache import KernelCache, environment
-from kcache.nvrtc import compiler, options
+from kcache.nvrtc import library, options
 from kcache.nvrtc.workers.messages import Ask, Reply, Status
 from kcache.nvrtc.workers.process import WorkerProcess
 
@@ -52,9 +52,9 @@ def ask(
 
 
 @contextmanager
-def worker(library: str | None = None) -> Generator[WorkerProcess]:
+def worker(path: str | None = None) -> Generator[WorkerProcess]:
     """Have a new worker."""
-    process = WorkerProcess(library or compiler.find().path)
+    process = WorkerProcess(path or library.require().path)
     try:
         process.start(environment.variables())
         yield process

@@ -14,7 +14,7 @@ from nvrtc.reference import ARCH, KERNEL, REL, compile_clean
 from nvrtc.talk import ARCH_FLAGS, EXAMPLES, ask, fresh_of, worker
 
 import kcache
-from kcache.nvrtc import compiler
+from kcache.nvrtc import compiler, library
 from kcache.nvrtc.options import are_harmless, parse_options
 from kcache.nvrtc.workers.messages import Status
 from kcache.nvrtc.workers.pool import WorkerPool
@@ -195,7 +195,7 @@ class Pids:
 
     def __init__(self) -> None:
         self.pool = WorkerPool(1)
-        self.library = compiler.find().path
+        self.library = library.require().path
 
     def compile(self, source: str, *flags: str) -> list[int]:
         self.pool.compile(self.library, ask(source, ("-arch=sm_80", *flags)))

@@ -16,7 +16,7 @@ import pytest
 from nvrtc.reference import ARCH, KERNEL, write
 from nvrtc.talk import ask, worker
 
-from kcache.nvrtc import compiler
+from kcache.nvrtc import library
 from kcache.nvrtc.options import parse_options
 from kcache.nvrtc.search import HeaderSearch
 from kcache.nvrtc.workers import import_table, recorder, virtual_files
@@ -69,7 +69,7 @@ def straced(
         pytest.skip("strace is not installed")
     out = folder / "strace"
     calls = "trace=open,openat,stat,lstat,newfstatat,access,faccessat,faccessat2,readlink,statx"
-    request = [compiler.find().path, source, "kernel.cu", list(flags), list(names), dict(headers)]
+    request = [library.require().path, source, "kernel.cu", list(flags), list(names), dict(headers)]
     tracing = ("strace", "-f", "-s", "4096", "-e", calls, "-o", str(out))
     done = subprocess.run(
         [*tracing, sys.executable, "-c", _BARE, json.dumps(sys.path)],

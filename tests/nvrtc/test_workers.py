@@ -349,9 +349,9 @@ def test_a_program_that_closes_every_descriptor_keeps_what_it_opens_then(tmp_pat
     from kcache.nvrtc.workers import pool
     from kcache.nvrtc.workers.messages import Status
     from nvrtc.talk import *
-    from kcache.nvrtc import compiler
+    from kcache.nvrtc import library
     pools = pool.WorkerPool(3)
-    path = compiler.find().path
+    path = library.require().path
     threads = [threading.Thread(target=pools.compile, args=(path, ask(slow(3)))) for _ in range(3)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
@@ -404,11 +404,11 @@ def test_another_user_gets_another_worker(tmp_path: Path) -> None:
     import os, sys
     from kcache.nvrtc.workers import pool, process
     from nvrtc.talk import *
-    from kcache.nvrtc import compiler
+    from kcache.nvrtc import library
     if os.getuid() != 0:
         sys.exit()
     pools = pool.WorkerPool(1)
-    path = compiler.find().path
+    path = library.require().path
     pools.compile(path, ask("//"))
     (first,) = pools.pids()
     before = process.credentials()

@@ -33,7 +33,6 @@ from kcache.engine.opening import backends_in, other_backend_hint
 from kcache.errors import KcacheError
 from kcache.nvrtc import library
 from kcache.nvrtc.entries import DAMAGED, OTHER, UNREADABLE
-from kcache.util.hints import how_to_install
 from kcache.util.units import counted, format_size, plain
 
 _SIZES = ("max_size", "memory_size")
@@ -75,7 +74,7 @@ def config(*, given: tuple[str, ...], gone: tuple[str, ...], directory: str | No
     settings, compiler = _settings(directory), library.find()
     facts = [("kcache", __version__)]
     if compiler is None:
-        facts.append(("compiler", f"none: {how_to_install('cu13')} (CUDA 12: cu12)"))
+        facts.append(("compiler", f"none: {library.HOW_TO_INSTALL}"))
     else:
         facts += [("compiler", compiler.path), ("identity", compiler.identity)]
     changed = {name: each for name, each in settings.items() if name in (*wanted, *gone)}

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +14,9 @@ import click
 from kcache.cli.options import directory_option, flag, json_option, load_settings
 from kcache.cli.terminal import columns, show
 from kcache.config import Config
-from kcache.doctor import OK, PROBLEM, WARNING, Finding, local_checks
+from kcache.doctor import OK, PROBLEM, WARNING, Finding, diagnose_libraries
+from kcache.dropin import libraries
+from kcache.dropin import run_environment as env
 from kcache.util.units import counted, plain
 
 if TYPE_CHECKING:
@@ -41,40 +42,35 @@ def doctor(*, directory: str | None, program: str | None, remotes: bool) -> None
     Changes nothing. Exits with 1 if there is a problem. A warning is not a problem: the cache works
     in spite of it. A remote that does not answer is a problem.
     """
-    if program is not None:
-        findings = list(local_checks.diagnose_program(program))
-    elif remotes:
-        findings = list(_only_remotes(directory))
-    else:
-        findings = [*local_checks.diagnose(directory), *local_checks.diagnose_run()]
-        if not any(finding.topic == "libraries" for finding in findings):
-            from kcache.doctor import remote_checks
+    findings = list(diagnose_libraries())
+    if not any(finding.level == PROBLEM for finding in findings):
+        # Without a library, they can't be imported.
+        from kcache.doctor import local_checks, remote_checks  # noqa: PLC0415
 
+        if program is not None:
+            findings = list(local_checks.diagnose_program(program))
+        elif remotes:
+            warnings: list[str] = []
+            config, _ = load_settings(directory, complain=warnings.append)
+            findings = [Finding(PROBLEM, "settings", sentence) for sentence in warnings]
+            findings += remote_checks.diagnose_remotes(config)
+            findings = findings or [Finding(OK, "remote", "KCACHE_REMOTE names no remote")]
+        else:
+            findings += [*local_checks.diagnose(directory), *local_checks.diagnose_run()]
             config = Config.load({"directory": directory}, complain=lambda _: None)
             findings += remote_checks.diagnose(config)
     levels = [finding.level for finding in findings]
-    problems, warnings = levels.count(PROBLEM), levels.count(WARNING)
+    problems, others = levels.count(PROBLEM), levels.count(WARNING)
     show(lambda: _table(findings), [finding._asdict() for finding in findings])
-    show(f"\n{counted(problems, 'problem')}, {counted(warnings, 'warning')}")
+    show(f"\n{counted(problems, 'problem')}, {counted(others, 'warning')}")
     if problems:
         raise click.exceptions.Exit(1)
 
 
-def _only_remotes(directory: str | None) -> Iterator[Finding]:
-    """Yield a finding for each remote, and a problem for each setting that is not allowed."""
-    from kcache.doctor.remote_checks import diagnose_remotes  # `kcache doctor` runs without xxhash
-
-    warnings: list[str] = []
-    config, _ = load_settings(directory, complain=warnings.append)
-    findings = [Finding(PROBLEM, "settings", sentence) for sentence in warnings]
-    findings += diagnose_remotes(config)
-    yield from findings or [Finding(OK, "remote", "KCACHE_REMOTE names no remote")]
-
-
 def _table(findings: list[Finding]) -> Table:
     """Return the findings, as wide as the terminal."""
-    from rich.table import Table
-    from rich.text import Text
+    from rich.table import Table  # noqa: PLC0415  as in `terminal`
+    from rich.text import Text  # noqa: PLC0415
 
     table = Table.grid(padding=(0, 2, 0, 0))
     for least in (7, 15, 20):
@@ -145,7 +141,7 @@ _FRAMEWORKS: tuple[tuple[str, tuple[str, ...], str, str, str], ...] = (
 def installed() -> list[Framework]:
     """Return the frameworks that are installed here, in the order of the table."""
     found: list[Framework] = []
-    problem = local_checks.missing()
+    problem = libraries.problem(env.current())
     without_run = {_BY_RUN: _NOT, _BY_BOTH: _BY_ADAPTER} if problem else {}
     for name, distributions, tested, by, line in _FRAMEWORKS:
         for distribution in distributions:

@@ -52,7 +52,7 @@ from kcache.cli.terminal import (
 )
 from kcache.engine.stats import Stats, StatsFile
 from kcache.errors import BackendError
-from kcache.kernels.tiers import remote_status
+from kcache.kernels.remotes import remote_status
 from kcache.nvrtc import library
 from kcache.nvrtc.entries import DAMAGED, KERNEL, MANIFEST, UNREADABLE, Item, items
 from kcache.util.units import counted, format_age, format_size, format_time, local_time, plain
@@ -192,7 +192,7 @@ def page(snapshot: Snapshot, zone: tzinfo | None = None) -> str:
     or run anything.
     """
     template = _templates().get_template("report.html")
-    from markupsafe import Markup  # comes with Jinja2
+    from markupsafe import Markup  # noqa: PLC0415  comes with Jinja2
 
     style = "\n" + (_FOLDER / "report.css").read_text("utf-8")
     kernels = [item for item in snapshot.items if item.kind == KERNEL]
@@ -220,7 +220,7 @@ def page(snapshot: Snapshot, zone: tzinfo | None = None) -> str:
 
 def _templates() -> jinja2.Environment:
     """Return the environment of the template: it escapes every text and unprintable character."""
-    import jinja2
+    import jinja2  # noqa: PLC0415  may be missing
 
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),

@@ -15,12 +15,12 @@ from kcache.cli.options import directory_option, flag, json_option, load_setting
 from kcache.cli.terminal import show
 from kcache.daemons import sockets, spawn
 from kcache.directory import open_directory
-from kcache.doctor.local_checks import missing
+from kcache.dropin import libraries
 from kcache.dropin import run_environment as env
 from kcache.dropin.compile_service import summary
 from kcache.dropin.run import run as run_command
 from kcache.errors import BackendError, DropinError
-from kcache.kernels.tiers import remote_status, remotes_socket
+from kcache.kernels.remotes import remote_status, remotes_socket
 from kcache.warm.recording import refuse_other_file
 
 
@@ -91,7 +91,7 @@ def server() -> None:
 def start() -> None:
     """Start a server. It runs until `kcache server stop`."""
     path = _path()
-    problem = missing()
+    problem = libraries.problem(env.current())
     if problem:
         raise DropinError(problem)
     load_settings(None)  # this warns, which the server can't do

@@ -9,7 +9,8 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 
 from kcache.nvrtc import library as libraries
-from kcache.nvrtc.artifact import Artifact, text_of_log
+from kcache.nvrtc import text_of_log
+from kcache.nvrtc.artifact import Artifact
 from kcache.nvrtc.workers.messages import Ask, Hello, Reply, Status
 
 _SUCCESS = 0

@@ -287,7 +287,7 @@ def _changed(
 
 def _peak() -> int:
     try:
-        import resource
+        import resource  # noqa: PLC0415
     except ImportError:  # Windows
         return 0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

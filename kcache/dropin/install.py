@@ -1,0 +1,82 @@
+"""Install: `kcache.install`, which puts the drop-in before NVRTC in a program that runs."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import threading
+
+from kcache.daemons import spawn
+from kcache.dropin import libraries
+from kcache.dropin import run_environment as env
+from kcache.dropin.build import name
+from kcache.errors import CompilerNotFoundError, DropinError
+from kcache.nvrtc import library
+
+_installing = threading.Lock()
+#: The path of the NVRTC that was replaced in this process, if one was.
+_installed: list[str] = []
+
+
+def install() -> None:
+    """Answer all calls of NVRTC in this process from the cache, for CuPy, torch and others.
+
+    Call this before the first use of NVRTC. For most packages, you may import them first. A second
+    call does nothing, and a call under `kcache run` does nothing, either. Some packages open NVRTC
+    by an absolute path, even if it is loaded already. Only `kcache run` reaches these packages.
+
+    Threads: safe. Fork: the child uses the same server, which ends with this process.
+
+    Raises:
+        DropinError: it is too late, this is not Linux, or the interface library is missing; the
+            message names the remedy.
+        CompilerNotFoundError: NVRTC is not installed.
+    """
+    with _installing:
+        environment = env.current()
+        if _installed or environment.get(env.SOCKET):
+            return
+        try:
+            folder = libraries.find(environment)
+        except libraries.MissingError as error:
+            raise DropinError(str(error)) from error
+        found = _library()
+        _load(folder, found)
+        _installed.append(found.path)
+
+
+def _library() -> library.Library:
+    """Return the NVRTC that this program would use.
+
+    Raises:
+        DropinError: the program uses NVRTC already; CompilerNotFoundError: there is no NVRTC.
+    """
+    loaded = library.loaded()
+    if loaded is not None:
+        raise DropinError(
+            f"kcache.install() comes too late: {loaded.path} is loaded; call it before anything "
+            "uses NVRTC, or start the program with `kcache run`"
+        )
+    found = library.find()
+    if found is None:
+        raise CompilerNotFoundError("NVRTC is not installed, so there is nothing to replace")
+    return found
+
+
+def _load(folder: str, found: library.Library) -> None:
+    match = re.match(r"libnvrtc\.so\.(\d+)", os.path.basename(found.path))
+    path = os.path.join(folder, name(int(match[1]))) if match else ""
+    if not os.path.isfile(path):
+        raise DropinError(f"kcache has no library in place of {found.path}")
+    try:
+        interface = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        # First of all: the program's calls go to the interface library from now on, and it must
+        # know the real one even if a later step fails.
+        interface.kcache_dropin_set_real(os.fsencode(found.path))
+        variables = env.of_service(env.current())
+        logs = bool(env.settings(variables))
+        socket = spawn.spawn_own(env.service(variables), variables, logs=logs)
+    except (OSError, ValueError) as error:
+        raise DropinError(f"kcache's server can't be started: {error}") from error
+    interface.kcache_dropin_set_server(os.fsencode(socket))
