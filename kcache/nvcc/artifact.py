@@ -117,7 +117,7 @@ def _numbered(content: bytes, roots: Roots) -> bytes | None:
 
 
 def _marks(roots: Roots) -> list[tuple[int, bytes, bytes]]:
-    """Return number, path-long mark and path of each root, the longest path first."""
+    """Return number, mark and path of each root, both equally long; the longest path first."""
     found: list[tuple[int, bytes, bytes]] = []
     for number, path in enumerate(map(os.fsencode, roots.directories), 1):
         if len(path) >= _SHORTEST:

@@ -126,8 +126,7 @@ def _stored(
     made = read(start.roots, recording.outputs, texts, has_lines=recording.has_lines)
     prefixes = start.roots.prefixes
     shown = recording.shown | made.shown
-    # A root that a source text spells is the same text at every location, so it must not be
-    # replaced.
+    # A root that a source text spells has the same spelling at every location.
     if made.numbered:
         spelled = {root: os.fsencode(start.roots.directories[root - 1]) for root in made.numbered}
         shown |= {

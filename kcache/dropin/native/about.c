@@ -7,8 +7,8 @@
 
 #define MOST_ARCHS 64
 
-/* Version and architectures of the real library. The server knows them, so that this process does
-   not load the library. */
+/* Version and architectures of the real library, from the server, so that this process does not
+   load the library. */
 struct about {
     bool known;
     uint32_t major, minor, count, archs[MOST_ARCHS];
@@ -87,7 +87,7 @@ KD_EXPORT int nvrtcGetSupportedArchs(int *archs) {
     return KD_SUCCESS;
 }
 
-/* The codes that every version has. Of the others, the real library knows which it has. */
+/* The codes that every version has. For other codes, the real library is asked. */
 static const char *const error_strings[] = {
     "NVRTC_SUCCESS",
     "NVRTC_ERROR_OUT_OF_MEMORY",

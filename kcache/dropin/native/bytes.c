@@ -1,4 +1,4 @@
-/* Bytes: messages to the server, and those from it. All numbers are little-endian or decimal text. */
+/* Bytes: messages to and from the server. All numbers are little-endian or decimal text. */
 #include "dropin.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* One compile: by the server, or by the real library if the server can't answer. */
+/* One compile, by the server or, if it can't answer, by the real library. */
 #define _GNU_SOURCE
 #include "dropin.h"
 
@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Variables that NVRTC reads (found by recording its calls of libc). The server decides which of
-   them matter. */
+/* Variables that NVRTC reads (found by recording its calls of libc). The server decides how each is
+   used. */
 static const char *const variables[] = {
     "NVRTC_APPEND_FLAGS", "NVRTC_PREPEND_FLAGS", "NVRTCWIZ", "EDG_BASE", "EDG_MODULES_PATH", "PWD",
     "MAKEFLAGS", "FINALIZER_USE_LEGACY_ELF_BUILDER", "FINALIZER_CUBIE", "CAN_FINALIZE_DEBUG",
@@ -45,7 +45,7 @@ static bool put_request(struct kd_message *request, const struct program *mine) 
     kd_put_text(request, directory);
     put_variables(request);
     kd_put_text(request, mine->source);
-    kd_put_text(request, mine->name == NULL ? "" : mine->name); /* the same to NVRTC */
+    kd_put_text(request, mine->name == NULL ? "" : mine->name); /* NVRTC treats both alike */
     put_texts(request, &mine->header_names);
     put_texts(request, &mine->header_texts);
     put_texts(request, &mine->options);
@@ -61,7 +61,7 @@ static bool has_all_names(const struct program *mine, const struct kd_reply *ans
     return true;
 }
 
-/* Returns whether the server has answered. `answer` is to be freed in either case. */
+/* Returns whether the server has answered. The caller frees `answer` in either case. */
 static bool find_answer(const struct program *mine, struct kd_reply *answer, uint32_t *result) {
     struct kd_message request = {0};
     bool found = false;

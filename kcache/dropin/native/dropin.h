@@ -1,4 +1,5 @@
-/* Declarations that the parts of the drop-in share. nvrtc.c describes what the library guarantees. */
+/* Declarations that the parts of the drop-in share. nvrtc.c describes what the library guarantees.
+   */
 #ifndef KCACHE_DROPIN_H
 #define KCACHE_DROPIN_H
 
@@ -19,7 +20,7 @@
 
 #define KD_EXPORT __attribute__((visibility("default")))
 
-/* NVRTC's result codes (nvrtc.h), but only those that this library itself returns. */
+/* Those of NVRTC's result codes (nvrtc.h) that this library itself returns. */
 enum {
     KD_SUCCESS = 0,
     KD_OUT_OF_MEMORY = 1,
@@ -33,7 +34,8 @@ enum {
     KD_NO_PCH_ATTEMPTED = 13,
 };
 
-/* Guards what the threads of this process share. Nobody waits while holding it, so no fork waits. */
+/* Guards the state that the threads of this process share. No thread waits for the server while it
+   holds the lock, so a fork does not wait long. */
 extern pthread_mutex_t kd_lock;
 
 /* -- bytes ------------------------------------------------------------------------------------- */
@@ -45,11 +47,11 @@ struct kd_bytes {
 };
 
 /* A message to the server: a count, the size of each field, and the fields, as in
-   kcache/util/wire.py. It grows. Once memory runs out, `failed` is set and stays set. */
+   kcache/util/wire.py. Its memory grows. If memory runs out, `failed` is set and stays set. */
 struct kd_message {
     char *data;
     size_t size, room;
-    uint32_t count, put; /* how many fields it has, and how many of them are there */
+    uint32_t count, put; /* how many fields it has, and how many of them were put */
     bool failed;
 };
 
@@ -66,11 +68,11 @@ struct kd_reply {
     size_t size;
 };
 
-/* Makes room for the fields of these sizes, which are behind each other in the memory from
-   `fields[0].data` on. It returns false if they are too long, or memory runs out. */
+/* Allocates the fields of these sizes, which follow each other in memory from `fields[0].data` on.
+   Returns false if they are too long or memory runs out. */
 bool kd_reply_begin(struct kd_reply *reply, uint32_t count, const char *sizes);
 bool kd_is(const struct kd_reply *reply, uint32_t field, const char *text);
-/* Whether a field is there and is a number. */
+/* Returns whether a field exists and is a number, and sets `number`. */
 bool kd_number(const struct kd_reply *reply, uint32_t field, uint32_t *number);
 
 /* The fields of an answer after `done`. From KD_NAMES on, each name expression and its lowered name
@@ -83,19 +85,19 @@ const char *kd_lowered(const struct kd_reply *answer, const char *name); /* NULL
 
 /* -- the server (server.c) --------------------------------------------------------------------- */
 
-/* The kinds of messages are their first fields. A program sends `compile`, `query` (the path of a
-   library) or `note` (why the real library got a call). The server sends any number of `wait` (it is
-   alive and works on the answer), and then `done` with the answer, or `no`. */
+/* The first field of a message is its kind. A program sends `compile`, `query` (the path of a
+   library) or `note` (why the real library got a call). The server sends any number of `wait` (a
+   heartbeat while it works on the answer), and then `done` with the answer, or `no`. */
 #define KD_DONE "done"
 #define KD_WAIT "wait"
 
-bool kd_server_wanted(void); /* whether there may be a server */
+bool kd_server_wanted(void); /* whether a server may be running */
 bool kd_server_greet(void);  /* connects, so that the server is ready for a question */
-/* Sets the server's socket; NULL if there is none. */
+/* Sets the path of the server's socket; NULL for no server. */
 KD_EXPORT void kcache_dropin_set_server(const char *path);
 /* Returns whether the answer is `done`; then its fields are in `reply`. */
 bool kd_server_ask(const struct kd_message *message, struct kd_reply *reply);
-/* The user and the file tree of this thread. The server must have the same. */
+/* Puts the user and the file tree of this thread, which must be those of the server. */
 void kd_put_standing(struct kd_message *message);
 void kd_server_note(const char *reason);
 void kd_server_leave(void); /* closes the idle connections */
@@ -109,20 +111,20 @@ bool kd_exported(const char *name); /* whether this library has a function of th
 const char *kd_real_path(void);     /* NULL if none is known */
 void *kd_real(const char *name); /* the function of that name, or `kd_missing`; loads the library */
 
-/* -- programs: the objects that the caller knows as nvrtcProgram ------------------------------ */
+/* -- programs: the objects behind the caller's nvrtcProgram ----------------------------------- */
 
 #define KD_MARK 0x6b64726f70696e31u /* "kdropin1" */
 
 /* A function of the real library that returns a result code, by its name and parameters. */
 #define REAL(name, ...) ((int (*)(__VA_ARGS__))kd_real(name))
 
-/* Copies of texts that the caller has given. */
+/* Copies of texts that the caller has passed. */
 struct texts {
     char **items;
     int count, room;
 };
 
-/* The object that the caller knows as an nvrtcProgram. */
+/* The object behind the caller's nvrtcProgram. */
 struct program {
     uint64_t mark;
     struct program *self;
@@ -131,18 +133,19 @@ struct program {
     bool compiled; /* `result` and `answer` are those of the last compile */
     int result;
     struct kd_reply answer;
-    kd_program real; /* if it is not NULL, everything is forwarded */
+    kd_program real; /* the real library's program; unless NULL, all calls are forwarded to it */
 };
 
 /* -- programs (program.c) ---------------------------------------------------------------------- */
 
 bool kd_texts_add(struct texts *texts, const char *text);
 bool kd_texts_add_all(struct texts *texts, int count, const char *const *items);
-bool kd_texts_differ(const struct texts *texts); /* no two are equal; false if memory runs out */
+bool kd_texts_differ(const struct texts *texts); /* no two are equal; false without memory */
 void kd_texts_empty(struct texts *texts);
 
 struct program *kd_ours(kd_program program); /* NULL: the real library made it */
-/* Returns the program if this library answers for it; else NULL, and sets the real library's one. */
+/* Returns the program if this library answers for it; else sets `program` to the real library's
+   program and returns NULL. */
 struct program *kd_here(kd_program *program);
 void kd_release(struct program *mine);
 
@@ -152,7 +155,7 @@ int kd_real_create(
 int kd_real_compile(kd_program program, int count, const char *const *options);
 int kd_real_destroy(kd_program *program);
 /* Repeats in the real library everything that was done to the program here. Returns NVRTC's result
-   code. The server counts the reason, unless it is NULL: the server knows its own reasons. */
+   code. The server counts the reason, unless it is NULL because the server itself declined. */
 int kd_hand_over(struct program *mine, const char *reason);
 
 /* -- compiling (compile.c) --------------------------------------------------------------------- */
@@ -162,7 +165,7 @@ bool kd_has_compiled(void); /* whether any compile was answered without the real
 
 /* -- the preloaded library (preload.c, search.c, linked.c) ------------------------------------- */
 
-/* Finds NVRTC as the dynamic loader does: for an object that opens it by its bare name, or for the
+/* Find NVRTC as the dynamic loader does, for an object that opens it by its bare name, or for the
    objects that are linked with it. `path` has room for PATH_MAX bytes. */
 bool kd_search(struct link_map *object, char path[]);
 bool kd_is_linked(void); /* whether any object is linked with NVRTC */

@@ -1,14 +1,14 @@
 /* NVRTC's interface, answered by a kcache server, or by the real NVRTC if the server can't answer.
 
-   A program lives here until the caller asks for something that only the real library has: an
-   output that no server keeps, a callback, a second compile, an option with effects beyond the
-   outputs. Then the program is made again in the real library, with everything that was done to it,
-   and all later calls are forwarded. So this library gives an answer only if it is known to be
-   NVRTC's own. Tests compare thousands of random calls on both.
+   A program is kept here until the caller needs something that only the real library has: an output
+   that no server keeps, a callback, a second compile, an option with effects beyond the outputs.
+   Then the program is created again in the real library, everything that was done to it is
+   repeated, and all later calls are forwarded. So this library gives an answer only if it is
+   NVRTC's own. Tests compare thousands of random calls of both libraries.
 
-   Threads: as NVRTC: any number of threads, and each program is used by one at a time. Fork: the
-   child continues with the parent's programs and makes its own connections. The library never prints,
-   never waits without a limit, and never needs Python. */
+   Threads: as NVRTC; any number of threads, but one at a time for each program. Fork: the child
+   continues with the parent's programs and makes its own connections. The library never prints,
+   never waits without a limit, and does not need Python. */
 #define _GNU_SOURCE
 #include "dropin.h"
 #include "stubs.h"
@@ -38,7 +38,8 @@ KD_EXPORT int nvrtcCreateProgram(
         !kd_texts_add_all(&mine->header_texts, count, texts) ||
         !kd_texts_add_all(&mine->header_names, count, names) ||
         !kd_texts_differ(&mine->header_names)) {
-        /* A header is NULL, or two have the same name: the real library gives the answer. */
+        /* A header is NULL, or two have the same name, or memory ran out: the real library answers.
+           */
         kd_release(mine);
         return kd_real_create(program, source, name, count, texts, names);
     }
@@ -131,7 +132,8 @@ bool kd_exported(const char *name) {
 
 /* -- what kcache.install() and the preloaded library call ---------------------------------- */
 
-/* Loads the real library, and what it loads itself for a compile if the program has compiled. */
+/* Loads the real library and, if the program has compiled, what that library loads for a compile.
+   */
 KD_EXPORT void kcache_dropin_load(void) {
     kd_program program = NULL;
     int saved = errno;

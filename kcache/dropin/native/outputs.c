@@ -4,7 +4,8 @@
 
 #include <string.h>
 
-/* An output that no server keeps: the real library compiles the programs whose options ask for it. */
+/* An output that no server keeps. Programs whose options ask for it are compiled by the real
+   library. */
 #define ABSENT 0
 
 /* Before a compile, NVRTC returns empty texts, which end in a NUL, and empty binaries. */

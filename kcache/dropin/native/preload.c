@@ -1,9 +1,9 @@
-/* The preloaded library: a program that opens NVRTC of one major version gets the interface library,
-   which gets the path that the program would have opened. It also has NVRTC's SONAME, for the programs
-   that are linked with it (linked.c).
+/* The preloaded library. A program that opens NVRTC of one major version gets the interface library
+   instead, and that gets the path which the program would have opened. The preloaded library also
+   has NVRTC's SONAME, for programs that are linked with NVRTC (linked.c).
 
-   All other calls go to the C library unchanged: with the same arguments, stack and caller. The
-   caller's RPATH decides where the C library searches. */
+   All other calls of dlopen reach the C library unchanged, with the same arguments, stack and
+   caller, because the caller's RPATH decides where the C library searches. */
 #define _GNU_SOURCE
 #include "dropin.h"
 
@@ -67,7 +67,7 @@ static bool call_loaded(const char *name) {
     return is_true;
 }
 
-/* Whether the interface library stands for a real one. */
+/* Whether the interface library is loaded in place of a real one. */
 static bool stands(void) { return call_loaded("kcache_dropin_stands"); }
 
 void *kd_of_interface(const char *name) {
@@ -83,15 +83,15 @@ void *kd_of_interface(const char *name) {
     return handle == NULL ? NULL : dlsym(handle, name);
 }
 
-/* A program that is linked with NVRTC has it from the start, wherever it goes then. */
+/* A program that is linked with NVRTC has it from the start, even if it changes its root later. */
 __attribute__((constructor)) static void begin(void) {
     next_dlopen();
     if (kd_is_linked())
         kd_of_interface("nvrtcVersion");
 }
 
-/* In another root directory, the real library can't be found any more. A program that has opened
-   the real NVRTC has loaded it by then. So the interface library must load it before, too. */
+/* After a change of the root directory, the real library may not be found any more. Without kcache,
+   the program would have loaded it before; so the interface library does that, too. */
 EXPORT int chroot(const char *path) {
     int (*next)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "chroot");
     int saved = errno;
@@ -108,8 +108,8 @@ static struct link_map *map_of(const void *caller) {
     return dladdr1(caller, &info, (void **)&map, RTLD_DL_LINKMAP) == 0 ? NULL : map;
 }
 
-/* Opens the interface library in place of the real one at `path`; NULL if it can't replace that
-   one. */
+/* Opens the interface library in place of the real one at `path`; returns NULL if that is
+   impossible. */
 static void *replace(const char *path, int flags) {
     void *handle = open_interface(flags & ~RTLD_NOLOAD);
     if (handle == NULL || (call(handle, "kcache_dropin_covers", path) &&
@@ -137,9 +137,9 @@ static bool is_loaded(const char *path) {
 
 static void *or_refuse(void *handle) { return handle == NULL ? REFUSE : handle; }
 
-/* For the SONAME: opens the library that is loaded under that name, or else the one that the loader
-   would find. The loader itself would find this library, so it is asked in a namespace without it,
-   only for the error that there is none. */
+/* For the SONAME: opens the library that is loaded under that name, or else the library that the
+   loader would find. If there is none, the loader has to set the error; it would find this library,
+   so it is called in a namespace without this library. */
 static void *redirect_bare(const char *name, int flags, const void *caller) {
     char found[PATH_MAX];
     if (stands())
@@ -161,7 +161,7 @@ static void *redirect_path(const char *name, int flags) {
         strchr(".", base_of(real)[length]) == NULL) /* also finds the end of a text */
         return PASS;
     bool standing = stands();
-    if (!standing && is_loaded(real)) /* the program uses the real one already */
+    if (!standing && is_loaded(real)) /* the program already uses the real library */
         return PASS;
     if (!standing && flags & RTLD_NOLOAD)
         return REFUSE;

@@ -1,4 +1,4 @@
-/* Programs: the caller's texts, and the hand-over to the real library. */
+/* Programs: copies of the caller's texts, and the hand-over to the real library. */
 #define _GNU_SOURCE
 #include "dropin.h"
 
@@ -63,7 +63,7 @@ static const char *const *items(const struct texts *texts) {
 
 /* -- programs ---------------------------------------------------------------------------------- */
 
-/* Returns NULL for a program of the real library, which makes programs by `__nvrtcCPEx`. */
+/* Returns NULL for a program of the real library, such as one that `__nvrtcCPEx` has created. */
 struct program *kd_ours(kd_program program) {
     struct program *mine = program;
     return mine->mark == KD_MARK && mine->self == mine ? mine : NULL;

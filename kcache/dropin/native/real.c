@@ -1,4 +1,4 @@
-/* The real library: the file that the program would have found, loaded when it is needed. */
+/* The real library: the file that the program would have found, loaded at its first use. */
 #define _GNU_SOURCE
 #include "dropin.h"
 #include "table.h"
@@ -13,7 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Its path, with a slash more at the beginning: so the preloaded library knows who opens it. */
+/* Its path with an additional slash at the beginning, by which the preloaded library recognises
+   that this library opens it. */
 static char *found;
 static void *handle;
 
@@ -55,8 +56,8 @@ static bool exports_only_known(const char *image, size_t size) {
     return false;
 }
 
-/* Whether this library has all functions of the library at `path`. If it does not, the program gets
-   the real library, because it must find every function there. */
+/* Returns whether this library has all functions of the library at `path`. Otherwise the program
+   gets the real library, because it may need any of its functions. */
 KD_EXPORT bool kcache_dropin_covers(const char *path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat status = {0};
@@ -75,7 +76,7 @@ KD_EXPORT bool kcache_dropin_covers(const char *path) {
 
 /* -- loading ----------------------------------------------------------------------------------- */
 
-/* Sets the real library of this process; false if another one was set before. */
+/* Sets the real library of this process; returns false if another one was set before. */
 KD_EXPORT bool kcache_dropin_set_real(const char *path) {
     char real[PATH_MAX + 1] = "/", *before = NULL;
     char *mine = realpath(path, real + 1) == NULL ? NULL : strdup(real);
@@ -89,9 +90,9 @@ KD_EXPORT bool kcache_dropin_set_real(const char *path) {
     return same;
 }
 
-/* Stands for the real library at a path from now on; false if it can't. A program that opens NVRTC
-   soon asks something, so this connects. Without a server, the real library is loaded at once, as
-   the program means it. */
+/* Replaces the real library at a path from now on; returns false if that is impossible. A program
+   that opens NVRTC soon calls it, so this connects to the server. Without a server, the real
+   library is loaded at once, as the program intends. */
 KD_EXPORT bool kcache_dropin_begin(const char *path) {
     if (!kcache_dropin_set_real(path))
         return false;
@@ -100,7 +101,8 @@ KD_EXPORT bool kcache_dropin_begin(const char *path) {
     return true;
 }
 
-/* Whether a real library is known. If not, it could not be replaced, and this one only stays. */
+/* Returns whether the real library is known. If not, this library is loaded but does not replace
+   it. */
 KD_EXPORT bool kcache_dropin_stands(void) { return kd_real_path() != NULL; }
 
 const char *kd_real_path(void) {
@@ -108,13 +110,13 @@ const char *kd_real_path(void) {
     return path == NULL ? NULL : path + 1;
 }
 
-/* No lock is held here: the loader has locks of its own, and another thread may hold these and
-   wait for ours, in a library's constructor. */
+/* No lock may be held here: another thread may hold the loader's locks and wait for this library's
+   lock, in the constructor of a library. */
 static void *load(void) {
     if (kd_real_path() == NULL)
         return NULL;
     void *library = dlopen(found, RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL) { /* no descriptors left? Close ours, and try again. */
+    if (library == NULL) { /* perhaps no descriptor is left: close those of this library, retry */
         kd_server_leave();
         library = dlopen(found, RTLD_NOW | RTLD_LOCAL);
     }
@@ -124,7 +126,7 @@ static void *load(void) {
 void *kd_real(const char *name) {
     void *library = __atomic_load_n(&handle, __ATOMIC_ACQUIRE);
     if (library == NULL) {
-        library = load(); /* every thread gets the same */
+        library = load(); /* returns the same handle in every thread */
         __atomic_store_n(&handle, library, __ATOMIC_RELEASE);
     }
     void *function = library == NULL ? NULL : dlsym(library, name);

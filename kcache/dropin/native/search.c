@@ -1,4 +1,5 @@
-/* Search: finds the file of NVRTC in the order of the dynamic loader (ld.so(8)), without loading it. */
+/* Search: finds the file of NVRTC in the order of the dynamic loader (ld.so(8)), without loading
+   it. */
 #define _GNU_SOURCE
 #include "dropin.h"
 
@@ -10,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Objects that are linked with NVRTC, and are asked where it is. */
+/* How many objects that are linked with NVRTC are considered. */
 #define MOST_NEEDING 16
 
 static bool readable(const char *path) {
@@ -39,10 +40,10 @@ static bool search_for(void *object, char path[PATH_MAX]) {
     return there;
 }
 
-/* Searches the loader's cache for /etc/ld.so.conf. It holds, among other things, paths that end in
-   a NUL. */
+/* Searches the loader's cache of the directories in /etc/ld.so.conf. The file contains, among other
+   data, paths that end in a NUL. */
 static bool search_cache(char path[PATH_MAX]) {
-    static const char end[] = "/" KD_SONAME; /* its NUL counts */
+    static const char end[] = "/" KD_SONAME; /* compared with its NUL */
     FILE *cache = fopen("/etc/ld.so.cache", "re");
     char *text = NULL;
     size_t room = 0, size;

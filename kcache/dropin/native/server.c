@@ -1,14 +1,16 @@
-/* The server, as a program sees it: a few connections, and no wait without a limit.
+/* The program's side of the server: a few connections, and no wait without a limit.
 
-   Everything unexpected (no server, silence, another protocol, a damaged message) makes a question
-   fail, and the caller uses the real library. After silence or damage, this process does not ask
-   again. A server that is only gone costs one refused connection.
+   If anything is unexpected (no server, no heartbeat, another protocol, a damaged message), the
+   question fails, and the caller uses the real library. After a missing heartbeat or a damaged
+   message, this process does not ask again. If the server has exited, a question costs one refused
+   connection.
 
-   It connects when NVRTC is opened, so that the server has a thread ready at the first question.
+   This library connects when NVRTC is opened, so that the server has a thread ready for the first
+   question.
 
-   Descriptors: they are closed on exec and have high numbers. Before each use it is checked that
-   they are still ours, because programs close descriptors that they don't know. Fork: the child
-   makes its own connections. */
+   Descriptors are closed on exec and have high numbers. Before each use, their identity is checked,
+   because programs close descriptors that they did not open. Fork: the child makes its own
+   connections. */
 #define _GNU_SOURCE
 #include "dropin.h"
 
@@ -26,13 +28,14 @@
 #include <time.h>
 #include <unistd.h>
 
-/* More than any answer has: a name expression has two fields. */
+/* More fields than any answer has; a name expression has two. */
 #define MAX_FIELDS (1u << 16)
-/* A server sends a sign of life every half second. Its interpreter may start in this time. */
+/* Without a heartbeat for this long, the server is considered stopped. It sends one every half
+   second, but its interpreter may still have to start. */
 #ifndef SILENCE_MS
 #define SILENCE_MS 5000
 #endif
-/* No compile takes longer. A server that works for ever is broken. */
+/* The longest wait for one answer. No compile takes longer. */
 #define MOST_MS (60 * 60 * 1000)
 #define MAX_IDLE 4
 /* Attempts to connect, 10 ms apart, while the backlog of the server's socket is full. */
@@ -52,7 +55,7 @@ enum result { DONE, GONE, SILENT, DAMAGED };
 
 static struct connection idle[MAX_IDLE];
 static int idle_count;
-/* Empty if there is no server. */
+/* Empty if no server is to be asked. */
 static char socket_path[sizeof((struct sockaddr_un *)0)->sun_path];
 
 KD_EXPORT void kcache_dropin_set_server(const char *path) {
@@ -69,8 +72,9 @@ bool kd_server_wanted(void) {
     return wanted;
 }
 
-/* Programs that start later must not wait for a silent server, too: a make with a thousand compilers
-   would wait a thousand times. A server that continues makes a new socket. */
+/* Removes the socket of a server without a heartbeat, so that programs that start later do not wait
+   for it: a make with a thousand compilers would wait a thousand times. If the server continues, it
+   makes a new socket. */
 static void give_up(enum result reason) {
     struct stat status;
     pthread_mutex_lock(&kd_lock);
@@ -100,8 +104,8 @@ static void leave(const struct connection *connection) {
         close(connection->fd);
 }
 
-/* In a user namespace that lacks some users, all of them have this id; see `is_ambiguous` in
-   kcache/util/path_safety.py. */
+/* In a user namespace that does not map all users, the unmapped users all have this id; see
+   `is_ambiguous` in kcache/util/path_safety.py. */
 static bool is_ambiguous(uid_t user) {
     uint64_t users = 0, count;
     FILE *map = user == OVERFLOW_ID ? fopen("/proc/self/uid_map", "re") : NULL;
@@ -140,7 +144,8 @@ static bool connect_to(struct connection *connection) {
     int fd = new_socket();
     if (fd < 0)
         return false;
-    /* It does not block. A full backlog is EAGAIN, and may have room a moment later. */
+    /* The socket does not block. EAGAIN means a full backlog, which may have room a moment later.
+       */
     int failed = -1;
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         failed = connect(fd, (struct sockaddr *)&address, sizeof address);
@@ -179,15 +184,16 @@ static void keep_idle(const struct connection *connection) {
         leave(connection);
 }
 
-/* -- messages ------------------------------------------------------------------------------------ */
+/* -- messages ------------------------------------------------------------------------------------
+   */
 
 static enum result ready(int fd, short events) {
     int64_t end = now() + SILENCE_MS;
     for (;;) {
         int64_t left = end - now();
         struct pollfd each = {fd, events, 0};
-        /* Polls at least once: if this process was stopped since `end` was set, the answer may be
-           there. */
+        /* Poll at least once: if this process was stopped since `end` was set, the answer may have
+           arrived. */
         int found = poll(&each, 1, left > 0 ? (int)left : 0);
         if (found > 0)
             return each.revents & POLLNVAL ? GONE : DONE;
@@ -268,7 +274,8 @@ static bool ask(const struct kd_message *message, struct kd_reply *reply) {
         leave(&connection);
         if (result == SILENT || result == DAMAGED)
             give_up(result);
-        /* The server may have closed an idle connection, or another server has taken its place. */
+        /* The server may have closed the idle connection, or another server may have replaced it.
+           */
         if (result != GONE || !used || heard)
             return false;
     }
@@ -322,8 +329,8 @@ void kd_server_note(const char *reason) {
     free(note.data);
 }
 
-/* A connection stays if its number is beyond what this process may have: the next file can't get
-   that number. */
+/* A connection is kept if its number is not below the limit of this process, because closing it
+   would not free a number for another file. */
 void kd_server_leave(void) {
     struct connection connection;
     struct rlimit limit;

@@ -1,5 +1,5 @@
-/* NVRTC's exports by major version: those that this library answers, and those that it only
-   forwards. They are from 12.4 to 13.5. A library with more is not replaced; see real.c. */
+/* NVRTC's exports by major version, of 12.4 to 13.5: those that this library answers, and those
+   that it only forwards. A library with other exports is not replaced; see real.c. */
 #ifndef KCACHE_TABLE_H
 #define KCACHE_TABLE_H
 
@@ -32,7 +32,7 @@
     X(nvrtcGetPCHHeapSize)                                                                         \
     X(nvrtcSetPCHHeapSize) X(__nvrtcCPEx) KD_FORWARDED_BY_MAJOR(X)
 
-/* What a call leads to if there is no such function: one for each type that a function returns. */
+/* Replacements for a function that does not exist: one for each type of result. */
 static inline int kd_no_function(void) { return KD_INTERNAL_ERROR; }
 static inline void *kd_no_handle(void) { return NULL; }
 static inline const char *kd_no_text(void) { return "NVRTC_ERROR unknown"; }

@@ -1,13 +1,13 @@
 /* The client, `kcache-nvcc`: answers a start of nvcc from the cache, or starts nvcc itself.
 
-   It is started as `kcache-nvcc NVCC ARGUMENTS`, by a build tool that has a setting for a launcher;
+   It is started as `kcache-nvcc NVCC ARGUMENTS` by a build tool that has a setting for a launcher;
    as `kcache-nvcc ARGUMENTS`, or under the name `nvcc`, in place of the compiler; and as
    `kcache-nvcc --program PATH NVCC ARGUMENTS` by the library that `kcache run` preloads, where PATH
    is the file and NVCC is argv[0].
 
-   It asks the service of `kcache run`. A hit is written as nvcc would write it. On a miss, the
-   client runs nvcc with the recorder, and passes its output, its signals and its end on. Whatever is
-   odd makes the client become nvcc, as if nothing had been there before. */
+   It asks the server of `kcache run`. On a hit, it writes the files as nvcc would. On a miss, it
+   runs nvcc with the recorder, and forwards its output, its signals and its status. In every other
+   case, the client executes nvcc in its own process, as if it had not been there. */
 #define _GNU_SOURCE
 #include "../../dropin/native/dropin.h"
 #include "find.h"
@@ -30,7 +30,7 @@
 #include <unistd.h>
 
 #define STARTED "KCACHE_NVCC_STARTED"
-/* More text than this is passed on, and not stored. */
+/* A longer output is forwarded, but not stored. */
 #define MAX_TEXT ((size_t)16 << 20)
 
 extern char **environ;
@@ -41,7 +41,7 @@ struct call {
     char **argv;
 };
 
-/* Becomes nvcc, in which exec.c would lead back here but for the number of the process. */
+/* Executes nvcc in this process. Without the process id, exec.c in nvcc would start the client. */
 static void become(const struct call *call) {
     char number[16];
     sprintf(number, "%d", getpid());
@@ -64,8 +64,8 @@ static bool find_at(const char *home, char to[PATH_MAX]) {
     return home != NULL && snprintf(to, PATH_MAX, "%s/bin/nvcc", home) < PATH_MAX && is_other(to);
 }
 
-/* Finds an nvcc that is not this program: that in PATH if it was named, else where those programs
-   search that have a setting for the compiler. */
+/* Finds an nvcc that is not this program: in PATH if the caller named it `nvcc`, else in the order
+   in which programs search for the compiler. */
 static bool find(bool is_named, char to[PATH_MAX]) {
     return (is_named && kn_find_in_path("nvcc", is_other, to)) || find_at(getenv("CUDA_HOME"), to) ||
            find_at(getenv("CUDA_PATH"), to) || kn_find_in_path("nvcc", is_other, to) ||
@@ -90,7 +90,7 @@ static bool read_call(int argc, char **argv, struct call *call) {
     return true;
 }
 
-/* Whether nvcc shall do something else than compile, or something that depends on this machine. */
+/* Whether the options ask for something other than a compile, or depend on this machine. */
 static bool is_declined(char **argv) {
     static const char *const options[] = {
         "-",      "-V",     "--version", "-h",   "--help",   "-dryrun", "--dryrun",
@@ -108,14 +108,15 @@ static bool is_declined(char **argv) {
     return argv[1] == NULL;
 }
 
-/* Whether a standard stream is closed: what is opened next would get its place, and nvcc's text. */
+/* Whether a standard stream is closed: the next file that is opened would get its number, and
+   nvcc's text. */
 static bool is_stream_closed(void) {
     return fcntl(0, F_GETFD) < 0 || fcntl(1, F_GETFD) < 0 || fcntl(2, F_GETFD) < 0;
 }
 
 /* -- questions --------------------------------------------------------------------------------- */
 
-/* Puts texts as one field, each with its NUL. */
+/* Puts texts as one field; each ends in a NUL. */
 static void put_texts(struct kd_message *message, char **texts) {
     size_t size = 0;
     for (char **each = texts; *each != NULL; each++)
@@ -129,7 +130,7 @@ static void put_texts(struct kd_message *message, char **texts) {
     free(joined);
 }
 
-/* Whether standard output and standard error are one file, in which the order of the two counts. */
+/* Whether standard output and standard error are one file, in which their order matters. */
 static bool is_one_stream(void) {
     struct stat out, error;
     return fstat(1, &out) == 0 && fstat(2, &error) == 0 && out.st_dev == error.st_dev &&
@@ -175,8 +176,8 @@ static bool write_all(int fd, const char *data, size_t size) {
     return true;
 }
 
-/* Whether nvcc would make or replace a file here, and nothing else would happen: a link, a pipe, a
-   device and another user's file are left to nvcc. */
+/* Whether nvcc would only create or replace a file here. Links, pipes, devices and files of other
+   users are left to nvcc. */
 static bool is_plain(const char *path) {
     struct stat status;
     if (lstat(path, &status) != 0)
@@ -195,8 +196,8 @@ static bool write_file(const char *path, mode_t mode, bool is_new, struct kd_byt
     return close(fd) == 0 && written;
 }
 
-/* Fields after `done` and `hit`: for each file its mode, whether it is made anew, its path and its
-   content; a text without a path is printed, and its mode is the number of the stream. */
+/* Fields after `done` and `hit`: for each file its mode, whether it is new, its path and its
+   content. Content without a path is printed, and its mode is the number of the stream. */
 static bool write_hit(const struct kd_reply *reply) {
     uint32_t mode, is_new;
     if (reply->count % 4 != 2)
@@ -222,7 +223,7 @@ static bool write_hit(const struct kd_reply *reply) {
 
 /* -- a miss ------------------------------------------------------------------------------------ */
 
-/* Text that goes from a pipe to a stream of the caller, and a copy of it. */
+/* A pipe whose text is forwarded to a stream of the caller, and a copy of the text. */
 struct stream {
     int from, to;
     char *text;
@@ -232,7 +233,7 @@ struct stream {
 
 static volatile sig_atomic_t child;
 
-/* A signal of the terminal reaches nvcc, too; one that was sent to this process is passed on. */
+/* Forwards a signal that was sent to this process; nvcc gets those of the terminal itself. */
 static void pass_on(int number, siginfo_t *info, void *context) {
     (void)context;
     int saved = errno;
@@ -252,7 +253,7 @@ static void catch_signals(void) {
             sigaction(PASSED_ON[i], &action, NULL);
 }
 
-/* Makes the memory of the recording; NULL if that is impossible. */
+/* Allocates the memory of the recording; returns NULL if that is impossible. */
 static struct kr_recording *make_recording(struct kd_bytes roots, char name[64]) {
     int fd = (int)syscall(SYS_memfd_create, "kcache-nvcc", 1 /* MFD_CLOEXEC */);
     void (*before)(int) = signal(SIGXFSZ, SIG_IGN); /* `ulimit -f` counts this file, too */
@@ -272,7 +273,7 @@ static struct kr_recording *make_recording(struct kd_bytes roots, char name[64])
     return recording;
 }
 
-/* Passes on what there is; returns whether there may be more. */
+/* Forwards the text that has arrived; returns whether there may be more. */
 static bool pump(struct stream *stream) {
     char text[1 << 16];
     ssize_t size = read(stream->from, text, sizeof text);
@@ -293,7 +294,7 @@ static bool pump(struct stream *stream) {
     return true;
 }
 
-/* Passes text on until nvcc has ended; who has inherited its streams may live longer. */
+/* Forwards text until nvcc has exited; processes that have inherited its streams may run longer. */
 static int wait_for(pid_t pid, struct stream streams[2]) {
     int status, handle = (int)syscall(SYS_pidfd_open, pid, 0);
     struct pollfd polled[3] = {
@@ -334,7 +335,8 @@ static void die_like(int status) {
     _exit(128 + number);
 }
 
-/* Sends what was recorded, and waits until it is stored or not: then files may change again. */
+/* Sends the recording, and waits until the server has read the files, which may change after that.
+   */
 static void store(const struct kr_recording *recording, const struct stream streams[2]) {
     struct kd_message message;
     struct kd_reply reply;
@@ -349,8 +351,8 @@ static void store(const struct kr_recording *recording, const struct stream stre
     kd_server_ask(&message, &reply);
 }
 
-/* Fields after `done` and `compile`: what nvcc's tools preload, and the roots. Returns only if nvcc
-   was not started. */
+/* Fields after `done` and `compile`: the libraries that nvcc's tools preload, and the roots.
+   Returns only if nvcc was not started. */
 static void compile(const struct call *call, const struct kd_reply *reply) {
     int out[2], error[2];
     char name[64], *preloaded;
@@ -396,7 +398,8 @@ static void compile(const struct call *call, const struct kd_reply *reply) {
     die_like(status);
 }
 
-/* Outside `kcache run`: becomes `kcache run` of itself, which starts a service for others, too. */
+/* Outside `kcache run`: executes `kcache run` with this program, which starts a server that other
+   programs use, too. */
 static void become_run(const struct call *call) {
     char self[PATH_MAX + 8], kcache[PATH_MAX + 8];
     ssize_t size = readlink("/proc/self/exe", self, PATH_MAX);

@@ -1,9 +1,12 @@
-/* The library of `kcache run`: a start of nvcc becomes a start of the client, which is beside this
-   library. The hooks save the time that loading nvcc takes, where a shell or Python starts it. In
-   nvcc itself, before its `main`, are found all other starts, such as those by static programs, in
-   which nothing is preloaded. If the client can't be started, nvcc is.
+/* The library of `kcache run`: starts the client, which is in the same folder, in place of nvcc.
 
-   The caller of a hook may be a child after vfork(2), so nothing there takes memory or locks. */
+   If a shell or Python starts nvcc, the hooks of execve and posix_spawn start the client, which
+   saves the time of loading nvcc. All other starts, such as those by static programs, which preload
+   nothing, are caught by a constructor in nvcc itself, before its `main`. If the client can't be
+   started, nvcc runs.
+
+   The caller of a hook may be a child after vfork(2), so a hook allocates no memory and takes no
+   lock. */
 #define _GNU_SOURCE
 #include "find.h"
 
@@ -39,7 +42,7 @@ static char **added(const char *path, texts argv, char **to) {
     return to;
 }
 
-/* Whether the client shall stand before a file that is started. */
+/* Whether the client has to be started in place of a file. */
 static bool is_nvcc(const char *path, texts argv, texts envp) {
     if (path == NULL || strcmp(kn_base_of(path), "nvcc") != 0 || count(argv) == 0 || envp == NULL)
         return false;
@@ -85,7 +88,7 @@ __attribute__((constructor)) static void prepare(int argc, char **argv, char **e
 
 /* -- where it is started ----------------------------------------------------------------------- */
 
-/* `start` is the call of the C library; `instead` the call for the client. */
+/* `start` is the call of the C library, and `instead` the call that starts the client. */
 #define HOOK(parameters, start, instead, failed)                                                   \
     EXPORT int parameters {                                                                        \
         int saved = errno;                                                                         \

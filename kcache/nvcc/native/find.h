@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define KN_SOCKET "KCACHE_DROPIN_SOCKET"
-/* The number of the process in which nvcc itself shall run. */
+/* The id of the process in which nvcc itself has to run. */
 #define KN_PROCESS "KCACHE_NVCC_PROCESS"
 
 static inline const char *kn_base_of(const char *path) {
@@ -24,7 +24,7 @@ static inline bool kn_is_program(const char *path) {
     return stat(path, &status) == 0 && S_ISREG(status.st_mode) && access(path, X_OK) == 0;
 }
 
-/* Finds the first file of a name in PATH that fits. */
+/* Finds the first file with this name in PATH for which `fits` returns true. */
 static inline bool kn_find_in_path(const char *name, bool fits(const char *), char to[PATH_MAX]) {
     const char *at = getenv("PATH");
     while (at != NULL) {

@@ -1,13 +1,13 @@
-/* The recorder: preloaded into the tools that nvcc starts, it writes down what they ask the system.
+/* The recorder is preloaded into the tools that nvcc starts, and records what they ask the system.
 
-   It changes no answer, but for `isatty`: the tools write into pipes of the client, and must write
-   as they would to the caller's terminal. What it can't follow it writes down as a problem ('!'),
-   and the compile is not stored.
+   It changes no answer, except that of `isatty`: the tools write into pipes of the client, and must
+   write as they would to the caller's terminal. A call that can't be followed is recorded as a
+   problem ('!'), and the compile is not stored.
 
    Kinds: O open for reading, W open for writing, S stat, L lstat, A access, R readlink, P realpath,
-   E variable, X start of a program, x its failure, Q search in PATH, B begin of a program, M mapped
-   library, D directory for libraries, T clock, U removed, N renamed, V names roots,
-   ! problem. An answer that begins with '-' is an errno.
+   E variable, X start of a program, x failed start, Q search in PATH, B begin of a program, M
+   mapped library, D directory of libraries, T clock, U removed, N renamed, V the roots that a
+   preprocessed file names, ! problem. An answer that begins with '-' is an errno.
 
    Threads and vfork: no locks, no memory from the heap. */
 #define _GNU_SOURCE
@@ -38,7 +38,7 @@
 
 typedef char *const texts[];
 
-/* The function that this library stands before. */
+/* The function of the C library that this library replaces. */
 #define NEXT(name)                                                                                 \
     ({                                                                                             \
         static __typeof__(&name) next;                                                             \
@@ -79,7 +79,7 @@ static void opened(const char *path, int fd, bool writes, const char *how) {
         note('W', path, how);
     else if (fstat(fd, &status) == 0) {
         note('O', path, stamp(text, &status));
-        /* Another change in the same tick of the clock of files would not show. */
+        /* Another change within the same tick of the files' clock would not show. */
         NEXT(clock_gettime)(CLOCK_REALTIME_COARSE, &now);
         if (S_ISREG(status.st_mode) &&
             (ns(status.st_mtim) >= ns(now) || ns(status.st_ctim) >= ns(now)))
@@ -88,7 +88,7 @@ static void opened(const char *path, int fd, bool writes, const char *how) {
     errno = saved;
 }
 
-/* Kind, inode and device: what tools make of a status that they have asked for by a path. */
+/* Records kind, inode and device: the parts of a path's status that tools use. */
 static void looked(char kind, const char *path, int failed, const struct stat *status) {
     char text[STAMP];
     int saved = errno;
@@ -115,7 +115,7 @@ static const char *below(int directory, const char *path, char to[2 * PATH_MAX])
 
 /* -- files ------------------------------------------------------------------------------------- */
 
-/* A function of the C library, and what is written down after it has returned `r`. */
+/* A function of the C library, and what is recorded after it has returned `r`. */
 #define AFTER(type, name, parameters, arguments, note_it)                                          \
     type name parameters;                                                                          \
     EXPORT type name parameters {                                                                  \
@@ -131,7 +131,7 @@ static const char *below(int directory, const char *path, char to[2 * PATH_MAX])
     }
 #define BELOW(directory, path) below(directory, path, (char[2 * PATH_MAX]){0})
 
-/* '+': the old content of a file does not matter; '=': it may. */
+/* '+': the old content of the file does not matter; '=': it may matter. */
 static void opened_with(const char *path, int fd, int flags) {
     bool writes = (flags & (O_WRONLY | O_RDWR | O_CREAT | O_TRUNC)) != 0;
     opened(path, fd, writes, flags & (O_TRUNC | O_EXCL) ? "+" : "=");
@@ -243,7 +243,7 @@ EXPORT int isatty(int fd) {
 
 /* -- programs ---------------------------------------------------------------------------------- */
 
-/* Writes the start of a program with its arguments, each with 0x1f at its end. */
+/* Records the start of a program with its arguments; each ends in 0x1f. */
 static void starts(const char *path, texts arguments) {
     size_t size = 1;
     if (recording == NULL || path == NULL)
@@ -259,14 +259,14 @@ static void starts(const char *path, texts arguments) {
         *to = '\0';
 }
 
-/* Writes where the C library looks for a program that is named without a directory. */
+/* Records where the C library searches for a program that is named without a directory. */
 static void note_search(const char *name) {
     const char *path = recording == NULL ? NULL : NEXT(getenv)("PATH");
     if (path != NULL && name != NULL && strchr(name, '/') == NULL)
         note('Q', name, path);
 }
 
-/* Each failure counts, and is written as often as it happens. */
+/* Records a failed start. A number makes each record different, because each failure counts. */
 static void failed_to_start(const char *path, int error) {
     char text[24];
     static unsigned number;
@@ -333,8 +333,8 @@ static bool has(const char *text, const char *end, const char *word) {
     return false;
 }
 
-/* Source text passes through files of nvcc, in which macros are replaced. They show whether the
-   outputs may name a directory of the call, and are searched before they are removed. */
+/* nvcc writes preprocessed source text into files. These show whether the outputs may name a root
+   of the call, and are searched before they are removed. */
 static void search(const char *path) {
     char found[256] = "";
     int fd = NEXT(open)(path, O_RDONLY | O_CLOEXEC);
@@ -348,7 +348,7 @@ static void search(const char *path) {
     bool asks = has(text, text + size, "__builtin_FILE") ||
                 has(text, text + size, "__builtin_source_location");
     for (int number = 0; root < end && number < 64; root += strlen(root) + 1, number++) {
-        /* What asks for the name of its file gets one of those in the lines with a number. */
+        /* Code that asks for the name of its file gets a name from a line marker. */
         bool named = asks ? memmem(text, (size_t)size, root, strlen(root)) != NULL
                           : has(text, text + size, root);
         if (named || strpbrk(root, "\"\\\n") != NULL) /* gcc writes these in another form */
@@ -405,7 +405,7 @@ static int mapped(struct dl_phdr_info *info, size_t size, void *data) {
     return 0;
 }
 
-/* Where the loader looks for libraries of an object, before the cache of the system. */
+/* Records where the loader searches for libraries of an object before its cache. */
 static void note_directories(void *object) {
     Dl_serinfo size, *found;
     if (dlinfo(object, RTLD_DI_SERINFOSIZE, &size) != 0 || size.dls_size > 1 << 20)

@@ -1,8 +1,9 @@
-/* The recording of one nvcc: memory that the client makes, and the recorder in each tool writes.
+/* The recording of one run of nvcc: memory that the client allocates, and that the recorder in each
+   tool writes to.
 
-   A record is four texts, each with its NUL: kind, process, path, answer. `kcache/nvcc/recording.py`
-   reads them. Space is taken by one atomic addition, so that a killed process leaves a gap of zeros,
-   which the reader refuses, and no lock. */
+   A record is four texts, each with its NUL: kind, process, path, answer.
+   `kcache/nvcc/recording.py` reads them. Space is reserved by one atomic addition. So a killed
+   process leaves no lock, but a gap of zeros, which the reader rejects. */
 #ifndef KCACHE_RECORDING_H
 #define KCACHE_RECORDING_H
 
@@ -10,7 +11,7 @@
 
 /* Names the memory as a file: /proc/PROCESS/fd/NUMBER. */
 #define KR_VARIABLE "KCACHE_NVCC_RECORDING"
-/* Address space and not memory: only what is written takes pages. */
+/* Reserves address space; only pages that are written take memory. */
 #define KR_SIZE ((uint64_t)64 << 20)
 #define KR_MAX_ROOTS (60 << 10)
 

@@ -1,4 +1,4 @@
-/* Records: writes what a process asks into the recording, each question once. */
+/* Records: writes the questions of a process into the recording, each one once. */
 #define _GNU_SOURCE
 #include "records.h"
 

@@ -6,9 +6,9 @@
 
 #include <stddef.h>
 
-extern struct kr_recording *recording; /* NULL in a process that is not recorded */
+extern struct kr_recording *recording; /* NULL if the process is not recorded */
 
-/* Begins a record, and returns where its answer of that size goes; NULL if there is no space. */
+/* Begins a record, and returns the place of its answer, of that size; NULL if there is no space. */
 char *record(char kind, const char *path, size_t answer_size);
 /* Writes a record, unless this process has written the same before. */
 void note(char kind, const char *path, const char *answer);
