@@ -41,6 +41,7 @@ git ls-files -z --cached --others --exclude-standard | tar -c --null -T - | tar 
 exec unshare --mount sh -euc '
     root=$1
     shift
+    mount --bind "$root" "$root" # so that the table of mounts has the root, as on every machine
     for mounted in proc sys dev; do mount --rbind "/$mounted" "$root/$mounted"; done
     exec chroot "$root" sh -euc "$@"
 ' sh "$root" '
