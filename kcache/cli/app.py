@@ -99,7 +99,8 @@ class App(click.Group):
             with suppress(OSError):
                 _explain(error)
             _settle_stdout()
-            return _code(error)
+            usage = (ConfigError, UnknownBackendError, CompilerNotFoundError)
+            return USAGE if isinstance(error, usage) else FAILED
         return code if isinstance(code, int) else 0
 
 
@@ -111,11 +112,6 @@ def _explain(error: KcacheError | OSError) -> None:
         where = f"{os.fsdecode(name)}: " if isinstance(name, (str, bytes, os.PathLike)) else ""
         message = f"{where}{error.strerror or error}"
     notify(f"error: {message}")
-
-
-def _code(error: KcacheError | OSError) -> int:
-    usage = (ConfigError, UnknownBackendError, CompilerNotFoundError)
-    return USAGE if isinstance(error, usage) else FAILED
 
 
 def _settle_stdout() -> None:

@@ -148,28 +148,30 @@ def refuse_terminal(emit: str) -> None:
         raise click.UsageError(f"{emit.upper()} is binary. Pass -o OUT.")
 
 
-def write_output(data: bytes, output: str) -> None:
+def write_output(data: bytes, output: str) -> str:
     """Write `data` to the file `output`, or to standard output for `-`; all of it or nothing.
 
-    A file is replaced at once and keeps its permissions. A device or a pipe is written to.
+    A file is replaced at once and keeps its permissions. A device or a pipe is written to. Returns
+    the output's name for messages.
 
     Raises:
         OSError: it can't be written; it names the file, which is as it was.
     """
     if output == "-":
         write_stdout(data)
-        return
+        return STDOUT
     target = os.path.realpath(output)
     with naming(output):
         if os.path.exists(target) and not os.path.isfile(target):
             with open(target, "wb") as device:
                 device.write(data)
-            return
+            return output
         with replacing(target) as draft:
             with open(draft, "wb") as file:
                 file.write(data)
             if os.path.exists(target):
                 shutil.copymode(target, draft)
+    return output
 
 
 # -- tables ----------------------------------------------------------------------------------------

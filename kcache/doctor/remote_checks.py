@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import repeat
 
 from kcache.config import Config
@@ -20,7 +21,7 @@ from kcache.kernels.remotes import remotes_socket
 from kcache.kernels.tiers import open_layer
 from kcache.remote.address import Address
 from kcache.remote.guarded_storage import GuardedStorage, TimeLimit
-from kcache.remote.signing import Sealer, make_sealer
+from kcache.remote.signing import make_sealer
 from kcache.remote.storage import RemoteError
 from kcache.util.units import format_time
 
@@ -89,18 +90,12 @@ def _layer(address: Address, key_file: str | None) -> Finding:
 
 def _remote(address: Address, key_file: str | None) -> Finding:
     named = f"{address.redacted()} ({_KINDS[address.kind]})"
-    sealers: list[Sealer] = []
-
-    def sealer() -> Sealer:
-        sealers.append(make_sealer(key_file))
-        return sealers[0]
-
-    remote = GuardedStorage(address, sealer)
+    remote = GuardedStorage(address, partial(make_sealer, key_file))
     started = time.monotonic()
     try:
         remote.get(_PROBE)
         seconds = format_time(time.monotonic() - started)
-        writes = address.writable and sealers[0].can_seal
+        writes = address.writable and make_sealer(key_file).can_seal
         if writes and not remote.writing.reason:
             remote.put(_PROBE, encode(_PROBE, Entry({}, {"kind": "probe"})))
     except RemoteError as error:

@@ -136,17 +136,27 @@ class CompileService:
     # -- questions ---------------------------------------------------------------------------------
 
     def answer(self, question: Sequence[bytes], client: Client) -> Sequence[bytes]:
-        """Return the answer to a program's question.
+        """Return the answer to a program's question; `NO` and the reason if there is none.
 
         Raises:
-            WireError: there is no such question.
+            WireError: there is no such question; OSError: the program has ended.
         """
         self.counts.asked(client.process)
+        try:
+            return self._answer(question, client)
+        except (WireError, ConnectionError, TimeoutError):
+            raise
+        except Exception as error:  # such as a setting that is not allowed
+            log.debug("a question is declined: %r", error)
+            return [NO, f"{type(error).__name__}: {error}".encode()]
+
+    def _answer(self, question: Sequence[bytes], client: Client) -> Sequence[bytes]:
         match question:
             case [protocol.COMPILE, *fields]:
                 return self._compile(protocol.unpack_program(fields))
             case [protocol.QUERY, path, standing]:
-                return self._query(path, standing)
+                version, archs = self.answers().about(path, standing)
+                return [DONE, *(b"%d" % number for number in (*version, *archs))]
             case [protocol.NVCC, standing, *fields]:
                 return self._start_nvcc(standing, fields, client)
             case [protocol.NOTE, reason]:
@@ -163,8 +173,6 @@ class CompileService:
         except DeclinedError as error:
             self._left(str(error), f"{program.name.decode(errors='replace')}: ")
             return [NO, str(error).encode()]
-        except Exception as error:  # a setting that is not allowed, a directory that is unsafe
-            return [NO, f"no cache: {error}".encode()]
         self.counts.answered(hit=answer.hit, failed=answer.result != 0)
         return [DONE, *protocol.pack_answer(answer)]
 
@@ -177,33 +185,22 @@ class CompileService:
     ) -> Sequence[bytes]:
         from kcache.nvcc.handler import FAILED, NvccHandler  # noqa: PLC0415
 
-        try:
-            if standing != protocol.standing():
-                return [NO, b"another user, root directory or mount namespace"]
-            cache = self.answers().cache
-            with self._making:  # the first may have to build the libraries
-                if self._nvcc is None:
-                    self._nvcc = NvccHandler(cache, libraries.recorder(env.current()))
-            answer = self._nvcc.answer(fields, client)
-        except (WireError, OSError):
-            raise
-        except Exception as error:
-            log.debug("a start of nvcc is declined: %r", error)
-            return [NO, f"{type(error).__name__}: {error}".encode()]
+        if standing != protocol.standing():
+            return [NO, b"another user, root directory or mount namespace"]
+        cache = self.answers().cache
+        with self._making:  # the first may have to build the libraries
+            if self._nvcc is None:
+                recorder = libraries.for_nvcc(env.current(), libraries.RECORDER)
+                self._nvcc = NvccHandler(cache, recorder)
+        answer = self._nvcc.answer(fields, client)
         if answer[0] == DONE or answer[1] == FAILED:
             self.counts.answered(hit=answer[1:2] == [b"hit"], failed=answer[0] == NO)
         return answer
 
-    def _query(self, path: bytes, standing: bytes) -> Sequence[bytes]:
-        try:
-            version, archs = self.answers().about(path, standing)
-        except Exception as error:  # the program asks the real one
-            return [NO, f"{type(error).__name__}: {error}".encode()]
-        return [DONE, *(b"%d" % number for number in (*version, *archs))]
-
 
 # -- counts ----------------------------------------------------------------------------------------
 
+_NAMES = ("hits", "misses", "failed", "handed_over", "programs")
 #: The counts of the cache in the summary.
 _REMOTE_COUNTS = ("remote_hits", "remote_misses", "remote_errors")
 _CACHE_COUNTS = ("saved_seconds", *_REMOTE_COUNTS)
@@ -222,7 +219,7 @@ class Counts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
+        self._counts = Counter(dict.fromkeys(_NAMES, 0))
         self._reasons: Counter[str] = Counter()
         self._names: Counter[str] = Counter()
         self._processes: dict[int, None] = {}
@@ -251,11 +248,8 @@ class Counts:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
-        names = ("hits", "misses", "failed", "handed_over", "programs")
         with self._lock:
-            counts: dict[str, Any] = {name: self._counts[name] for name in names}
-            lists = {"reasons": dict(self._reasons), "names": dict(self._names)}
-            return {**counts, **lists}
+            return {**self._counts, "reasons": dict(self._reasons), "names": dict(self._names)}
 
 
 def _bounded(name: str, counted: Counter[str]) -> str:

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 _PACKAGED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 _SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
 _NVCC_SOURCES = os.path.join(os.path.dirname(os.path.dirname(_SOURCES)), "nvcc", "native")
+#: The program that stands before nvcc, and what nvcc's tools preload.
+CLIENT, RECORDER = "kcache-nvcc", "libkcache_recorder.so"
 #: The later the version, the sooner a program finds its library.
-#: The program that stands before nvcc.
-CLIENT = "kcache-nvcc"
 _PRELOADED = ("libkcache_preload13.so", "libkcache_preload12.so")
 _MACHINE = os.uname().machine if sys.platform == "linux" else ""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -130,17 +130,8 @@ def preloaded(folder: str) -> list[str]:
     return [os.path.join(folder, "libasan.so", "..", platform, name) for name in _PRELOADED]
 
 
-def recorder(environment: Mapping[str, str]) -> str:
-    """Return the path of the recorder, which nvcc's tools preload; raises MissingError."""
-    return _in_preload_folder(environment, "libkcache_recorder.so")
-
-
-def client(environment: Mapping[str, str]) -> str:
-    """Return the path of the program that stands before nvcc; raises MissingError."""
-    return _in_preload_folder(environment, CLIENT)
-
-
-def _in_preload_folder(environment: Mapping[str, str], name: str) -> str:
+def for_nvcc(environment: Mapping[str, str], name: str) -> str:
+    """Return the path of `CLIENT` or `RECORDER`; raises MissingError."""
     return os.path.join(find(environment), _MACHINE, name)
 
 

@@ -74,7 +74,7 @@ def compile_all(
         MissingError, OSError: nvcc can't be started and recorded here.
     """
     variables = env.of_service(env.current()) | {"KCACHE_DIR": str(cache.directory)}
-    client = libraries.client(variables)
+    client = libraries.for_nvcc(variables, libraries.CLIENT)
     socket = spawn.spawn_own(env.service(variables), variables, logs=False)
 
     def make(start: Start) -> CompiledKernel | CompileError:

@@ -142,7 +142,9 @@ def _with_client(command: Sequence[str], environment: Mapping[str, str]) -> Sequ
     import shutil  # noqa: PLC0415
 
     path = shutil.which(command[0], path=os.pathsep.join(os.get_exec_path(environment)))
-    return command if path is None else [libraries.client(environment), "--program", path, *command]
+    if path is None:
+        return command
+    return [libraries.for_nvcc(environment, CLIENT), "--program", path, *command]
 
 
 def _prepare(

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
 from operator import methodcaller
 
 from kcache.daemons.daemon_server import LINGER, Client, limit
@@ -20,10 +21,12 @@ from kcache.daemons.sockets import DONE
 from kcache.remote import daemon_protocol as protocol
 from kcache.remote.daemon_protocol import GetReply, Setup, Upload, key_in
 from kcache.remote.guarded_storage import GuardedStorage
-from kcache.remote.signing import Sealer, make_sealer
+from kcache.remote.signing import make_sealer
 from kcache.remote.storage import RemoteError
 from kcache.util.wire import WireError, number_in
 
+#: A key and a token.
+Lease = tuple[str, bytes]
 #: A lease is renewed this many times before it would end.
 RENEWALS = 6
 #: Bytes of memory of the daemon, without files that it maps, beside a few of the longest values.
@@ -46,10 +49,7 @@ def make(packed_setup: bytes, _group: int, stderr_fd: int) -> RemoteDaemon:
     os.chdir("/")
     setup = Setup.unpack(packed_setup)
     limit_memory(MEMORY + 4 * max(address.max_entry for address in setup.addresses))
-
-    def sealer() -> Sealer:
-        return make_sealer(setup.settings.get("signing_key_file"))
-
+    sealer = partial(make_sealer, setup.settings.get("signing_key_file"))
     return RemoteDaemon([GuardedStorage(address, sealer) for address in setup.addresses])
 
 
@@ -73,13 +73,13 @@ class RemoteDaemon:
 
     def __init__(self, remotes: Sequence[GuardedStorage]) -> None:
         self._remotes = remotes
-        self._queues = [UploadQueue(remote, self._uploaded) for remote in remotes]
+        self._queues = [UploadQueue(remote, self._release) for remote in remotes]
         self._lock = threading.Lock()
         #: Program -> its process group; and that -> the remotes that it was warned of.
         self._groups: dict[Client, int] = {}
         self._warned: dict[int, set[GuardedStorage]] = {}
-        #: Lease (key and token) -> the program that has it; None while its upload is under way.
-        self._leases: dict[tuple[str, bytes], Client | None] = {}
+        #: The program that has each lease; None while its upload is under way.
+        self._leases: dict[Lease, Client | None] = {}
         self._leasing = next((n for n, each in enumerate(remotes) if each.address.leases), None)
         self._closed = threading.Event()
         if self._leasing is not None:
@@ -205,10 +205,6 @@ class RemoteDaemon:
                 self._queues[index].add(upload if mine else upload._replace(lease=None))
                 leased |= mine
         if not leased:
-            self._uploaded(upload)
-
-    def _uploaded(self, upload: Upload) -> None:
-        if upload.lease is not None:
             self._release(upload.lease)
 
     def _lease(self, key: str, client: Client) -> list[bytes]:
@@ -225,12 +221,10 @@ class RemoteDaemon:
             self._leases[key, token] = client
         return [b"taken", token]
 
-    def _release(self, lease: tuple[str, bytes]) -> None:
-        with self._lock:
-            known = lease in self._leases
-            self._leases.pop(lease, None)
-        if known and self._leasing is not None:
-            self._remotes[self._leasing].ask_leases(methodcaller("release", *lease))
+    def _release(self, lease: Lease | None) -> None:
+        if lease is None or self._leasing is None or self._leases.pop(lease, False) is False:
+            return
+        self._remotes[self._leasing].ask_leases(methodcaller("release", *lease))
 
     def _renew(self, remote: GuardedStorage) -> None:
         """Renew the leases of programs while they and this process live."""
@@ -249,12 +243,12 @@ class UploadQueue:
 
     Args:
         remote: gets the uploads.
-        done: called after each upload, successful or not.
+        release: called with the lease of each upload at its end, successful or not.
     """
 
-    def __init__(self, remote: GuardedStorage, done: Callable[[Upload], object]) -> None:
+    def __init__(self, remote: GuardedStorage, release: Callable[[Lease | None], object]) -> None:
         self._remote = remote
-        self._done = done
+        self._release = release
         self._pool = ThreadPoolExecutor(THREADS)
         self._adding = threading.Lock()
         #: What waits or is under way, and its bytes.
@@ -275,7 +269,7 @@ class UploadQueue:
                 future.add_done_callback(self._sizes.pop)
                 return
         self._remote.counts.add("dropped")
-        self._done(upload)
+        self._release(upload.lease)
 
     def flush(self, seconds: float) -> bool:
         """Wait until nothing is pending; return whether that happened in time."""
@@ -292,4 +286,4 @@ class UploadQueue:
             if there and upload.manifest is not None:
                 self._remote.merge(*upload.manifest)
         finally:
-            self._done(upload)
+            self._release(upload.lease)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from kcache.entry import Entry, decode, encode, merged, producer_of
-from kcache.errors import ConfigError, CorruptEntryError
+from kcache.errors import CorruptEntryError
 from kcache.remote.address import Address
 from kcache.remote.daemon_protocol import Counts
 from kcache.remote.signing import SEAL_ROOM, Sealer, SealError
@@ -25,6 +25,7 @@ from kcache.remote.storage import (
     open_storage,
 )
 from kcache.util import log
+from kcache.util.units import plain
 
 _T = TypeVar("_T")
 
@@ -312,7 +313,7 @@ class GuardedStorage:
         except RemoteError as error:
             self.counts.add("dropped")
             if isinstance(error, RemoteTooLong):  # other kernels may be short enough
-                self._too_long = _printable(str(error))
+                self._too_long = plain(str(error)[:_MOST_TEXT])
             return False
         self.counts.add("uploads")
         self.counts.add("bytes_out", size)
@@ -355,10 +356,9 @@ class GuardedStorage:
         except RemoteTooLong:
             raise
         except Exception as error:
-            text = _printable(str(error) or type(error).__name__)
+            text = plain(str(error)[:_MOST_TEXT]) or type(error).__name__
             self.counts.add("timeouts" if isinstance(error, RemoteTimeout) else "errors")
-            known = isinstance(error, (RemoteError, ConfigError))
-            log.debug("%s: %s failed: %s", self.address, operation, text if known else repr(error))
+            log.debug("%s: %s failed: %r", self.address, operation, error)
             breaker.failed(text)
             raise RemoteError(text) from error
 
@@ -437,8 +437,3 @@ class GuardedStorage:
 def _decoded(envelope: bytes, key: str) -> Entry:
     """Return the entry in an envelope of any producer; raises CorruptEntryError."""
     return decode(envelope, key, producer=producer_of(envelope))
-
-
-def _printable(text: str) -> str:
-    """Return the text of a server in one line, without characters that control a terminal."""
-    return "".join(char if char.isprintable() else "?" for char in text[:_MOST_TEXT])

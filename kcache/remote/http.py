@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import http.client
 import ssl
-import sys
 import time
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urljoin
 
@@ -28,7 +26,7 @@ from kcache.environment import proxy_for
 from kcache.errors import ConfigError
 from kcache.remote.address import Address
 from kcache.remote.credentials import authorization
-from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Stored
+from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Stored, translated
 
 _ABSENT = (404, 410)
 _REDIRECTS = {"GET": (301, 302, 303, 307, 308), "PUT": (307, 308)}
@@ -140,7 +138,7 @@ class HttpValues:
         """
         url = self._url_of(method, key)
         for _ in range(self._most_redirects + 1):
-            with _translated():
+            with translated(_explained):
                 response, found = self._exchange(method, url, body, headers, limit)
             if response.status not in _REDIRECTS[method]:
                 return response, found
@@ -246,24 +244,15 @@ class HttpStorage(HttpValues):
         return RemoteError(f"{super()._failure(response, body)}{hint * (response.status == 409)}")
 
 
-@contextmanager
-def _translated() -> Generator[None]:
-    """Turn the exceptions of urllib3 and below it into RemoteError."""
-    before = sys.exception()  # handled by the caller: a context of the new error, not its cause
-    try:
-        yield
-    except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError) as error:
-        causes = list(_causes(error, before))
-        if any(isinstance(each, TimeoutError) for each in causes):
-            raise RemoteTimeout("no answer in time") from error
-        # The last one comes from the operating system or TLS, and is the most precise.
-        raise RemoteError(str(causes[-1]) or type(causes[-1]).__name__) from error
-
-
-def _causes(error: BaseException | None, before: BaseException | None) -> Generator[BaseException]:
-    while error is not None and error is not before:
-        yield error
+def _explained(error: BaseException | None) -> tuple[str, bool]:
+    causes: list[BaseException] = []
+    while error is not None:
+        causes.append(error)
         error = error.__cause__ or error.__context__
+    if any(isinstance(each, TimeoutError) for each in causes):
+        return "no answer in time", True
+    # The last one comes from the operating system or TLS, and is the most precise.
+    return str(causes[-1]) or type(causes[-1]).__name__, False
 
 
 def _proxied(proxy: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN401

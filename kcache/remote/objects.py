@@ -17,8 +17,6 @@ from __future__ import annotations
 import configparser
 import os
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Literal, cast
 from urllib.parse import quote, urlsplit
@@ -33,7 +31,7 @@ from kcache.errors import ConfigError
 from kcache.remote.address import Address
 from kcache.remote.credentials import content_of, is_private, not_private
 from kcache.remote.http import HttpValues, origin_of
-from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Storage, Stored
+from kcache.remote.storage import RemoteError, RemoteTooLong, Storage, Stored, translated
 
 #: Scheme -> obstore's class, its option for the server, and the variables that name one, too.
 _MAKERS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
@@ -62,7 +60,8 @@ def open_bucket(address: Address) -> Storage:
         ConfigError: a file or an option can't be used.
     """
     drop_unsafe_variables()
-    signature = _shared_access_signature() if address.scheme == "az" else ""
+    names = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY") if address.scheme == "az" else ()
+    signature = next(filter(None, map(variable, names)), "").lstrip("?")
     if address.flag("anonymous") or (address.scheme != "s3" and not signature):
         return ObjectStorage(address)
     return SignedStorage(address, signature)
@@ -101,7 +100,7 @@ class SignedStorage(HttpValues):
             names = filter(None, (self._address.hosts, self._address.path, _path(key)))
             url = f"{_server(self._address)}/{quote('/'.join(names))}?{self._signature}"
         else:
-            with _translated():
+            with translated(_explained):
                 url = obstore.sign(
                     self._store, cast('Literal["GET", "PUT"]', method), _path(key), _SIGNED_FOR
                 )
@@ -151,7 +150,7 @@ class ObjectStorage:
 
     def get(self, key: str, limit: int) -> Stored | None:
         """Return the value, or None if there is none."""
-        with _translated():
+        with translated(_explained):
             try:
                 answer: Any = obstore.get(self._reader, _path(key))
             except FileNotFoundError as error:
@@ -173,13 +172,13 @@ class ObjectStorage:
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value, replacing the one that is there."""
-        with _translated():
+        with translated(_explained):
             self._put(key, value, "overwrite")
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
         """Store a value in place of `old`; return whether it is stored."""
         mode: Any = "create" if old is None else (old.version or "overwrite")
-        with _translated():
+        with translated(_explained):
             try:
                 self._put(key, value, mode if self._conditional else "overwrite")
             except (
@@ -261,12 +260,6 @@ def _server(address: Address) -> str:
     return (address.option("endpoint") or named or usual).rstrip("/")
 
 
-def _shared_access_signature() -> str:
-    """Return the query that Azure's signature is, or nothing."""
-    found = variable("AZURE_STORAGE_SAS_TOKEN") or variable("AZURE_STORAGE_SAS_KEY") or ""
-    return found.lstrip("?")
-
-
 def _profile() -> dict[str, str]:
     """Return the keys of the user's profile in `~/.aws/credentials`, which obstore does not read.
 
@@ -295,30 +288,17 @@ def _profile() -> dict[str, str]:
     return {option: found[name] for name, option in names.items() if name in found}
 
 
-@contextmanager
-def _translated() -> Generator[None]:
-    """Turn obstore's exceptions into RemoteError."""
-    try:
-        yield
-    except RemoteError:
-        raise
-    except Exception as error:
-        late = _LATE.search(str(error)) is not None
-        raise (RemoteTimeout if late else RemoteError)(_explained(error)) from error
-
-
-def _explained(error: Exception) -> str:
-    text = str(error)
+def _explained(error: Exception) -> tuple[str, bool]:
+    text, line = str(error), _first_line(error)
     if any(name in text for name in _IDENTITY):
-        lacking = "no credentials, and this machine has no identity of its own"
-        return f"{lacking}: {_first_line(error)}"
-    if "InvalidCertificate" in text:
-        return f"its certificate is not trusted: {_first_line(error)}"
-    if isinstance(error, FileNotFoundError):
-        return "there is no such bucket"
-    if isinstance(error, exceptions.PermissionDeniedError):
-        return f"{_first_line(error)}; {_HINT}"
-    return _first_line(error) or type(error).__name__
+        line = f"no credentials, and this machine has no identity of its own: {line}"
+    elif "InvalidCertificate" in text:
+        line = f"its certificate is not trusted: {line}"
+    elif isinstance(error, FileNotFoundError):
+        line = "there is no such bucket"
+    elif isinstance(error, exceptions.PermissionDeniedError):
+        line = f"{line}; {_HINT}"
+    return line, _LATE.search(text) is not None
 
 
 def _first_line(error: Exception) -> str:

@@ -21,7 +21,7 @@ from redis.retry import Retry
 
 from kcache.remote.address import Address
 from kcache.remote.credentials import content_of, is_loopback, not_private, read_secret
-from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Stored
+from kcache.remote.storage import RemoteError, RemoteTooLong, Stored, translated
 from kcache.util.units import parse_age
 
 _PORT = 6379
@@ -65,7 +65,7 @@ class RedisStorage:
 
     def get(self, key: str, limit: int) -> Stored | None:
         """Return the value, or None if there is none."""
-        with self._translated() as server:
+        with self._server() as server:
             # One byte more than is allowed shows that a value is too long.
             value = server.getrange(self._prefix + key, 0, limit)
         if not isinstance(value, bytes):
@@ -76,7 +76,7 @@ class RedisStorage:
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value, replacing the one that is there."""
-        with self._translated() as server:
+        with self._server() as server:
             server.set(self._prefix + key, value, ex=self._expire or None)
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
@@ -87,12 +87,12 @@ class RedisStorage:
 
     def check_writable(self) -> None:
         """Raise RemoteError if the server is full, is a replica, or allows its user no SET."""
-        with self._translated() as server:
+        with self._server() as server:
             server.set(f"{self._prefix}nothing", b"", xx=True)  # only if there were such a key
 
     def lease(self, key: str, token: bytes, seconds: float) -> bool:
         """Acquire the lease of `key`; return whether it was free."""
-        with self._translated() as server:
+        with self._server() as server:
             return bool(server.set(self._lease(key), token, nx=True, px=_milliseconds(seconds)))
 
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
@@ -114,22 +114,16 @@ class RedisStorage:
         return f"{self._prefix}lease:{key}"
 
     def _eval(self, script: str, key: str, *arguments: object) -> bool:
-        with self._translated() as server:
+        with self._server() as server:
             return bool(server.eval(script, 1, key, *arguments) == 1)
 
     @contextmanager
-    def _translated(self) -> Generator[Any]:
-        """Yield redis-py's client, and turn its exceptions into RemoteError."""
-        try:
+    def _server(self) -> Generator[Any]:
+        """Yield redis-py's client; its exceptions become RemoteError."""
+        with translated(_explained):
             if self._redis is None:
                 self._redis = self._cluster() if self._is_cluster else self._single()
             yield self._redis
-        except RemoteError:
-            raise
-        except Exception as error:  # a malformed answer raises ValueError and others
-            late = isinstance(error, (redis.TimeoutError, TimeoutError))
-            text = str(error).rstrip(".") or type(error).__name__
-            raise (RemoteTimeout if late else RemoteError)(text) from error
 
     def _single(self) -> Any:  # noqa: ANN401  of two kinds, without a common type
         host, port = self._nodes[0]
@@ -142,6 +136,10 @@ class RedisStorage:
         node: Any = ClusterNode
         nodes = [node(host, port) for host, port in self._nodes]
         return RedisCluster(startup_nodes=nodes, retry=Retry(NoBackoff(), 2), **self._options)
+
+
+def _explained(error: Exception) -> tuple[str, bool]:
+    return str(error).rstrip("."), isinstance(error, (redis.TimeoutError, TimeoutError))
 
 
 def _connection_options(address: Address) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from kcache.errors import ConfigError, KcacheError
@@ -28,6 +29,22 @@ class RemoteTimeout(RemoteError):  # noqa: N818  a kind of RemoteError
 
 class RemoteTooLong(RemoteError):  # noqa: N818  a kind of RemoteError
     """A value is longer than `max_entry`, or than the server takes; the remote works."""
+
+
+@contextmanager
+def translated(explain: Callable[[Exception], tuple[str, bool]]) -> Generator[None]:
+    """Turn what a client raises into RemoteError.
+
+    Args:
+        explain: returns the text of an error, and whether it is a time-out.
+    """
+    try:
+        yield
+    except RemoteError:
+        raise
+    except Exception as error:
+        text, is_late = explain(error)
+        raise (RemoteTimeout if is_late else RemoteError)(text or type(error).__name__) from error
 
 
 class Stored(NamedTuple):

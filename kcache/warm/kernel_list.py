@@ -107,14 +107,11 @@ def _parse(path: str, data: bytes) -> object:
     """Return the contents of a TOML or JSON file."""
     kind = os.path.splitext(path)[1].lower()
     if kind not in (".toml", ".json"):
-        raise ConfigError(
-            f"{path}: expected a list of kernels (.toml, .json) or a recording (.jsonl)"
-        )
+        expected = "a list of kernels (.toml, .json) or a recording (.jsonl)"
+        raise ConfigError(f"{path}: expected {expected}")
     text = as_text(path, data.removeprefix(b"\xef\xbb\xbf"))
     try:
-        if kind == ".json":
-            return cast("object", json.loads(text))
-        return tomllib.loads(text)
+        return (json.loads if kind == ".json" else tomllib.loads)(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not {kind[1:].upper()}: {error}") from error
 
@@ -198,12 +195,10 @@ class _Written:
     def _matches(self, pattern: str) -> list[str]:
         if os.path.isfile(os.path.join(self._folder, pattern)):
             return [pattern]
-        if not glob.has_magic(pattern):
-            raise ConfigError(f"source={pattern!r}: no such file in {self._folder}")
         found = glob.glob(pattern, root_dir=self._folder, recursive=True)
         files = sorted(path for path in found if os.path.isfile(os.path.join(self._folder, path)))
         if not files:
-            raise ConfigError(f"source={pattern!r} matches no file in {self._folder}")
+            raise ConfigError(f"source={pattern!r}: no such file in {self._folder}")
         return files
 
     def _directory(self, table: _Table, path: str) -> str:
@@ -263,13 +258,8 @@ def _check_keys(table: _Table, allowed: Sequence[str]) -> None:
 
 def _merged(defaults: _Table, table: _Table) -> _Table:
     """Return a kernel's table, completed with the defaults."""
-    own_arch = "arch" in table or "archs" in table
-    kept = {
-        name: value
-        for name, value in defaults.items()
-        if not (own_arch and name in ("arch", "archs"))
-    }
-    return {**kept, **table}
+    replaced = ("arch", "archs") if "arch" in table or "archs" in table else ()
+    return {name: defaults[name] for name in defaults if name not in replaced} | dict(table)
 
 
 def _text(table: _Table, name: str, expected: str) -> str | None:

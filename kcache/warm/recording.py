@@ -244,16 +244,15 @@ def _found(
     found: list[str] = []
     for each in paths:
         path = os.fspath(each)
-        candidates = [path]
-        candidates += [
+        moved = [
             here + path[len(was) :]
             for was, here in roots
-            if path == was or path.startswith(os.path.join(was, ""))
+            if os.path.join(path, "").startswith(os.path.join(was, ""))
         ]
-        there = next(filter(os.path.isdir, candidates), None)
-        if there is None and os.path.isabs(path):
+        there = next(filter(os.path.isdir, (path, *moved)), "") if os.path.isabs(path) else path
+        if not there:
             missing[path] = None
-        found.append(path if there is None or not os.path.isabs(path) else there)
+        found.append(there or path)
     return found
 
 

@@ -135,7 +135,7 @@ def test_globs_are_sorted_and_each_kernel_is_there_once(folder: Path) -> None:
         ("kernels = [{}]", ", kernel 1: expected one of source and text, got both or neither"),
         ("kernels = [{ source = 'a.cu' }, { nmaes = 1 }]", ", kernel 2: no key 'nmaes' (did you"),
         ("kernels = [{ source = 'missing.cu' }]", ", kernel 1: source='missing.cu': no such file"),
-        ("kernels = [{ source = 'x/**/*.cu' }]", ", kernel 1: source='x/**/*.cu' matches no file"),
+        ("kernels = [{ source = 'x/**/*.cu' }]", ", kernel 1: source='x/**/*.cu': no such file"),
         ("kernels = [{ source = '*.bin' }]", ", kernel 1: "),
         (
             "kernels = [{ text = 'x', fast_math = 1 }]",

@@ -39,7 +39,15 @@ from kcache.cli.options import (
     open_existing,
     repeatable,
 )
-from kcache.cli.terminal import SHORT, notify, progress, show, wants_json, write_stdout
+from kcache.cli.terminal import (
+    SHORT,
+    notify,
+    progress,
+    refuse_terminal,
+    show,
+    wants_json,
+    write_stdout,
+)
 from kcache.config import Config
 from kcache.errors import ConfigError
 from kcache.nvrtc.entries import MANIFEST, unique_length
@@ -105,10 +113,8 @@ def export(*, output: str | None, oci: str | None, directory: str | None, **chos
     target = output or oci
     if target is None or (output and oci):
         raise click.UsageError("Expected one of --output and --oci.")
-    if output == "-" and sys.stdout.isatty():
-        raise click.UsageError(
-            "A bundle is a binary file. Send it to a file or to another program."
-        )
+    if output == "-":
+        refuse_terminal("bundle")
     with open_existing(directory) as cache, progress("writing"):
         if output is None:
             done = export_layout(cache, target, **chosen)

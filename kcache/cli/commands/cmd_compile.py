@@ -27,7 +27,6 @@ from kcache.cli.options import (
 )
 from kcache.cli.terminal import (
     OUTPUTS,
-    STDOUT,
     interruptible,
     named_by_suffix,
     notify,
@@ -279,10 +278,9 @@ def _compile(cache: KernelCache, job: Job, output: str, *, quiet: bool) -> dict[
     if data is None:
         there = ", ".join(name for name in OUTPUTS if getattr(kernel, name) is not None)
         raise ConfigError(f"--emit {job.emit}: this target has none; expected {there or 'nothing'}")
-    write_output(data, output)
+    shown = write_output(data, output)
     stored = cache.stats().uncacheable == uncacheable
     if not quiet:
-        shown = STDOUT if output == "-" else output
         notify(f"{_sentence(kernel, seconds, stored=stored)} -> {shown} ({format_size(len(data))})")
         for name, lowered in kernel.lowered_names.items():
             notify(f"{name} is {lowered}")

@@ -30,7 +30,6 @@ from kcache.cli.options import (
 from kcache.cli.terminal import (
     OUTPUTS,
     SHORT,
-    STDOUT,
     columns,
     named_by_suffix,
     notify,
@@ -439,12 +438,8 @@ def extract(*, key: str, emit: str | None, output: str | None, directory: str | 
     if data is None:
         there = ", ".join(entry.payload) or "nothing"
         raise BackendError(f"{item.kind} {item.key[:SHORT]} has no {emit}; it has: {there}")
-    if output is None:
-        output = f"{item.key[:SHORT]}.{emit}"
+    output = output or f"{item.key[:SHORT]}.{emit}"
     if output == "-":
         refuse_terminal(emit)
-    write_output(data, output)
-    shown = STDOUT if output == "-" else output
-    notify(
-        f"{emit} of {item.source_name or item.key[:SHORT]} -> {shown} ({format_size(len(data))})"
-    )
+    shown, name = write_output(data, output), item.source_name or item.key[:SHORT]
+    notify(f"{emit} of {name} -> {shown} ({format_size(len(data))})")
