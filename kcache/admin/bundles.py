@@ -176,8 +176,8 @@ def export_bundle(
     def rows() -> Iterator[tuple[str, bytes]]:
         nonlocal manifests
         for item, entry in chosen(backend, wanted, left_out):
-            kept = _timeless(entry) if reproducible and item.kind != MANIFEST else entry
-            envelope = envelope_of(item.key, kept)
+            kept = {n: v for n, v in entry.metadata.items() if not (reproducible and n in _TIMES)}
+            envelope = envelope_of(item.key, Entry(entry.payload, kept))
             if len(envelope) > MAX_VALUE - SEAL_ROOM:
                 left_out.append(item._replace(problem=f"larger than {MAX_VALUE} bytes"))
             else:
@@ -188,11 +188,6 @@ def export_bundle(
         count = write_bundle(path, rows())
         size = os.stat(path).st_size
     return Exported(count - manifests, manifests, size, tuple(left_out))
-
-
-def _timeless(entry: Entry) -> Entry:
-    metadata = {name: value for name, value in entry.metadata.items() if name not in _TIMES}
-    return Entry(entry.payload, metadata)
 
 
 @contextmanager
@@ -226,8 +221,8 @@ def _refuse_others(path: str) -> None:
         BundleError: there is such a file.
     """
     try:
-        empty = os.path.isfile(path) and not os.path.getsize(path)
-        if not empty and os.path.lexists(path) and not (os.path.isfile(path) and is_bundle(path)):
+        is_ours = os.path.isfile(path) and (not os.path.getsize(path) or is_bundle(path))
+        if os.path.lexists(path) and not is_ours:
             raise BundleError(f"{path} exists and is not a bundle; refusing to overwrite it")
     except OSError as error:
         raise BundleError(f"{path}: what is there can't be read: {error.strerror}") from error

@@ -98,11 +98,9 @@ def selection(
     """
     texts = tuple(names)
     targets = {f"sm_{arch}" if arch[:1].isdigit() else arch for arch in archs}
-    now, first, last = time.time(), 0.0, math.inf
-    if used_within is not None:
-        first = now - parse_age(used_within, name="used_within")
-    if older_than is not None:
-        last = now - parse_age(older_than, name="older_than")
+    now = time.time()
+    first = 0.0 if used_within is None else now - parse_age(used_within, name="used_within")
+    last = math.inf if older_than is None else now - parse_age(older_than, name="older_than")
 
     def is_wanted(item: Item) -> bool:
         known = (item.source_name, *item.names)

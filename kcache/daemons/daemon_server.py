@@ -15,13 +15,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
 from kcache._version import __version__
-from kcache.daemons.sockets import DONE, STATUS, STOP, WAIT, Channel, bound, socket_identity, sweep
+from kcache.daemons import sockets
+from kcache.daemons.sockets import DONE, STATUS, STOP, WAIT, Channel
 from kcache.util import log
 from kcache.util.child_process import detach
 from kcache.util.path_safety import present_user
@@ -153,7 +154,7 @@ class Server:
         self._lock = threading.Lock()
         self._clients: set[Client] = set()
         self._is_stopping = False
-        self._identity = socket_identity(path)
+        self._identity = sockets.socket_identity(path)
         self._started = time.time()
 
     def serve(self, *, persistent: bool = False) -> None:
@@ -175,7 +176,7 @@ class Server:
             if self._clients or self._owner is not None:
                 needed = now
             if self._is_over(now - needed, persistent):
-                self._unlink()
+                sockets.remove_socket(self._path, self._identity)
                 if not self._wait(0):  # no program has connected since
                     break
         self._stop()
@@ -190,9 +191,9 @@ class Server:
 
     def _is_over(self, idle: float, persistent: bool) -> bool:
         """Return whether no program has needed the daemon for long enough."""
-        if socket_identity(self._path) is None:
+        if sockets.socket_identity(self._path) is None:
             self._listen_again()
-        is_found = socket_identity(self._path) == self._identity
+        is_found = sockets.socket_identity(self._path) == self._identity
         if is_found and persistent:
             return False
         enough = IDLE if is_found else 0.0
@@ -201,10 +202,10 @@ class Server:
     def _listen_again(self) -> None:
         """Make a new socket: a program that timed out has removed the old one."""
         with suppress(OSError):
-            again = socket.socket(fileno=bound(self._path))
+            again = socket.socket(fileno=sockets.bound(self._path))
             self._listener.close()
             self._listener = again
-            self._identity = socket_identity(self._path)
+            self._identity = sockets.socket_identity(self._path)
 
     def wake(self) -> None:
         """End `serve` soon, from any thread."""
@@ -218,16 +219,11 @@ class Server:
         Pending work is finished first: the programs that asked for it may have exited, and others
         may wait for it.
         """
-        self._unlink()
+        sockets.remove_socket(self._path, self._identity)
         self._listener.close()
         self._handlers.close()
         for client in self._present():
             client.end()
-
-    def _unlink(self) -> None:
-        if socket_identity(self._path) == self._identity:
-            with suppress(OSError):
-                os.unlink(self._path)
 
     # -- connections -------------------------------------------------------------------------------
 
@@ -303,14 +299,14 @@ class Server:
 
 # -- the process -----------------------------------------------------------------------------------
 
-#: Its arguments: the daemon's configuration, the process group of the program that starts it, and a
-#: descriptor of that program's standard error, which it closes. The group is 0 if the daemon may
-#: not write there.
-Make = Callable[[bytes, int, int], Handlers]
-
 
 def main() -> None:
-    """Run a daemon, whose configuration comes on standard input from `kcache.daemons.spawn`."""
+    """Run a daemon, whose configuration comes on standard input from `kcache.daemons.spawn`.
+
+    The function `make` of its module gets the daemon's configuration, the process group of the
+    program that starts it, and a descriptor of that program's standard error, which it closes. The
+    group is 0 if the daemon may not write there.
+    """
     listener, owner, persistent, group, path, module, config = receive(partial(os.read, 0))
     owner_fd = int(owner) or None
     stderr_fd = os.dup(2)
@@ -319,12 +315,12 @@ def main() -> None:
         os.set_inheritable(number, False)
     detach(kept)
     limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
-    make: Make = importlib.import_module(module.decode()).make
-    handlers = make(config, int(group), stderr_fd)
+    make = importlib.import_module(module.decode()).make
+    handlers: Handlers = make(config, int(group), stderr_fd)
     place = os.fsdecode(path)
     server = Server(socket.socket(fileno=int(listener)), place, handlers, owner_fd)
     server.serve(persistent=persistent == b"1")
-    sweep(os.path.dirname(place))
+    sockets.sweep(os.path.dirname(place))
 
 
 def limit(which: int, wanted: int) -> None:

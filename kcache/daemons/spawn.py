@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import _socket
     from collections.abc import Mapping
 
+    Env = Mapping[str, str]
+
 _CODE = (
     "import sys; sys.path[:] = sys.argv[1:]; from kcache.daemons.daemon_server import main; main()"
 )
@@ -63,7 +65,7 @@ def name_of(daemon: Daemon) -> str:
     return f"{daemon.kind}-{hashlib.sha256(whole, usedforsecurity=False).hexdigest()[:16]}"
 
 
-def path_of(daemon: Daemon, environment: Mapping[str, str]) -> str:
+def path_of(daemon: Daemon, environment: Env) -> str:
     """Return the path of the socket of a daemon for all programs with its settings.
 
     Its folder is absolute, because programs change directory.
@@ -76,30 +78,26 @@ def path_of(daemon: Daemon, environment: Mapping[str, str]) -> str:
     return os.path.join(folder, name_of(daemon))
 
 
-def connect_or_spawn(path: str, daemon: Daemon, environment: Mapping[str, str]) -> _socket.socket:
+def connect_or_spawn(path: str, daemon: Daemon, environment: Env) -> _socket.socket:
     """Return a connection to the daemon at a path, and start it if there is none.
 
     Raises:
         OSError: there is none, and none can be started.
     """
-    connection = connected(path)
-    if connection is not None:
-        return connection
-    require_private(os.path.dirname(path))  # a daemon that exited may have removed it
-    # The holder of the lock starts one, or is stopped.
-    with locked_directory(os.path.dirname(path), LOCK_TIMEOUT):
-        connection = connected(path)  # another program may have been faster
-        if connection is None:
-            spawn(path, daemon, environment)
-            connection = connected(path)
+    connection, folder = connected(path), os.path.dirname(path)
+    if connection is None:
+        require_private(folder)  # a daemon that exited may have removed it
+        with locked_directory(folder, LOCK_TIMEOUT):  # its holder starts one, or is stopped
+            connection = connected(path)  # another program may have been faster
+            if connection is None:
+                spawn(path, daemon, environment)
+                connection = connected(path)
     if connection is None:
         raise OSError("the daemon can't be started")
     return connection
 
 
-def spawn_own(
-    daemon: Daemon, environment: Mapping[str, str], *, forks: bool = False, logs: bool
-) -> str:
+def spawn_own(daemon: Daemon, environment: Env, *, forks: bool = False, logs: bool) -> str:
     """Start a daemon for this process alone, which no other one finds; return its path.
 
     It exits with this process. The other arguments and what is raised are those of `spawn`.
@@ -112,7 +110,7 @@ def spawn_own(
 def spawn(
     path: str,
     daemon: Daemon,
-    environment: Mapping[str, str],
+    environment: Env,
     *,
     owner: int | None = None,
     persistent: bool = False,
@@ -162,13 +160,7 @@ def spawn(
             os.close(number)
 
 
-def _run(
-    command: list[str],
-    message: bytes,
-    passed: list[int],
-    environment: Mapping[str, str],
-    logs: bool,
-) -> None:
+def _run(command: list[str], message: bytes, passed: list[int], env: Env, logs: bool) -> None:
     """Start the process of a daemon from a program, which may have threads; raise OSError."""
     import subprocess  # noqa: PLC0415  4 ms; the launcher does not need it
 
@@ -178,7 +170,7 @@ def _run(
             input=message,
             check=True,
             pass_fds=passed,
-            env=dict(environment),
+            env=dict(env),
             stdout=subprocess.DEVNULL,
             stderr=None if logs else subprocess.DEVNULL,
             timeout=START_TIMEOUT,
@@ -187,13 +179,7 @@ def _run(
         raise OSError(f"the daemon can't be started: {error}") from error
 
 
-def _fork(
-    command: list[str],
-    message: bytes,
-    passed: list[int],
-    environment: Mapping[str, str],
-    logs: bool,
-) -> None:
+def _fork(command: list[str], message: bytes, passed: list[int], env: Env, logs: bool) -> None:
     """Start the process of a daemon from a launcher, whose child it is not; raise OSError."""
     child = os.fork()
     if child:
@@ -213,7 +199,7 @@ def _fork(
             for number in passed:
                 os.set_inheritable(number, True)
             os.setsid()
-            os.execve(command[0], command, environment)
+            os.execve(command[0], command, env)
     finally:  # a forked process never returns from here
         os._exit(0)
 

@@ -24,12 +24,7 @@ from kcache.directory import CacheDirectory
 from kcache.doctor import OK, PROBLEM, WARNING, Finding
 from kcache.dropin import libraries
 from kcache.dropin import run_environment as env
-from kcache.engine.opening import (
-    OpenedBackend,
-    default_directory,
-    open_configured,
-    other_backend_hint,
-)
+from kcache.engine import opening
 from kcache.environment import variables
 from kcache.errors import KcacheError
 from kcache.nvrtc import compiler, library
@@ -95,7 +90,7 @@ def _cache(
     arguments = {"directory": directory, "read_only": True, "disable": False}
     warnings: list[str] = []
     try:
-        opened = open_configured(arguments, None, warnings.append)
+        opened = opening.open_configured(arguments, None, warnings.append)
     except KcacheError as error:
         yield Finding(PROBLEM, "cache", str(error))
         return
@@ -104,7 +99,9 @@ def _cache(
     yield Finding(OK, "backend", f"{opened.config.backend.value} (there are: {known})")
     try:
         if opened.directory is not None or not warnings:
-            path = opened.path or os.path.abspath(config.directory.value or default_directory())
+            path = opened.path or os.path.abspath(
+                config.directory.value or opening.default_directory()
+            )
             yield from _directory(config, path)
             yield from _disk(opened.config, path, opened.backend.usage().bytes, system)
         if opened.directory is not None and not isinstance(opened.backend, NoBackend):
@@ -116,7 +113,7 @@ def _cache(
         opened.backend.close()
 
 
-def _entries(opened: OpenedBackend, directory: CacheDirectory) -> Iterator[Finding]:
+def _entries(opened: opening.OpenedBackend, directory: CacheDirectory) -> Iterator[Finding]:
     kinds = [item.kind for item in islice(items(opened.backend), _SAMPLE)]
     damaged, unreadable = kinds.count(DAMAGED), kinds.count(UNREADABLE)
     if damaged or unreadable:
@@ -125,7 +122,7 @@ def _entries(opened: OpenedBackend, directory: CacheDirectory) -> Iterator[Findi
         yield Finding(PROBLEM, "entries", f"{what} were read", do)
     else:
         yield Finding(OK, "entries", f"{len(kinds)} read, none is damaged")
-    sentence = other_backend_hint(directory, opened.config.backend, opened.backend)
+    sentence = opening.other_backend_hint(directory, opened.config.backend, opened.backend)
     if sentence:
         yield Finding(WARNING, "backend", sentence)
 

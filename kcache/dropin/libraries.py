@@ -62,31 +62,7 @@ def find_usable(environment: Mapping[str, str]) -> str | None:
     """Return the folder of the libraries, or None if the first use will build them.
 
     Raises:
-        MissingError: there are none, and there is no C compiler.
-    """
-    folder = find_built(environment)
-    if folder is None:
-        from kcache.dropin.build import compiler  # noqa: PLC0415  8 ms
-
-        if compiler() is None:
-            raise MissingError(_NO_COMPILER)
-    return folder
-
-
-def problem(environment: Mapping[str, str]) -> str:
-    """Return why no program can be served here, or empty."""
-    try:
-        find_usable(environment)
-    except (MissingError, OSError) as error:
-        return str(error)
-    return ""
-
-
-def find_built(environment: Mapping[str, str]) -> str | None:
-    """Return the folder of libraries that exist already, or None; change nothing.
-
-    Raises:
-        MissingError: there can't be any here.
+        MissingError: there are none, and none can be built.
     """
     if sys.platform != "linux":
         raise MissingError("`kcache run` and `kcache.install` need Linux")
@@ -96,10 +72,23 @@ def find_built(environment: Mapping[str, str]) -> str | None:
     folder = os.path.abspath(named) if named else ""
     if not folder or not _are_in(folder):
         folder = _own_folder(environment)
-    if not _are_in(folder):
-        return None
-    _check(folder)
-    return folder
+    if _are_in(folder):
+        _check(folder)
+        return folder
+    from kcache.dropin.build import compiler  # noqa: PLC0415  8 ms
+
+    if compiler() is None:
+        raise MissingError(_NO_COMPILER)
+    return None
+
+
+def problem(environment: Mapping[str, str]) -> str:
+    """Return why no program can be served here, or empty."""
+    try:
+        find_usable(environment)
+    except (MissingError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def _are_in(folder: str) -> bool:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote
 
 from kcache.errors import ConfigError
 from kcache.util.units import parse_flag, parse_seconds, parse_size
@@ -57,7 +57,7 @@ _MOST_TEXT = 4096
 #: Separates two addresses. A comma inside an address (the nodes of a cluster) does not match.
 _BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)|\s+")
 #: A host, with or without a port.
-_HOST = re.compile(r"([^:\[\]]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+_HOST = re.compile(r"([^:\[\]]+|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?")
 _ALLOWED = (
     "file:///path, http(s)://host/path, redis(s)://host, redis+cluster://host, valkey://host, "
     "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix, with options such as ?ro"
@@ -176,25 +176,38 @@ def _parse(text: object, name: str) -> Address:
         shown = f"{scheme}://" if scheme.replace("+", "").isalnum() else "an address"
         what = shown if separator else "an address without '://'"
         raise ConfigError(f"{name}: {what} is not known; expected {_ALLOWED}")
-    shown = _shown(scheme, rest)
-    where = f"{name}={shown!r}"
-    rejected = f"{where} is not allowed"
+    where = f"{name}={_shown(scheme, rest)!r}"
     bare, _, query = rest.partition("?")
     userinfo, at, location = bare.rpartition("@")
-    if len(text) > _MOST_TEXT or any(c.isspace() or ord(c) < 32 for c in text.strip()):
-        raise ConfigError(f"{rejected}: it is too long, or has white space in it")
-    if "#" in bare:
-        raise ConfigError(f"{rejected}: it has a fragment (#...); write %23 for the character")
     user, _, password = userinfo.partition(":")
-    kind = KINDS[scheme]
-    _check_location(kind, scheme, location, bool(at), rejected)
-    if _is_password(query):
-        raise ConfigError(f"{rejected}: an @ follows a ?; write %3F for a ? in a password")
-    given = _options(kind, query, rejected)
-    only_read = _flag(given, "ro", "0", where) or kind == "layer"
+    kind, hosts, path = KINDS[scheme], location.partition("/")[0], unquote(location)
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    is_layer = kind == "layer"
+    allowed = COMMON | OPTIONS[kind]
+    unknown = sorted(given.keys() - allowed)
+    relative = [n for n in given if n.endswith("_file") and not os.path.isabs(given[n])]
+    problems = {
+        "it is too long, or has white space in it": len(text) > _MOST_TEXT
+        or any(c.isspace() or ord(c) < 32 for c in text.strip()),
+        "it has a fragment (#...); write %23 for the character": "#" in bare,
+        "expected file:///path, absolute and on this machine": is_layer
+        and not (path.startswith("/") and "\0" not in path and not at),
+        f"it names no {'bucket' if kind == 'objects' else 'host'}": not (is_layer or hosts),
+        "only a cluster has several hosts (elsewhere, write %2C)": "," in location
+        and not (is_layer or scheme.endswith("+cluster")),
+        "credentials of object stores come from the environment": at and kind == "objects",
+        "the host or its port is wrong": not (is_layer or _are_hosts(hosts)),
+        "an @ follows a ?; write %3F for a ? in a password": _is_password(given),
+        f"no option {' '.join(unknown)[:40]!r}; expected {', '.join(sorted(allowed))}": unknown,
+        f"{' '.join(relative)}: expected a path that begins with /": relative,
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise ConfigError(f"{where} is not allowed: {problem}")
+    only_read = _flag(given, "ro", "0", where) or is_layer
     writes = _flag(given, "rw", "1", where)
-    if "rw" in given and writes and ("ro" in given or kind == "layer"):
-        raise ConfigError(f"{rejected}: it is read-only, and has the option rw")
+    if "rw" in given and writes and ("ro" in given or is_layer):
+        raise ConfigError(f"{where} is not allowed: it is read-only, and has the option rw")
 
     def seconds(option: str, default: float) -> float:
         value, name = given.get(option, default), f"{where}: {option}"
@@ -228,52 +241,23 @@ def _shown(scheme: str, rest: str) -> str:
     """
     bare, _, query = rest.partition("?")
     location = bare.rpartition("@")[2][:200]
-    hosts = location.partition("/")[0].split(",")
-    if _is_password(query) or not all(not host or _HOST.fullmatch(host) for host in hosts):
+    hosts = location.partition("/")[0]
+    is_password = _is_password(dict(parse_qsl(query, keep_blank_values=True)))
+    if is_password or (hosts and not _are_hosts(hosts)):
         location = "***"
     return f"{scheme}://{location}"
 
 
-def _is_password(query: str) -> bool:
+def _are_hosts(hosts: str) -> bool:
+    return all(map(_HOST.fullmatch, hosts.split(",")))
+
+
+def _is_password(given: Mapping[str, str]) -> bool:
     """Return whether a query may be the second part of a password that holds a question mark."""
     return any(
         "@" in option or ("@" in value and not option.endswith("_file"))
-        for option, value in parse_qsl(query, keep_blank_values=True)
+        for option, value in given.items()
     )
-
-
-def _check_location(kind: str, scheme: str, location: str, at: bool, rejected: str) -> None:
-    if kind == "layer":
-        path = unquote(location)
-        if not path.startswith("/") or "\0" in path or at:
-            raise ConfigError(f"{rejected}; expected file:///path, absolute and on this machine")
-        return
-    hosts = location.partition("/")[0]
-    if not hosts:
-        raise ConfigError(f"{rejected}: it names no {'bucket' if kind == 'objects' else 'host'}")
-    if "," in location and not scheme.endswith("+cluster"):
-        raise ConfigError(f"{rejected}: only a cluster has several hosts (elsewhere, write %2C)")
-    if at and kind == "objects":
-        raise ConfigError(f"{rejected}: credentials of object stores come from the environment")
-    try:
-        for host in hosts.split(","):
-            parts = urlsplit(f"//{host}")
-            if not parts.hostname or parts.port == 0:
-                raise ValueError(host)
-    except ValueError:
-        raise ConfigError(f"{rejected}: the host or its port is wrong") from None
-
-
-def _options(kind: str, query: str, rejected: str) -> dict[str, str]:
-    """Return the options: the common ones, and those of the protocol."""
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    for option, value in given.items():
-        if option not in COMMON | OPTIONS[kind]:
-            allowed = ", ".join(sorted(COMMON | OPTIONS[kind]))
-            raise ConfigError(f"{rejected}: no option {option[:40]!r}; expected one of {allowed}")
-        if option.endswith("_file") and not os.path.isabs(value):
-            raise ConfigError(f"{rejected}: {option} is a path that begins with /")
-    return given
 
 
 def _flag(given: Mapping[str, str], option: str, default: str, where: str) -> bool:

@@ -332,5 +332,5 @@ def test_threads_that_build_the_libraries_at_once_get_them(tmp_path: Path) -> No
     folder = tmp_path / "libraries"
     with ThreadPoolExecutor() as pool:
         list(pool.map(build.build, [str(folder)] * 2))
-    assert lib.find_built({env.LIBRARIES: str(folder)}) == str(folder)
+    assert lib.find_usable({env.LIBRARIES: str(folder)}) == str(folder)
     assert os.listdir(tmp_path) == ["libraries"]
