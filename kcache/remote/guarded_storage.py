@@ -176,10 +176,9 @@ class GuardedStorage:
         self.reading, self.writing = Breaker(), Breaker()
         self._make_sealer = make_sealer
         self._make = make
-        #: Held to open the storage, and to find out whether it can be written.
-        self._opening = threading.RLock()
+        #: Held to open and to close the storage.
+        self._opening = threading.Lock()
         self._opened: tuple[Storage, Sealer] | None = None
-        self._writing_is_known = False
         self._limit = TimeLimit()
         #: The server's error for a kernel that was too long for it.
         self._too_long = ""
@@ -211,25 +210,7 @@ class GuardedStorage:
             self.reading.failed(f"an answer without a kernel took {seconds:.2f} s", minor=True)
         else:
             self.reading.succeeded()
-        if self.address.writable and not self._writing_is_known:
-            self._check_writing()
         return found
-
-    def _check_writing(self) -> None:
-        """After the first answer, check whether the server accepts writes, if it can report that.
-
-        A short program has often exited when its first upload fails, and would not be warned.
-        """
-
-        def check(storage: Storage, sealer: Sealer) -> None:
-            if sealer.can_seal and isinstance(storage, Leases):
-                storage.check_writable()
-
-        with self._opening:  # other threads wait for the result, so that they are warned, too
-            if not self._writing_is_known:
-                with suppress(RemoteError):
-                    self._call(self.writing, "put", check)
-                self._writing_is_known = True
 
     def _first(
         self, storage: Storage, sealer: Sealer, keys: Sequence[str]

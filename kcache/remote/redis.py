@@ -85,11 +85,6 @@ class RedisStorage:
         expires = ("EX", self._expire) if self._expire else ()
         return self._eval(_SWAP, self._prefix + key, known, value, *expires)
 
-    def check_writable(self) -> None:
-        """Raise RemoteError if the server is full, is a replica, or allows its user no SET."""
-        with self._server() as server:
-            server.set(f"{self._prefix}nothing", b"", xx=True)  # only if there were such a key
-
     def lease(self, key: str, token: bytes, seconds: float) -> bool:
         """Acquire the lease of `key`; return whether it was free."""
         with self._server() as server:

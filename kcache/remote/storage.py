@@ -105,9 +105,6 @@ class Leases(Protocol):
     A lease belongs to a random token and ends by itself after some seconds.
     """
 
-    def check_writable(self) -> None:
-        """Raise RemoteError if the server stores nothing now (it is full). Stores nothing."""
-
     def lease(self, key: str, token: bytes, seconds: float) -> bool:
         """Acquire the lease of `key`; return whether it was free. Raises RemoteError."""
         ...

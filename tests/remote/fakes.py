@@ -72,9 +72,6 @@ class MemoryClient:
             self.values[key] = value
             return True
 
-    def check_writable(self) -> None:
-        pass
-
     def lease(self, key: str, token: bytes, seconds: float) -> bool:
         self._begin("lease")
         with self._lock:

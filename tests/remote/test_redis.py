@@ -97,9 +97,6 @@ def test_users(store: Open, guarded: Redis) -> None:
     assert writer.replace(key(10), VALUE + b"1", writer.get(key(10), MOST))
     store(f"redis://:secret@{host}").put(key(11), VALUE)
     assert value_in(reader, key(10)) == VALUE + b"1"
-    writer.check_writable()
-    with pytest.raises(RemoteError, match="permission"):
-        reader.check_writable()
     with pytest.raises(RemoteError, match="permission"):
         reader.put(key(10), b"")
     with pytest.raises(RemoteError, match="permission"):
