@@ -87,6 +87,11 @@ def options(*given: Callable[[F], F]) -> Callable[[F], F]:
     return decorate
 
 
+def cache_options(shape: str) -> Callable[[F], F]:
+    """Give a command the options `--json`, see `json_option`, and `--directory`."""
+    return options(json_option(shape), directory_option)
+
+
 #: The options that select entries: the arguments of `selection`.
 filter_options = options(
     repeatable(

@@ -30,7 +30,7 @@ from kcache.admin.transfer import push as push_to_remotes
 from kcache.cli.commands.cmd_ls import item_json, listing
 from kcache.cli.commands.cmd_warm import cached_ones
 from kcache.cli.options import (
-    directory_option,
+    cache_options,
     filter_options,
     flag,
     json_option,
@@ -98,8 +98,7 @@ def bundle() -> None:
     help="Leave out when each kernel was compiled and how long that took, so that equal kernels of "
     "two builds make equal files.",
 )
-@json_option("object")
-@directory_option
+@cache_options("object")
 def export(*, output: str | None, oci: str | None, directory: str | None, **chosen: Any) -> None:  # noqa: ANN401
     """Write kernels into a bundle.
 
@@ -137,8 +136,7 @@ def _amount(done: Exported | BundleContents | Pushed) -> str:
 
 @bundle.command("import", short_help="Put a bundle's kernels into the cache.")
 @_file
-@json_option("object")
-@directory_option
+@cache_options("object")
 def import_(*, file: Source, directory: str | None) -> None:
     """Put the kernels of a bundle into the cache. FILE can be `-`, standard input.
 
@@ -221,8 +219,7 @@ def check(*, file: str, archs: tuple[str, ...], list_file: str | None) -> None:
     show("" if found else serves, {"problems": found, **contents._asdict()})
     for problem in found:
         notify(f"{file}: {plain(problem)}")
-    if found:
-        raise click.exceptions.Exit(1)
+    raise click.exceptions.Exit(int(bool(found)))
 
 
 def _missing(path: str, list_file: str, archs: tuple[str, ...]) -> list[str]:
@@ -241,8 +238,7 @@ def _missing(path: str, list_file: str, archs: tuple[str, ...]) -> list[str]:
 
 @click.command(short_help="Send the cache's kernels to its remotes.")
 @filter_options
-@json_option("array")
-@directory_option
+@cache_options("array")
 def push(*, directory: str | None, **filters: Any) -> None:  # noqa: ANN401
     """Send kernels that the cache has to each remote of KCACHE_REMOTE that can be written to.
 
@@ -260,8 +256,7 @@ def push(*, directory: str | None, **filters: Any) -> None:  # noqa: ANN401
             notify(f"error: {counted(each.failed)} not stored: {each.reason or each.address}")
         if each.left_out:
             notify(f"{counted(each.left_out)} left out: see kcache verify")
-    if any(each.failed for each in done):
-        raise click.exceptions.Exit(1)
+    raise click.exceptions.Exit(int(any(each.failed for each in done)))
 
 
 # -- key -------------------------------------------------------------------------------------------

@@ -16,15 +16,7 @@ from typing import Any, NamedTuple
 import click
 
 from kcache import CompiledKernel, CompileOptions, KernelCache
-from kcache.cli.options import (
-    directory_option,
-    flag,
-    json_option,
-    open_cache,
-    options,
-    output_option,
-    repeatable,
-)
+from kcache.cli.options import cache_options, flag, open_cache, options, output_option, repeatable
 from kcache.cli.terminal import (
     OUTPUTS,
     interruptible,
@@ -214,8 +206,7 @@ def _best_output(options: CompileOptions) -> str:
 @click.command("compile", short_help="Compile CUDA source files, or get them from the cache.")
 @compile_options
 @flag("-q", "--quiet", help="Print only warnings and errors.")
-@json_option("array")
-@directory_option
+@cache_options("array")
 def compile_file(*, quiet: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
     """Compile each FILE (- for standard input) with NVRTC, or get it from the cache.
 

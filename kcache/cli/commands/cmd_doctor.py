@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from kcache.cli.options import directory_option, flag, json_option, load_settings
+from kcache.cli.options import cache_options, flag, json_option, load_settings
 from kcache.cli.terminal import columns, show
 from kcache.config import Config
 from kcache.doctor import OK, PROBLEM, WARNING, Finding, diagnose_libraries
@@ -26,8 +26,7 @@ _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
 @click.command(short_help="Find problems in the set-up of this machine.")
-@json_option("array")
-@directory_option
+@cache_options("array")
 @click.option(
     "--program",
     metavar="FILE",
@@ -63,8 +62,7 @@ def doctor(*, directory: str | None, program: str | None, remotes: bool) -> None
     problems, others = levels.count(PROBLEM), levels.count(WARNING)
     show(lambda: _table(findings), [finding._asdict() for finding in findings])
     show(f"\n{counted(problems, 'problem')}, {counted(others, 'warning')}")
-    if problems:
-        raise click.exceptions.Exit(1)
+    raise click.exceptions.Exit(int(bool(problems)))
 
 
 def _table(findings: list[Finding]) -> Table:

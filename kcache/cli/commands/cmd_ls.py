@@ -20,10 +20,10 @@ from click.shell_completion import CompletionItem
 from kcache.admin.transfer import selection
 from kcache.backend import KEY_LENGTH, Backend, EntryInfo
 from kcache.cli.options import (
+    cache_options,
     directory_option,
     filter_options,
     flag,
-    json_option,
     open_existing,
     output_option,
 )
@@ -158,8 +158,7 @@ _ORDERS: dict[str, Callable[[Item], float | None]] = {
 @flag("--reverse", help="Reverse the order. Entries without a value stay last.")
 @flag("-a", "--all", "everything", help="List manifests, too.")
 @filter_options
-@json_option("array")
-@directory_option
+@cache_options("array")
 def list_entries(
     *,
     sort: str,
@@ -296,8 +295,7 @@ _KINDS = {
 
 @click.command("show", short_help="Show all that is known about one entry.")
 @_key
-@json_option("object")
-@directory_option
+@cache_options("object")
 def show_entry(*, key: str, directory: str | None) -> None:
     """Show all that is known about the entry KEY, the first digits of a key from `kcache ls`.
 

@@ -16,13 +16,7 @@ from kcache.admin.transfer import selection
 from kcache.admin.verify import Report
 from kcache.admin.verify import verify as examine
 from kcache.cli.commands.cmd_ls import complete_keys, key_prefix, resolve
-from kcache.cli.options import (
-    directory_option,
-    filter_options,
-    flag,
-    json_option,
-    open_existing,
-)
+from kcache.cli.options import cache_options, filter_options, flag, open_existing
 from kcache.cli.terminal import SHORT, can_ask, notify, progress, show
 from kcache.engine.eviction import LOW_WATER
 from kcache.errors import BackendError
@@ -40,8 +34,7 @@ from kcache.util.units import counted, format_size, parse_age, parse_size, plain
     help="Evict entries that were not used for AGE, such as 12h, 30d or 2w.",
 )
 @flag("-n", "--dry-run", help="Show what would be evicted; change nothing.")
-@json_option("object")
-@directory_option
+@cache_options("object")
 def trim(
     *, max_size: str | None, older_than: str | None, dry_run: bool, directory: str | None
 ) -> None:
@@ -74,8 +67,7 @@ def trim(
 @filter_options
 @flag("-n", "--dry-run", help="Show what would be deleted; change nothing.")
 @click.option("-y", "--yes", is_flag=True, expose_value=False, help="No effect: it never asks.")
-@json_option("object")
-@directory_option
+@cache_options("object")
 def remove(*, keys: tuple[str, ...], dry_run: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
     """Delete the entries KEY, or the kernels that match the options.
 
@@ -104,8 +96,7 @@ def remove(*, keys: tuple[str, ...], dry_run: bool, directory: str | None, **giv
 
 @click.command(short_help="Delete every entry.")
 @flag("-y", "--yes", help="Don't ask. Required without a terminal.")
-@json_option("object")
-@directory_option
+@cache_options("object")
 def clear(*, yes: bool, directory: str | None) -> None:
     """Delete every entry of the cache.
 
@@ -131,8 +122,7 @@ def clear(*, yes: bool, directory: str | None) -> None:
 
 @click.command(short_help="Read and check every entry.")
 @flag("--repair", help="Delete damaged entries, and repair the files of the backend.")
-@json_option("object")
-@directory_option
+@cache_options("object")
 def verify(*, repair: bool, directory: str | None) -> None:
     """Read and check every entry, then check the files of the backend.
 
@@ -160,8 +150,7 @@ def verify(*, repair: bool, directory: str | None) -> None:
         "backend_problems_left": report.left,
     }
     show("\n".join(_lines(report, repair=repair)), record)
-    if not report.sound:
-        raise click.exceptions.Exit(1)
+    raise click.exceptions.Exit(int(not report.sound))
 
 
 def _lines(report: Report, *, repair: bool) -> Iterator[str]:

@@ -12,15 +12,7 @@ from typing import Any
 import click
 
 from kcache import CompiledKernel, KernelCache
-from kcache.cli.options import (
-    directory_option,
-    flag,
-    json_option,
-    load_settings,
-    may_write,
-    open_cache,
-    repeatable,
-)
+from kcache.cli.options import cache_options, flag, load_settings, may_write, open_cache, repeatable
 from kcache.cli.terminal import columns, interruptible, notify, progress, show, wants_json
 from kcache.config import Config
 from kcache.dropin.recorded_starts import compile_all, start_of
@@ -48,8 +40,7 @@ from kcache.warm.recording import read_starts
 @flag("-n", "--dry-run", help="Show what would be compiled; compile nothing.")
 @flag("--check", help="As --dry-run, but exit with 1 if anything would be compiled.")
 @flag("-q", "--quiet", help="Print only warnings and errors.")
-@json_option("object")
-@directory_option
+@cache_options("object")
 def warm(
     file: str,
     *,
@@ -97,8 +88,7 @@ def warm(
     made = [each for each in results if not isinstance(each, CompileError)]
     summary = _summary(made, failed, seconds)
     show("" if quiet else lambda: _table(summary), summary)
-    if failed:
-        raise click.exceptions.Exit(1)
+    raise click.exceptions.Exit(int(bool(failed)))
 
 
 # -- compiling -------------------------------------------------------------------------------------

@@ -13,14 +13,7 @@ import click
 
 from kcache import environment
 from kcache.cli.commands.cmd_compile import Job, compile_options, jobs_of
-from kcache.cli.options import (
-    directory_option,
-    flag,
-    json_option,
-    load_settings,
-    named_directory,
-    open_existing,
-)
+from kcache.cli.options import cache_options, flag, load_settings, named_directory, open_existing
 from kcache.cli.terminal import SHORT, columns, show
 from kcache.config import Setting
 from kcache.dropin.run_environment import undo_locale
@@ -57,8 +50,7 @@ class _Why(click.Command):
 )
 @compile_options
 @flag("-q", "--quiet", help="Accepted as by `compile`.")
-@json_option("object")
-@directory_option
+@cache_options("object")
 def why(*, quiet: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
     """Show why the next `kcache compile` with these arguments would miss, or that it would hit.
 
