@@ -135,12 +135,7 @@ class KernelCache:
         )
         self._async: AsyncFront | None = None
         self.engine = engine_of(opened, config.memory_size.value - share, producer=PRODUCER)
-        self._tiers = tiers = Tiers(self.engine, config)
-        if config.remote.value and tiers.reads:
-            with importing:
-                from kcache.kernels.tiers import open_read_only_tier  # noqa: PLC0415  2 ms
-
-            tiers.read_only = open_read_only_tier(tiers.local, config)
+        self._tiers = Tiers(self.engine, config)
         self._resolver: Resolver | None = None
 
     def get_or_compile(

@@ -314,15 +314,18 @@ class CacheEngine:
 
     # -- for frontends, which count requests rather than gets ------------------------------------
 
-    def fetch(self, key: str, damaged: Damaged) -> tuple[Slot[Entry] | None, str]:
+    def fetch(
+        self, key: str, damaged: Damaged, *, memory: bool = True
+    ) -> tuple[Slot[Entry] | None, str]:
         """Return (slot or None, `MEMORY` or `DISK`); count neither a hit nor a miss.
 
-        An entry that can't be used is added to `damaged`, for `refuse`.
+        Without `memory`, it reads the backend. An entry that can't be used is added to `damaged`,
+        for `refuse`.
         """
         now = self._clock()
         if now >= self._next_flush:
             self._flush_now()
-        slot = self.memory.get(key)
+        slot = self.memory.get(key) if memory else None
         if slot is not None:
             if now >= slot.touch_at:
                 slot.touch_at = now + TOUCH_INTERVAL
@@ -348,7 +351,7 @@ class CacheEngine:
     def peek(
         self, key: str, damaged: Damaged, *, memory: bool = True
     ) -> tuple[Slot[Entry] | None, str]:
-        """Do the same as `fetch`, but change nothing; without `memory`, read only the backend.
+        """Do the same as `fetch`, but change nothing.
 
         Raises:
             BackendError: the backend can't be read.

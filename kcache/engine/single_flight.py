@@ -7,7 +7,8 @@ import os
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kcache.directory import open_file_of_cache
@@ -17,8 +18,6 @@ from kcache.util.locks import lock, release
 from kcache.util.open_file import OwnFile, has_header
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from kcache.engine.stats import Counters
 
 #: Seconds between two attempts to acquire another process's lock: a twentieth of the time waited so
@@ -71,8 +70,11 @@ class SingleFlight:
         self._lock = threading.Lock()
         self._leaders: dict[str, Turn] = {}
 
-    def lead(self, key: str, *, scope: str = "", shares_old_errors: bool = True) -> Turn:
+    @contextmanager
+    def lead(self, key: str, *, scope: str = "", shares_old_errors: bool = True) -> Generator[Turn]:
         """Return the turn of this thread for a key.
+
+        The end of the block releases the lock, and wakes the threads of this process that wait.
 
         Args:
             key: of the value, 64 hexadecimal digits.
@@ -80,7 +82,24 @@ class SingleFlight:
             shares_old_errors: whether this turn raises the error of a turn that began to make the
                 value before this one was created.
         """
-        return Turn(self, key, scope, shares_old_errors)
+        turn = Turn(self, key, scope, shares_old_errors)
+        try:
+            yield turn
+            turn._has_made = turn._leads
+            if turn._waited and not turn._leads:
+                self._count("coalesced")
+        except Exception as error:
+            turn._error = error
+            raise
+        finally:
+            try:
+                if turn._held is not None:
+                    release(turn._held)
+            finally:
+                with self._lock:
+                    if self._leaders.get(key) is turn:
+                        del self._leaders[key]
+                turn._ended.set()
 
     def _time_out(self, key: str) -> None:
         self._count("wait_timeouts")
@@ -119,9 +138,9 @@ class SingleFlight:
 class Turn:
     """One request for a key: its thread makes the value, or waits until another thread has made it.
 
-    In the `with` block of a turn, iterate over it, and look for the value at each step, because it
-    may exist by then. A step yields the result that another thread has just made, or None. If no
-    step finds the value, make it after the last one, and set `result`.
+    In the block of `SingleFlight.lead`, iterate over it, and look for the value at each step,
+    because it may exist by then. A step yields the result that another thread has just made, or
+    None. If no step finds the value, make it after the last one, and set `result`.
 
     Attributes:
         result: what the waiting threads may use; None if they have to make the value themselves.
@@ -146,25 +165,6 @@ class Turn:
         self._ended = threading.Event()
         self._error: Exception | None = None
         self._has_made = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Release the lock, and wake the threads of this process that wait for this turn."""
-        flight = self._flight
-        try:
-            if self._held is not None:
-                release(self._held)
-        finally:
-            with flight._lock:
-                if flight._leaders.get(self._key) is self:
-                    del flight._leaders[self._key]
-            self._error = error if isinstance(error, Exception) else None
-            self._has_made = self._leads and error is None
-            self._ended.set()
-        if self._waited and error is None and not self._leads:
-            flight._count("coalesced")
 
     def __iter__(self) -> Iterator[Any]:
         flight, key = self._flight, self._key

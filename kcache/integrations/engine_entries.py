@@ -17,7 +17,7 @@ from kcache.errors import BackendError
 from kcache.gpu_code import arch_of, kernels_of
 from kcache.kernels.lookup import LocalTier, SharedTier
 from kcache.kernels.remotes import open_remotes
-from kcache.kernels.tiers import open_read_only_tier
+from kcache.kernels.tiers import open_read_only_tiers
 from kcache.nvrtc import PRODUCER
 from kcache.nvrtc.entries import KERNEL
 from kcache.remote.daemon_protocol import Upload
@@ -71,10 +71,14 @@ class EngineEntries:
         self.reads = not (self.disabled or config.recache.value)
         self.engine = engine_of(opened, config.memory_size.value, producer=PRODUCER)
         local = LocalTier(self.engine)
-        read_only = None if self.disabled else open_read_only_tier(local, config)
+        layers = None if self.disabled else open_read_only_tiers(config, self.engine.report)
         self._remotes = open_remotes(config)
-        remote = None if self._remotes is None else SharedTier(local, self._remotes, "remote")
-        self._shared = [("layer_hits", read_only), ("remote_hits", remote)]
+        shared = {"layer": layers, "remote": self._remotes}
+        self._shared = {
+            f"{name}_hits": SharedTier(local, members, name)
+            for name, members in shared.items()
+            if members is not None
+        }
         self._missed: dict[str, float] = {}
 
     def key_of(self, name: bytes) -> str:
@@ -115,9 +119,7 @@ class EngineEntries:
 
         The entry is stored in the user's own cache if its tier has the option `keep`.
         """
-        for count, tier in self._shared:
-            if tier is None:
-                continue
+        for count, tier in self._shared.items():
             with suppress(RemoteError, OSError):  # a warning was logged
                 for entry, keep in tier.entries(key, damaged):
                     if keep:

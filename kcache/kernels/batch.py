@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import as_completed
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
@@ -30,60 +30,56 @@ def compile_all(
     """Return the result of each request, in order; see `KernelCache.compile_many`."""
     if jobs is not None:
         check_int("jobs", jobs, 1)
-    tiers = resolver.tiers
-    results: dict[int, _Result] = {}
     groups: dict[tuple[str, str, str], list[int]] = {}
     for index, request in enumerate(requests):
         alike = request.key, request.location, request.source_name
         groups.setdefault(alike, []).append(index)
-
-    def settle(indices: list[int], result: _Result) -> None:
+    tiers, results = resolver.tiers, dict[int, _Result]()
+    for indices, result in _results(resolver, requests, groups.values(), jobs):
         for index in indices:
-            results[index] = result
+            found: CompiledKernel | None = None
             if index != indices[0]:  # it repeats an earlier request
-                found = None if isinstance(result, CompileError) else tiers.hit(requests[index])
+                if not isinstance(result, CompileError):
+                    found = tiers.hit(requests[index])
                 if found is None:
                     tiers.miss()
-                results[index] = found or result
+            results[index] = found or result
             if progress is not None:
                 progress(len(results), len(requests))
-
-    missing: list[list[int]] = []
-    for indices in groups.values():
-        found = tiers.hit(requests[indices[0]])
-        if found is None:
-            missing.append(indices)
-        else:
-            settle(indices, found)
-    # Each process compiles in a different order, so that processes with equal requests share them.
-    missing.sort(key=lambda indices: hash((os.getpid(), requests[indices[0]].key)))
-    if missing:
-        firsts = [requests[indices[0]] for indices in missing]
-        for number, result in _compiled(resolver, firsts, jobs):
-            settle(missing[number], result)
     return [results[index] for index in range(len(requests))]
 
 
-def _compiled(
-    resolver: Resolver, requests: Sequence[Request], jobs: int | None
-) -> Iterator[tuple[int, _Result]]:
-    """Yield (index, result) of each request, in the order in which they are done."""
-    futures: dict[Future[_Result], int] = {}
+def _results(
+    resolver: Resolver, requests: Sequence[Request], groups: Iterable[list[int]], jobs: int | None
+) -> Iterator[tuple[list[int], _Result]]:
+    """Yield each group of equal requests, by index, and its result: hits first."""
+    missing: list[list[int]] = []
+    for indices in groups:
+        found = resolver.tiers.hit(requests[indices[0]])
+        if found is None:
+            missing.append(indices)
+        else:
+            yield indices, found
+    if not missing:
+        return
+    # Each process compiles in a different order, so that processes with equal requests share them.
+    missing.sort(key=lambda indices: hash((os.getpid(), requests[indices[0]].key)))
+    futures: dict[Future[_Result], list[int]] = {}
     pool: ThreadPoolExecutor | None = None
     try:
         with suppress(RuntimeError):  # the interpreter is exiting, or no thread can be started
             from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  fails then
 
-            pool = ThreadPoolExecutor(min(jobs or usable_cores(), len(requests)), "kcache")
-            for number, request in enumerate(requests):
-                futures[pool.submit(_result, resolver, request)] = number
+            pool = ThreadPoolExecutor(min(jobs or usable_cores(), len(missing)), "kcache")
+            for indices in missing:
+                futures[pool.submit(_result, resolver, requests[indices[0]])] = indices
         for future in as_completed(futures):
             yield futures[future], future.result()
     finally:
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)  # after an exception, some are left
-    for number in range(len(futures), len(requests)):
-        yield number, _result(resolver, requests[number])
+    for indices in missing[len(futures) :]:
+        yield indices, _result(resolver, requests[indices[0]])
 
 
 def _result(resolver: Resolver, request: Request) -> _Result:

@@ -14,7 +14,6 @@ from kcache.backend import NoBackend
 from kcache.errors import BackendError, CorruptEntryError, IncompatibleEntryError
 from kcache.kernels.lookup import Lookup, Tiers
 from kcache.kernels.request_diff import Cause, contrast, include_paths
-from kcache.kernels.tiers import open_read_only_tier
 from kcache.nvrtc.entries import KERNEL, look_into
 from kcache.nvrtc.metadata import RequestSummary
 from kcache.nvrtc.request import DEFAULT_NAMES
@@ -177,8 +176,6 @@ class _Explainer:
         self._digests = tiers.local.digests
         self._unreadable: BackendError | None = None
         self._found = Lookup(None)
-        if config.remote.value:
-            tiers.read_only = open_read_only_tier(tiers.local, config)
         try:
             with closing(tiers):
                 self._found = tiers.lookup(request)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from kcache.nvrtc.manifest import DependencySet, Manifest
     from kcache.nvrtc.request import Request
     from kcache.readonly.directory_tier import Tier
-    from kcache.util.memory_tier import Slot
 
 
 class Lookup(NamedTuple):
@@ -106,12 +105,11 @@ class LocalTier:
         Another process may have compiled the request with the present headers, so that only the
         backend has its dependency set.
         """
-        slot, tier = self._fetch(request.key, damaged)
-        manifest = self._manifest_in(slot, request.key, damaged)
+        manifest, tier = self._manifest(request.key, damaged)
         if manifest is not None:
             yield manifest, True
         if tier is MEMORY:
-            manifest = self._stored(request.key, damaged)
+            manifest, _ = self._manifest(request.key, damaged, memory=False)
             if manifest is not None:
                 yield manifest, True
 
@@ -131,10 +129,7 @@ class LocalTier:
 
         Without `keep`, the manifest is stored in memory only.
         """
-        if keep:
-            old = self._stored(request.key, [])
-        else:
-            old = self._manifest_in(self._fetch(request.key, [])[0], request.key, [])
+        old, _ = self._manifest(request.key, [], memory=not keep)
         manifest = manifest_type()([] if old is None else [*old.dependency_sets])
         for each in dependency_sets:
             manifest.add(each)
@@ -151,18 +146,13 @@ class LocalTier:
                 self.engine.memory.put(key, entry, entry.size, decoded=decoded)
         return done
 
-    def _stored(self, key: str, damaged: Damaged) -> Manifest | None:
-        """Return a manifest as the backend has it now, or None."""
-        if self._peeks:
-            slot = self.engine.peek(key, damaged, memory=False)[0]
-        else:
-            self.engine.memory.delete(key)
-            slot = self._fetch(key, damaged)[0]
-        return self._manifest_in(slot, key, damaged)
-
-    def _manifest_in(self, slot: Slot[Entry] | None, key: str, damaged: Damaged) -> Manifest | None:
+    def _manifest(
+        self, key: str, damaged: Damaged, *, memory: bool = True
+    ) -> tuple[Manifest | None, str]:
+        """Return the manifest under a key, or None, and the tier; see `CacheEngine.fetch`."""
+        slot, tier = self._fetch(key, damaged, memory=memory)
         if slot is None:
-            return None
+            return None, tier
         manifest: Manifest | None = slot.decoded
         if manifest is None:
             manifest = _manifest_of(slot.value, key, damaged)
@@ -170,7 +160,7 @@ class LocalTier:
                 self.engine.memory.put(
                     key, slot.value, slot.value.size, decoded=manifest, touch_at=slot.touch_at
                 )
-        return manifest
+        return manifest, tier
 
 
 class SharedTier:
@@ -297,6 +287,13 @@ class Tiers:
         self.local = LocalTier(engine, once=config.header_check.value == "once", peek=peek)
         self.reads = not (config.disable.value or config.recache.value)
         self.read_only: SharedTier | None = None
+        if config.remote.value and (self.reads or peek):
+            with importing:
+                from kcache.kernels.tiers import open_read_only_tiers  # noqa: PLC0415  2 ms
+
+            members = open_read_only_tiers(config, engine.report)
+            if members is not None:
+                self.read_only = SharedTier(self.local, members, "layer")
         self._counts_misses = not config.disable.value
 
     def hit(
@@ -320,9 +317,7 @@ class Tiers:
         if found is None:
             if not self.reads:
                 return None
-            found = find_in(self.local, request)
-            if found.kernel is None:
-                found = self._in_read_only_tiers(request, found)
+            found = self.lookup(request)
         kernel = found.kernel
         if (found.damaged or found.changed) and not is_retry:
             for key, error in found.damaged:
@@ -338,15 +333,11 @@ class Tiers:
     def lookup(self, request: Request) -> Lookup:
         """Return what the tiers have for a request, even if `reads` is false; count nothing."""
         found = find_in(self.local, request)
-        return found if found.kernel is not None else self._in_read_only_tiers(request, found)
-
-    def _in_read_only_tiers(self, request: Request, found: Lookup) -> Lookup:
-        """Return what the read-only tiers have; otherwise what was found before."""
-        if self.read_only is None:
-            return found
-        shared = find_in(self.read_only, request)
-        damaged = [*found.damaged, *shared.damaged]
-        return (found if shared.kernel is None else shared)._replace(damaged=damaged)
+        if found.kernel is None and self.read_only is not None:
+            shared = find_in(self.read_only, request)
+            damaged = [*found.damaged, *shared.damaged]
+            found = (found if shared.kernel is None else shared)._replace(damaged=damaged)
+        return found
 
     def miss(self) -> None:
         """Count a request that the cache could not answer."""

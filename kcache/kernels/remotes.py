@@ -111,9 +111,7 @@ class RemoteTier:
             # Another machine may have uploaded the kernel since the lookup before this.
             found = self._counted(request)
             if isinstance(lease, Lease):
-                if found is None:
-                    return None, lease
-                self.client.release(lease)
+                return found, lease
             if found is not None:
                 return found, None
 
@@ -168,12 +166,6 @@ class RemoteTier:
 
 
 # -- by the settings -------------------------------------------------------------------------------
-
-
-def open_remote_tier(tiers: Tiers, config: Config) -> RemoteTier | None:
-    """Return the remotes that the settings name, as a tier; None if they name none."""
-    client = open_remotes(config)
-    return None if client is None else RemoteTier(tiers, client, wait=config.wait.value)
 
 
 def open_remotes(

@@ -69,9 +69,11 @@ class Resolver:
         self.remotes: RemoteTier | None = None
         if config.remote.value:
             with importing:
-                from kcache.kernels.remotes import open_remote_tier  # noqa: PLC0415  13 ms
+                from kcache.kernels.remotes import RemoteTier, open_remotes  # noqa: PLC0415  13 ms
 
-            self.remotes = open_remote_tier(tiers, config)
+            client = open_remotes(config)
+            if client is not None:
+                self.remotes = RemoteTier(tiers, client, wait=config.wait.value)
         self._for_compiler = for_compiler
         #: Whether kernels are stored; false if the cache is disabled or closed.
         self._stores = not config.disable.value

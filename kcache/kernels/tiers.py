@@ -10,7 +10,6 @@ from kcache.backend import open_backend
 from kcache.directory import CacheDirectory, require_safe_layer
 from kcache.engine.opening import READ_SIZE, backends_in
 from kcache.errors import BackendError, ConfigError, KcacheError
-from kcache.kernels.lookup import SharedTier
 from kcache.readonly.directory_tier import DirectoryTier, ReadOnlyTiers
 from kcache.util import log
 from kcache.util.forks import importing
@@ -19,21 +18,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kcache.config import Config
-    from kcache.kernels.lookup import LocalTier
     from kcache.readonly.directory_tier import ReadOnlyTier
     from kcache.remote.address import Address
 
 
-def open_read_only_tier(local: LocalTier, config: Config) -> SharedTier | None:
+def open_read_only_tiers(
+    config: Config, report: Callable[[str, BaseException], object]
+) -> ReadOnlyTiers | None:
     """Return the read-only tiers that the settings name, opened; None if they name none.
+
+    `report` is called with what failed, and the exception; see `CacheEngine.report`.
 
     Raises:
         ConfigError: a layer that the program named is not safe, or not a cache.
     """
     layers = open_layers(config)
-    if not layers:
-        return None
-    return SharedTier(local, ReadOnlyTiers(layers, partial(local.engine.report, "layer")), "layer")
+    return ReadOnlyTiers(layers, partial(report, "layer")) if layers else None
 
 
 def open_layers(

@@ -70,16 +70,11 @@ def split_texts(field: bytes) -> list[str]:
 
 
 def _exactly(size: int, read: Callable[[int], bytes]) -> bytes:
-    if not size:
-        return b""
-    part = read(min(size, _CHUNK))
-    if len(part) == size:
-        return part
     parts: list[bytes] = []
-    while part:
+    while size:
+        part = read(min(size, _CHUNK))
+        if not part:
+            raise WireError("the other side has closed")
         parts.append(part)
         size -= len(part)
-        if not size:
-            return b"".join(parts)
-        part = read(min(size, _CHUNK))
-    raise WireError("the other side has closed")
+    return b"".join(parts)  # a single part is not copied

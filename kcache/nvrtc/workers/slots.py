@@ -91,9 +91,8 @@ class Slots(NamedTuple):
     """The slots of a directory, as a program passes them to its workers.
 
     Crash: the kernel releases the slot of a killed process. If the file can't be opened, or the
-        file
-    system has no locks, compiles are not bounded, because slots only keep the machine from being
-    overloaded.
+    file system has no locks, compiles are not bounded, because slots only keep the machine from
+    being overloaded.
 
     Attributes:
         path: of the file, which is created if it does not exist.
