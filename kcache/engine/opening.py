@@ -89,9 +89,8 @@ def open_configured(
     config, directory = find_cache(arguments, given, complain=complain)
     if isinstance(directory, NoBackend):
         return OpenedBackend(config, None, given or directory, given is not None)
-    if given is not None:
-        return OpenedBackend(config, directory, given, given=True)
-    return OpenedBackend(config, directory, _open_backend(config, directory, complain))
+    backend = given or _open_backend(config, directory, complain)
+    return OpenedBackend(config, directory, backend, given is not None)
 
 
 def find_cache(

@@ -61,7 +61,6 @@ class SingleFlight:
         self._path = path
         self._wait = wait
         self._count = counters.add
-        self._complained = False
         self.after_fork()
         after_fork(self)
 
@@ -129,9 +128,7 @@ class SingleFlight:
         except OSError as error:
             reason = str(error)
         self._count("unlocked")
-        say = log.debug if self._complained else log.warning
-        self._complained = True
-        say("no lock between processes; each compiles for itself (%s)", reason)
+        log.warning_once(f"no lock between processes; each compiles for itself ({reason})")
         return None, True
 
 

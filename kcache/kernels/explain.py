@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kcache.config import Config
     from kcache.engine.engine import CacheEngine
     from kcache.engine.journal import Event
-    from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.manifest import DependencySet, Manifest
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.search import HeaderSearch
@@ -105,13 +104,7 @@ class Explanation(NamedTuple):
         return "; ".join(clauses)
 
 
-def explain(
-    engine: CacheEngine,
-    request: Request,
-    config: Config,
-    *,
-    digests: FileDigests | None = None,
-) -> Explanation:
+def explain(engine: CacheEngine, request: Request, config: Config) -> Explanation:
     """Return why a request would be compiled now. Nothing is changed or compiled.
 
     If nothing is cached under its key, all entries are read to find the most similar request.
@@ -120,7 +113,6 @@ def explain(
         engine: of the cache.
         request: created in the working directory of the compile.
         config: the settings, some of which bypass the cache.
-        digests: the process's memory of file contents; None for a new one.
     """
     found: list[Cause] = []
     for name, (kind, effect) in _SETTINGS.items():
@@ -129,7 +121,7 @@ def explain(
             what = f"{name if source == 'argument' else source} is set: {effect}"
             found.append(Cause(kind, what))
     try:
-        return _Explainer(engine, request, config, digests).explanation(found)
+        return _Explainer(engine, request, config).explanation(found)
     except (BackendError, OSError) as error:
         found.append(_unusable(str(error)))
     kernel, manifest = (request.key, "") if request.self_contained else ("", request.key)
@@ -159,20 +151,12 @@ class _Set(NamedTuple):
 class _Explainer:
     """Finds the causes of a miss in what a lookup has found."""
 
-    def __init__(
-        self,
-        engine: CacheEngine,
-        request: Request,
-        config: Config,
-        digests: FileDigests | None,
-    ) -> None:
+    def __init__(self, engine: CacheEngine, request: Request, config: Config) -> None:
         self._engine = engine
         self._request = request
         self._about = RequestSummary.of(request)
         self._events = tuple(engine.journal.events())
         tiers = Tiers(engine, config, peek=True)
-        if digests is not None:
-            tiers.local.digests = digests
         self._digests = tiers.local.digests
         self._unreadable: BackendError | None = None
         self._found = Lookup(None)

@@ -41,7 +41,8 @@ class Lookup(NamedTuple):
         tier: the tier that has the kernel: `memory`, `disk`, `layer` or `remote`.
         seconds: how long the compile of the kernel took.
         dependency_set: leads to the kernel, and holds now; None for a source that reads no file.
-        manifest: the manifest of the request that was read last; None if none was read.
+        manifest: without a kernel, the manifest of the request that was read last from the first
+            tier; None if none was read.
         damaged: entries that were found during the lookup and can't be used.
         changed: whether no dependency set of the own cache holds now, although one held before at
             this location.
@@ -238,28 +239,28 @@ class SharedTier:
         self._members.close()
 
 
-def find_in(tier: LocalTier | SharedTier, request: Request) -> Lookup:
-    """Return what one tier has for a request."""
+def find_in(tiers: Sequence[LocalTier | SharedTier], request: Request) -> Lookup:
+    """Return the kernel of a request from the first tier that has it; count nothing."""
     damaged: Damaged = []
-    if request.self_contained:
-        found = tier.kernel(request, request.key, None, damaged)
-        if found is None or damaged:
-            return (found or _MISS)._replace(damaged=damaged)
-        return found
     manifest, changed = None, False
-    for manifest, keep in tier.manifests(request, damaged):
-        once = tier.once and request.start is None  # a build always checks its files
-        holding = manifest.holding(request, tier.digests, once=once)
-        changed = holding is None and manifest.was_checked_at(request.location)
-        if holding is not None:
-            found = tier.kernel(request, holding.result_key(request.key), holding, damaged)
+    for tier in tiers:
+        if request.self_contained:
+            found = tier.kernel(request, request.key, None, damaged)
             if found is not None:
-                tier.keep(request, manifest, holding, keep=keep)
-                return found._replace(manifest=manifest, damaged=damaged)
+                return found._replace(damaged=damaged) if damaged else found
+            continue
+        once = tier.once and request.start is None  # a build always checks its files
+        for read, keep in tier.manifests(request, damaged):
+            holding = read.holding(request, tier.digests, once=once)
+            if tier is tiers[0]:
+                manifest = read
+                changed = holding is None and read.was_checked_at(request.location)
+            if holding is not None:
+                found = tier.kernel(request, holding.result_key(request.key), holding, damaged)
+                if found is not None:
+                    tier.keep(request, read, holding, keep=keep)
+                    return found._replace(damaged=damaged) if damaged else found
     return Lookup(None, manifest=manifest, damaged=damaged, changed=changed)
-
-
-_MISS = Lookup(None)
 
 
 class Tiers:
@@ -278,22 +279,22 @@ class Tiers:
         engine: as given.
         local: the user's own cache.
         reads: whether kernels are looked up; false if the setting `disable` or `recache` is on.
-        read_only: directories and bundles; None if there are none. A miss in them is not
-            remembered, because they may be filled while programs use them.
+        all: the user's own cache, then directories and bundles if there are some. A miss in these
+            is not remembered, because they may be filled while programs use them.
     """
 
     def __init__(self, engine: CacheEngine, config: Config, *, peek: bool = False) -> None:
         self.engine = engine
         self.local = LocalTier(engine, once=config.header_check.value == "once", peek=peek)
         self.reads = not (config.disable.value or config.recache.value)
-        self.read_only: SharedTier | None = None
+        self.all: tuple[LocalTier | SharedTier, ...] = (self.local,)
         if config.remote.value and (self.reads or peek):
             with importing:
                 from kcache.kernels.tiers import open_read_only_tiers  # noqa: PLC0415  2 ms
 
             members = open_read_only_tiers(config, engine.report)
             if members is not None:
-                self.read_only = SharedTier(self.local, members, "layer")
+                self.all = self.local, SharedTier(self.local, members, "layer")
         self._counts_misses = not config.disable.value
 
     def hit(
@@ -317,7 +318,7 @@ class Tiers:
         if found is None:
             if not self.reads:
                 return None
-            found = self.lookup(request)
+            found = find_in(self.all, request)
         kernel = found.kernel
         if (found.damaged or found.changed) and not is_retry:
             for key, error in found.damaged:
@@ -332,12 +333,7 @@ class Tiers:
 
     def lookup(self, request: Request) -> Lookup:
         """Return what the tiers have for a request, even if `reads` is false; count nothing."""
-        found = find_in(self.local, request)
-        if found.kernel is None and self.read_only is not None:
-            shared = find_in(self.read_only, request)
-            damaged = [*found.damaged, *shared.damaged]
-            found = (found if shared.kernel is None else shared)._replace(damaged=damaged)
-        return found
+        return find_in(self.all, request)
 
     def miss(self) -> None:
         """Count a request that the cache could not answer."""
@@ -351,8 +347,9 @@ class Tiers:
 
     def close(self) -> None:
         """Close the read-only tiers. Idempotent."""
-        if self.read_only is not None:
-            self.read_only.close()
+        for tier in self.all:
+            if isinstance(tier, SharedTier):
+                tier.close()
 
 
 def _decoded(

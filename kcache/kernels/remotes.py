@@ -58,7 +58,7 @@ class RemoteTier:
     def lookup(self, request: Request) -> Lookup | None:
         """Return what the remotes have for a request; None if one of them did not answer."""
         try:
-            found = find_in(self._tier, request)
+            found = find_in((self._tier,), request)
         except RemoteError:  # its reason was logged
             self._engine.counters.add("remote_errors")
             return None

@@ -227,8 +227,7 @@ class Resolver:
     def _reason(self, request: Request) -> str:
         """Return why a request is compiled, as `kcache why` prints it."""
         try:
-            digests = self.tiers.local.digests
-            return explain(self._engine, request, self._config, digests=digests).clauses
+            return explain(self._engine, request, self._config).clauses
         except Exception as error:  # a failure to explain must not fail the request
             return f"the reason is unknown ({error!r})"
 

@@ -84,9 +84,7 @@ def conditions(
     """
     if request.shows_paths:
         return []
-    kept = dict.fromkeys(found)
-    kept.update(dict.fromkeys(_shown_in(request, list(filter(None, outputs)))))
-    return list(kept)
+    return [*dict.fromkeys((*found, *_shown_in(request, list(filter(None, outputs)))))]
 
 
 def readings(condition: str, request: Request) -> list[Request]:

@@ -16,7 +16,7 @@ from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.gpu_code import kernels_in
 from kcache.nvrtc.options import CompileOptions, are_harmless
 from kcache.nvrtc.search import SOURCE, HeaderSearch, may_include
-from kcache.nvrtc.variables import IN_KEY, in_environment
+from kcache.nvrtc.variables import IN_KEY
 from kcache.util.hints import did_you_mean
 
 if TYPE_CHECKING:
@@ -65,11 +65,6 @@ class Caller(NamedTuple):
             if each == name:
                 return value
         return config.variable(name)
-
-    def compiler_variables(self) -> tuple[str, ...]:
-        """Return what `variables.in_environment` would return in that process."""
-        found = ((name, self.variable(name)) for name in IN_KEY)
-        return tuple(f"{name}={value}" for name, value in found if value is not None)
 
 
 class Start(Protocol):
@@ -206,12 +201,10 @@ class Request(NamedTuple):
             raise ArgumentTypeError(f"extra_key: expected bytes, got {type(extra_key).__name__}")
         parsed = options.parsed
         paths = parsed.include_paths
-        if caller is None:
-            directory, variables = working_directory(), in_environment()
-            known = config.variable
-        else:
-            directory, variables = caller.directory, caller.compiler_variables()
-            known = caller.variable
+        directory = working_directory() if caller is None else caller.directory
+        known = config.variable if caller is None else caller.variable
+        found = ((name, known(name)) for name in IN_KEY)
+        variables = tuple(f"{name}={value}" for name, value in found if value is not None)
         search = HeaderSearch(
             source_name, paths, directory=directory, headers=in_memory, variable=known
         )

@@ -134,8 +134,7 @@ class HeaderSearch:
 
     def in_memory(self) -> tuple[str, ...]:
         """Return the absolute paths of the compiler's in-memory texts, the source first."""
-        names = (self.source_name, *self._headers)
-        return tuple(map(self.absolute, names))
+        return tuple(map(self.absolute, (self.source_name, *self._headers)))
 
     def spelled(self) -> str:
         """Return the working directory as in debug information: LLVM uses the spelling of PWD."""

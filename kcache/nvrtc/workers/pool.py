@@ -140,7 +140,8 @@ class WorkerPool:
                     self._busy.discard(worker)
                     if keep:
                         self._idle[worker] = time.monotonic()
-                        self._end_later()
+                        if self._timer is None:
+                            self._end_later()
                     self._changed.notify_all()
 
     def _choose(
@@ -164,16 +165,15 @@ class WorkerPool:
         return new
 
     def _end_later(self) -> None:
-        """Start the timer that ends idle workers, unless it runs."""
-        if self._timer is None:
-            timer = threading.Timer(IDLE_SECONDS, self._end_idle)
-            # Python 3.12 starts no thread after the main thread has ended, when other threads may
-            # still compile, and no daemon thread in a sub-interpreter. Then the workers end with
-            # the interpreter.
-            with suppress(RuntimeError):
-                timer.daemon = True
-                timer.start()
-                self._timer = timer
+        """Start the timer that ends idle workers."""
+        timer = threading.Timer(IDLE_SECONDS, self._end_idle)
+        # Python 3.12 starts no thread after the main thread has ended, when other threads may still
+        # compile, and no daemon thread in a sub-interpreter. Then the workers end with the
+        # interpreter.
+        with suppress(RuntimeError):
+            timer.daemon = True
+            timer.start()
+            self._timer = timer
 
     def _end_idle(self) -> None:
         with self._changed:

@@ -303,8 +303,8 @@ class WorkerProcess:
         with suppress(OSError):
             fd = self._output
             if self._is_open(fd, 1):
-                os.lseek(fd, max(0, os.fstat(fd).st_size - _QUOTED), os.SEEK_SET)
-                self._stderr = os.read(fd, _QUOTED).decode(errors="replace").strip()
+                start = max(0, os.fstat(fd).st_size - _QUOTED)
+                self._stderr = os.pread(fd, _QUOTED, start).decode(errors="replace").strip()
 
 
 def _absolute(path: str) -> str:

@@ -217,7 +217,9 @@ class _Worker:
 
 def _found(ask: Ask, recorder: Recorder, environment: Mapping[bytes, bytes]) -> list[str]:
     """Return the names in `ask.sought` whose words all occur in texts that the compiler read."""
-    own = map(_encoded, (ask.source, *ask.headers.values(), *_without_folders(ask), *ask.names))
+    # No text can use the include directories.
+    options = parse_options(ask.flags).without_include_paths()
+    own = map(_encoded, (ask.source, *ask.headers.values(), *options, *ask.names))
     files = (each.content for each in recorder.files.values() if each.content)
     # `PWD` is left out: LLVM asks for it, and no text can use its value.
     asked = recorder.environment.asked.keys() - {_encoded(WORKING_DIRECTORY)}
@@ -252,11 +254,6 @@ def _spells(text: bytes, word: bytes, in_path: bool) -> bool:
             return True
         at = text.find(word, at + 1)
     return False
-
-
-def _without_folders(ask: Ask) -> Sequence[str]:
-    """Return the options without the include directories, which no text can use."""
-    return parse_options(ask.flags).without_include_paths()
 
 
 def _enter(directory: bytes) -> None:
