@@ -173,7 +173,8 @@ class CacheEngine:
             return Put.TOO_LARGE
         done = Put.FAILED
         with self._room, self._surviving("put"):
-            stored = self._eviction(partial(self._evict, "evicted")).put(key, blob, cost)
+            eviction = Eviction(self.backend, self.max_size, partial(self._evict, "evicted"))
+            stored = eviction.put(key, blob, cost)
             if self._journal is not None:
                 self._journal.flush()
             if stored:
@@ -242,7 +243,7 @@ class CacheEngine:
         Raises:
             ConfigError: `max_size` is not a size, or `older_than` not an age.
         """
-        eviction = self._eviction(partial(self._evict, "trimmed"))
+        eviction = Eviction(self.backend, self.max_size, partial(self._evict, "trimmed"))
         goal = eviction.low_water if max_size is None else parse_size(max_size, name="max_size")
         age = None if older_than is None else parse_age(older_than, name="older_than")
         if self.read_only:
@@ -263,7 +264,7 @@ class CacheEngine:
         if not self.read_only:
             with self._surviving("clear"):
                 keys = (info.key for info in self.backend.scan())
-                for freed in self._eviction(self._delete).each(keys):
+                for freed in Eviction(self.backend, self.max_size, self._delete).each(keys):
                     removed += freed > 0
             self.memory.clear()
             self.note("cleared")
@@ -433,9 +434,6 @@ class CacheEngine:
         with self._surviving("delete"):
             return self.backend.delete(key)
         return 0
-
-    def _eviction(self, evict: Callable[[str], int]) -> Eviction:
-        return Eviction(self.backend, self.max_size, evict)
 
     def _evict(self, event: What, key: str) -> int:
         """Delete one entry to make room, count it and record it; return the bytes freed."""

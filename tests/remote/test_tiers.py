@@ -29,7 +29,7 @@ def client(
 ) -> Iterator[DaemonClient]:
     """A service for everybody in this process who names any remote."""
     with service(tmp_path, remote(store)) as made:
-        monkeypatch.setattr("kcache.remote.daemon_client.DaemonClient", lambda *_, **__: made)
+        monkeypatch.setattr("kcache.kernels.remotes.DaemonClient", lambda *_, **__: made)
         yield made
 
 
@@ -94,7 +94,7 @@ def test_a_damaged_remote_hides_no_other(tmp_path: Path, monkeypatch: pytest.Mon
     options = ARCH.replace(include_paths=[tmp_path / "inc"])
     asked = [(source(1), ARCH), (source(2), ARCH), ("#include <x.h>\n" + KERNEL, options)]
     with service(tmp_path, *remotes) as client:
-        monkeypatch.setattr("kcache.remote.daemon_client.DaemonClient", lambda *_, **__: client)
+        monkeypatch.setattr("kcache.kernels.remotes.DaemonClient", lambda *_, **__: client)
         with machine(tmp_path / "maker") as cache:
             made = [cache.get_or_compile(text, options=o) for text, o in asked]
             assert client.flush(60)
