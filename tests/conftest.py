@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from nvrtc import reference
 from nvrtc.edits import lay
 
 import kcache
@@ -39,9 +38,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long", action="store_true", help="the long versions of the tests of faults: an hour"
     )
-    parser.addoption(
-        "--recompile", action="store_true", help="compile anew what tests compare with, each time"
-    )
 
 
 # The same random examples in every run, so that a green run stays green; or others in each, and
@@ -60,7 +56,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose the random examples."""
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("others" if config.getoption("--long") else "same")
-    reference.RECOMPILE = config.getoption("--recompile")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cli.helpers import dependency_set as one_header
-from cli.helpers import fill, kernel, key
+from cli.helpers import fill, kernel
+from core.helpers import key
 
 import kcache
 from kcache import Entry

@@ -16,8 +16,8 @@ from bundle.bundles import (
     with_headers,
     written,
 )
-from cli.helpers import BACKENDS, age, contents, damage, fill, held, kernel, key
-from core.helpers import fork, umask, wait
+from cli.helpers import BACKENDS, age, contents, damage, fill, held, kernel
+from core.helpers import fork, key, umask, wait
 
 import kcache
 from kcache import BundleError, Entry, KernelCache

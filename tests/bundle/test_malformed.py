@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from bundle.bundles import bundle_of, damaged, envelope, kernels, with_headers, written
-from cli.helpers import fill, held, kernel, key
-from core.helpers import output_of
+from cli.helpers import fill, held, kernel
+from core.helpers import key, output_of
 
 import kcache
 from kcache import BundleError, Entry, KernelCache

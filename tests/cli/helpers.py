@@ -1,6 +1,5 @@
 """Shared by the tests of the command line: caches with entries that no compiler had to make."""
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -19,12 +18,6 @@ from kcache.nvrtc.workers.messages import FileAnswer, Trace
 BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
 
 CREATED = 1_700_000_000.0
-
-
-def key(number: int | str, head: str = "") -> str:
-    """Returns a key, which begins with `head`."""
-    digest = hashlib.sha256(str(number).encode()).hexdigest()
-    return (head + digest)[:64]
 
 
 def kernel(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 import pytest
-from cli.helpers import damage, fill, kernel, key
-from core.helpers import command, python
+from cli.helpers import damage, fill, kernel
+from core.helpers import command, key, python
 
 import kcache
 from kcache.cli.app import app

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from cli.conftest import Run, Said
-from cli.helpers import as_nobody, can_become_nobody, damage, fill, held, kernel, key, manifest
-from core.helpers import NOBODY, nobodys_directory, umask
+from cli.helpers import as_nobody, can_become_nobody, damage, fill, held, kernel, manifest
+from core.helpers import NOBODY, key, nobodys_directory, umask
 
 from kcache import Entry
 

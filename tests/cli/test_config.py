@@ -5,7 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.helpers import fill, kernel, key
+from cli.helpers import fill, kernel
+from core.helpers import key
 
 import kcache
 from kcache.config import VARIABLES

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.helpers import as_nobody, can_become_nobody, damage, fill, kernel, key, rows
-from core.helpers import NOBODY, nobodys_directory, python
+from cli.helpers import as_nobody, can_become_nobody, damage, fill, kernel, rows
+from core.helpers import NOBODY, key, nobodys_directory, python
 
 import kcache
 from kcache.doctor import OK, PROBLEM, WARNING

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.helpers import age, damage, fill, held, kernel, key, manifest, recency, rows
+from cli.helpers import age, damage, fill, held, kernel, manifest, recency, rows
 from cli.test_terminal import AllTerminal
+from core.helpers import key
 
 import kcache
 from kcache import Entry

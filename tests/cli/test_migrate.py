@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.helpers import BACKENDS, contents, damage, fill, held, kernel, key, manifest, recency
-from core.helpers import started
+from cli.helpers import BACKENDS, contents, damage, fill, held, kernel, manifest, recency
+from core.helpers import key, started
 
 import kcache
 from kcache import Entry
@@ -127,19 +127,6 @@ def test_migrate_keeps_the_cap(origin: str, target: str, tmp_path: Path) -> None
     with kcache.KernelCache(tmp_path, backend=target, read_only=True) as cache:
         full = len(arrived) == len(order) or cache.size_bytes > 0.8 * cap
     assert full
-
-
-def test_two_full_backends_keep_the_cap(tmp_path: Path) -> None:
-    cap = 100_000
-    for backend, numbers in (("file", range(9)), ("zstd", range(10, 19))):
-        fill(tmp_path, {key(n): kernel(10_000) for n in numbers}, backend, "100KB")
-    with (
-        kcache.KernelCache(tmp_path, backend="file", max_size=cap) as source,
-        kcache.KernelCache(tmp_path, backend="zstd", max_size=cap) as destination,
-    ):
-        assert move_entries(source.engine, destination.engine).evicted > 0
-        assert destination.size_bytes <= cap
-    assert set(held(tmp_path, "zstd")) >= {key(n) for n in range(12, 19)}
 
 
 def test_an_entry_larger_than_the_cap_stays(

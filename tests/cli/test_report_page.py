@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from cli.helpers import age, damage, fill, kernel, key, manifest, recency
+from cli.helpers import age, damage, fill, kernel, manifest, recency
+from core.helpers import key
 
 from kcache import Stats
 from kcache.cli.commands.cmd_report import Snapshot, page

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.helpers import fill, kernel, key, manifest
+from cli.helpers import fill, kernel, manifest
+from core.helpers import key
 
 import kcache
 from kcache import Stats

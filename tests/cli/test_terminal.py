@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from cli.helpers import fill, kernel, key
+from cli.helpers import fill, kernel
+from core.helpers import key
 from nvrtc.talk import slow
 
 import kcache

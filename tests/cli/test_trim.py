@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.helpers import age, damage, fill, held, kernel, key, manifest
-from core.helpers import snapshot
+from cli.helpers import age, damage, fill, held, kernel, manifest
+from core.helpers import key, snapshot
 
 import kcache
 

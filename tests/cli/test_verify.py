@@ -8,18 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli.helpers import (
-    as_nobody,
-    can_become_nobody,
-    damage,
-    fill,
-    held,
-    kernel,
-    key,
-    manifest,
-    recency,
-)
-from core.helpers import NOBODY, look, nobodys_directory, path_of
+from cli.helpers import as_nobody, can_become_nobody, damage, fill, held, kernel, manifest, recency
+from core.helpers import NOBODY, key, look, nobodys_directory, path_of
 
 import kcache
 from kcache.entry import FORMAT_VERSION, encode

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.helpers import damage, key, recency
-from core.helpers import output_of, snapshot
+from cli.helpers import damage, recency
+from core.helpers import key, output_of, snapshot
 
 import kcache
 from kcache.directory import open_directory

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cli.helpers import fill, kernel, key
+from cli.helpers import fill, kernel
 from cli.test_app import leaves
-from core.helpers import snapshot
+from core.helpers import key, snapshot
 
 from kcache import KernelCache
 from kcache.admin.bundles import export_bundle

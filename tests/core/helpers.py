@@ -42,10 +42,9 @@ QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], pr
 LONG = settings(QUICK, max_examples=1000)
 
 
-def key(number: int | str, shard: int | None = None) -> str:
-    """Returns a key; `shard` sets its first two digits."""
-    digest = hashlib.sha256(str(number).encode()).hexdigest()
-    return digest if shard is None else f"{shard:02x}{digest[2:]}"
+def key(number: object, head: str = "") -> str:
+    """Returns a key, which begins with `head`."""
+    return (head + hashlib.sha256(str(number).encode()).hexdigest())[:64]
 
 
 def entry(size: int = 100, fill: int = 0, **metadata: float) -> Entry:
@@ -160,6 +159,8 @@ def run_all(*works: Callable[[], object]) -> list[object]:
         futures = [pool.submit(run, work) for work in works]
     return [future.exception() or future.result() for future in futures]
 
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
 
 #: `tests/aarch64.sh` sets the variable.
 not_emulated = pytest.mark.skipif(

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from core.helpers import (
     become_nobody,
-    fork,
     in_child,
     key,
     look,
     nobodys_directory,
     path_of,
     umask,
-    wait,
 )
 
 from kcache.directory import open_directory
@@ -110,7 +108,7 @@ def test_what_coldest_offers_of_many_entries_is_cold(crowded: Path) -> None:
 
 
 def test_check_while_read_only(backend: FileBackend, place: Path) -> None:
-    backend.put(key(1, shard=7), b"12345")
+    backend.put(key(1, "07"), b"12345")
     reader = FileBackend(place, read_only=True)
     assert list(reader.check(repair=True)) == []
     with (place / "counters").open("r+b") as file:
@@ -125,24 +123,11 @@ def test_check_while_read_only(backend: FileBackend, place: Path) -> None:
     reader.close()
 
 
-def test_what_a_killed_writer_leaves_is_no_fault(place: Path) -> None:
-    def die() -> None:
-        backend = FileBackend(place)
-        backend.put(key(1, shard=7), b"12345")
-        backend._fill = lambda fd, value: os._exit(9)  # type: ignore[method-assign]
-        backend.put(key(2, shard=7), b"1234567890")
-
-    assert wait(fork(die)) == 9
-    assert len(look(place).temporary) == 1
-    backend = FileBackend(place)
-    assert list(backend.check()) == []
-    backend.put(key(3, shard=7), b"123")
-    assert look(place).temporary == []
-    assert backend.usage() == (8, 2)
+def test_a_temporary_file_without_a_writer_is_removed(backend: FileBackend, place: Path) -> None:
+    backend.put(key(1, "07"), b"12345")
     (place / "07" / f".{key(4)[:16]}-7-1.tmp").write_bytes(b"x")
     assert list(backend.check(repair=True)) == ["shard 07: 1 temporary file without a writer"]
     assert look(place).temporary == []
-    backend.close()
 
 
 def test_full_durability(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from core.helpers import entry, key, path_of, run
+from core.helpers import as_root, entry, key, path_of, run
 
 from kcache import BackendError, open_engine
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
 def give_away(path: Path) -> None:

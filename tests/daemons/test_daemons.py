@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from core.helpers import has_ended, in_child, umask
+from core.helpers import as_root, has_ended, in_child, umask
 from remote.fakes import addresses, until
 
 from kcache.daemons import daemon_server as server_module
@@ -273,7 +273,7 @@ def test_one_that_does_not_answer_is_given_up(
     assert sockets.status(str(place / "nothing")) is None
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@as_root
 def test_another_users_is_neither_asked_nor_answers(place: Path) -> None:
     path = place / "socket"
     with serving(path) as served:
@@ -378,20 +378,6 @@ def pair() -> Iterator[Pair]:
     yield channel, there
     channel.close()
     there.close()
-
-
-@pytest.mark.parametrize("size", [0, 1, 4096, 4097, 5 << 20])
-def test_messages_of_every_size_go_both_ways(size: int) -> None:
-    ends = [Channel(each, 60) for each in socket.socketpair()]
-    question = [b"get", bytes(range(256)) * (size // 256) + b"x" * (size % 256), b""]
-    with ThreadPoolExecutor(1) as pool:
-        for asks, answers in (ends, reversed(ends)):
-            coming = pool.submit(asks.ask, question, 60.0)
-            assert answers.next() == question
-            answers.send(question[::-1])
-            assert coming.result(60) == question[::-1]
-    for each in ends:
-        each.close()
 
 
 def test_an_answer_that_does_not_come_is_not_waited_for(pair: Pair) -> None:

@@ -36,7 +36,6 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -201,32 +200,3 @@ def test_no_page_destroys_the_cache_of_its_reader() -> None:
             assert own or not _destroys(block), (
                 f"{block.where}: a block before this one has to set KCACHE_DIR"
             )
-
-
-# -- what reads pages finds what is wrong with them ------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("```sh\nfalse\n```", r"page\.md:1: exit status 1, not 0"),
-        ("```sh\necho $UNSET\n```", "exit status 1, not 0"),
-        ("<!-- test: exit 1 -->\n```sh\ntrue\n```", r"page\.md:2: exit status 0, not 1"),
-        ("```python\nprint(1)\n```\n\n```text\n2\n```", r"page\.md:5: .*"),
-        ("```console\n$ echo 1\n2\n```", "the page says:\n2\n\nit says:\n1\n"),
-        ("```{doctest}\n>>> 1\n2\n```", "Expected:\n    2\nGot:\n    1"),
-        ("```sh\necho 1\n```\n\nBut:\n\n```text\n1\n```", "nothing's output"),
-        ("```\nplain\n```", "nothing runs a block of 'no language'"),
-        ("```json\n{\n```", "this is no json"),
-        ("```sh\n.venv/bin/pip install x\n```", "a test does not change the machine"),
-    ],
-)
-def test_what_is_wrong_is_told_with_its_place(text: str, told: str, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(text, encoding="utf-8")
-    with closing(Reader(tmp_path / "reader")) as reader:
-        *before, last = blocks(page)
-        for block in before:
-            follow(reader, block)
-        with pytest.raises(AssertionError, match=told):
-            follow(reader, last)

@@ -130,21 +130,6 @@ def test_commands_that_are_quoted_exist() -> None:
     assert told == []
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("kcache nonsense", "no command kcache nonsense"),
-        ("kcache run --nonsense pytest", "kcache run has no option --nonsense"),
-        ("kcache server stop --json", "kcache stop has no option --json"),
-        ("kcache trim [--older-then AGE]", "no option --older-then"),
-        ("tox -e nonsense", "no environment nonsense"),
-        ("python bench/nonsense.py", "no bench/nonsense.py"),
-    ],
-)
-def test_what_does_not_exist_is_told(line: str, told: str) -> None:
-    assert told in str(complaint(line, app))
-
-
 # -- tests and files -------------------------------------------------------------------------------
 
 #: `tests/x.py::name`, `tests/x.py::Class::name`; of a marked block, too.

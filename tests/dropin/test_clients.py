@@ -26,7 +26,7 @@ def test_the_second_time_all_hit(real: Path, dropin: Dropin, include: Path) -> N
     """One after the other; with the header edited, all are compiled again."""
     names = [name for name, module in MODULES.items() if is_there(module)]
     clients = [f"{sys.executable} {CLIENTS / name}.py {include}" for name in names]
-    loaded = f"{sys.executable} {CLIENTS / 'loaded.py'} {include} {real.name}"  # as torch does it
+    loaded = f"{sys.executable} {CLIENTS / 'forms.py'} {include} {real.name}"  # as torch does it
     clients.append(f"LD_LIBRARY_PATH={real.parent} {loaded}")
     tags = ("--enable-new-dtags", "--disable-new-dtags")
     made = [compile_linked(real, "linked.c", dropin.folder / t, f"-Wl,{t}") for t in tags]

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from core.helpers import as_root
 from dropin.conftest import CLIENTS, KCACHE, Dropin, Told
 
 ODD = CLIENTS / "odd.py"
 #: glibc 2.34 has _Fork.
 _FORK = ("forks_without_handlers",) if hasattr(ctypes.CDLL(None), "_Fork") else ()
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
 
 
 def _both(dropin: Dropin, real: Path, *scene: object) -> tuple[Told, Told]:
@@ -64,7 +64,7 @@ def test_without_a_descriptor_at_first(real: Path, dropin: Dropin) -> None:
 # -- where a path means something else -------------------------------------------------------------
 
 
-@AS_ROOT
+@as_root
 def test_another_root_directory(real: Path, dropin: Dropin, include: Path, tmp_path: Path) -> None:
     other = tmp_path / "root" / str(include).lstrip("/")
     other.mkdir(parents=True)
@@ -74,13 +74,13 @@ def test_another_root_directory(real: Path, dropin: Dropin, include: Path, tmp_p
     assert (told.hits, told.misses) == (0, 1)
 
 
-@AS_ROOT
+@as_root
 def test_another_mount_namespace(real: Path, dropin: Dropin, include: Path, tmp_path: Path) -> None:
     """Another header lies at the same path there."""
     other = tmp_path / "other"
     other.mkdir()
     (other / "scale.h").write_text("#define SCALE 3\n")
-    client = f"{sys.executable} {CLIENTS / 'loaded.py'} {include} {real}"
+    client = f"{sys.executable} {CLIENTS / 'forms.py'} {include} {real}"
     script = f"{client}; unshare -m sh -c 'mount --bind {other} {include} && {client}'; {client}"
     bare = dropin.bare("sh", "-c", script)
     if len(bare.output.splitlines()) != 3:
@@ -92,7 +92,7 @@ def test_another_mount_namespace(real: Path, dropin: Dropin, include: Path, tmp_
     assert "another user, root directory or mount namespace" in told.line
 
 
-@AS_ROOT
+@as_root
 def test_another_user(real: Path, dropin: Dropin, include: Path) -> None:
     """Who may not read the header."""
     (include / "scale.h").chmod(0o600)
@@ -107,7 +107,7 @@ def test_another_user(real: Path, dropin: Dropin, include: Path) -> None:
 # -- what the loader does --------------------------------------------------------------------------
 
 
-@AS_ROOT
+@as_root
 def test_a_program_of_another_group(linked: Path, dropin: Dropin, include: Path) -> None:
     """Set-gid, so the loader ignores what the environment preloads: it has the real NVRTC."""
     program = Path(shutil.copy(linked, dropin.folder))

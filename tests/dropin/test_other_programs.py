@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from core.helpers import as_root
 from dropin.conftest import CLIENTS, KCACHE, Dropin, compile_linked
-
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
 
 #: Starts a process, so that the loader is asked twice; uses memory, and much of it in each thread.
 SOURCE = """
@@ -172,7 +171,7 @@ def test_signals_that_are_ignored_or_blocked(stats: bool, real: Path, dropin: Dr
     assert "warning" not in told.errors
 
 
-@AS_ROOT
+@as_root
 def test_a_pid_namespace_of_the_program(dropin: Dropin) -> None:
     """Its first process is the program's, and would end it if it was ours."""
     script = "(exec sleep 60) >/dev/null 2>&1 & /bin/echo one; /bin/echo two; kill -9 $!"

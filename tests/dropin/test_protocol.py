@@ -1,14 +1,12 @@
 """What the interface library and the service tell each other, and what is declined."""
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nvrtc.talk import EXAMPLES
 
 from kcache.config import Config
 from kcache.dropin.compile_service import Counts, summary
@@ -100,41 +98,3 @@ def test_an_nvrtc_that_was_replaced_is_not_answered_for(real: Path, tmp_path: Pa
     copy.write_bytes(b"another one")
     with pytest.raises(DeclinedError, match="^NVRTC was replaced$"):
         handler.answer(program)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        [b"-I/opt/research"],
-        [b"-I", b"/a/link/keep/bundled/pch/time-trace"],
-        [b"-DX=pch", b"\t-lineinfo"],
-        [b"--include-path", b"pch/options-file"],
-        [*map(str.encode, EXAMPLES)],
-    ],
-)
-def test_options_and_paths_that_are_answered(real: Path, options: list[bytes]) -> None:
-    cache: Any = Cache()
-    major = int(real.name.rpartition(".")[2])
-    program = PROGRAM._replace(library=os.fsencode(real), major=major, options=options)
-    with pytest.raises(DeclinedError, match="^AssertionError: asked$"):
-        NvrtcHandler(cache).answer(program)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"options": [b"--ptxas-options=-optf=x"]}, "option --ptxas-options"),
-        ({"options": [b"-time=x"]}, "option --time"),
-        ({"options": [b"--fdevice-time-trace=x"]}, "option --fdevice-time-trace"),
-        ({"options": [b"-\xff"]}, "not UTF-8"),
-        ({"options": [b"-I/proc"]}, "a path in /proc"),
-        ({"headers": [(b"a", b'#include "/dev/stdin"')]}, "a path in /proc"),
-        ({"options": [b"-I/process", b"-I/dev/shm", b"-I/proc.d"]}, "FileNotFoundError"),
-        ({"headers": [(b"a", b"1"), (b"a", b"2")]}, "two headers of one name"),
-        ({}, "FileNotFoundError"),
-    ],
-)
-def test_what_can_not_be_answered_exactly_is_declined(change: dict[str, Any], reason: str) -> None:
-    cache: Any = Cache()
-    with pytest.raises(DeclinedError, match=f"^{re.escape(reason)}"):
-        NvrtcHandler(cache).answer(PROGRAM._replace(**change))

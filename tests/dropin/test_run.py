@@ -336,21 +336,6 @@ def test_ctrl_z_and_back(typed: str, terminal: Terminal, dropin: Dropin) -> None
     terminal.expect("status 4")
 
 
-def test_who_continues_the_launcher_alone_continues_the_program(dropin: Dropin) -> None:
-    (dropin.folder / "stoppable.py").write_text(STOPPABLE)
-    command = (*KCACHE, "run", "--stats", sys.executable, dropin.folder / "stoppable.py")
-    with dropin.starts(*command, stderr=subprocess.PIPE, process_group=0) as launcher:
-        assert launcher.stdout.readline() == "begun\n"
-        for _ in range(3):
-            os.killpg(launcher.pid, signal.SIGTSTP)
-            os.waitid(os.P_PID, launcher.pid, os.WSTOPPED)
-            os.kill(launcher.pid, signal.SIGCONT)
-            assert launcher.stdout.readline() == "resumed\n"
-        output, errors = launcher.communicate("word\n", timeout=60)
-        assert (launcher.returncode, output) == (4, "got word\n")
-        assert errors.startswith("kcache: hits 0; ")
-
-
 #: Prints the signals that it gets; the last one ends it.
 COUNTS = """
 import signal

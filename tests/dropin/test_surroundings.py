@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dropin.conftest import CLIENTS, KCACHE, Dropin, Told
 
-CLIENT = CLIENTS / "surroundings.py"
+CLIENT = CLIENTS / "forms.py"
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def _twice(dropin: Dropin, script: str) -> tuple[Told, Told]:
 
 
 def _in_each(folders: list[Path], real: Path, *options: str) -> str:
-    client = " ".join(map(str, (sys.executable, CLIENT, real, *options)))
+    client = " ".join(map(str, (sys.executable, CLIENT, ".", real, *options)))
     return "; ".join(f"(cd {folder} && {client})" for folder in folders)
 
 
 def test_other_working_directories(folders: list[Path], real: Path, dropin: Dropin) -> None:
     """The second time, the server that the user keeps running serves them."""
-    script = ("sh", "-c", _in_each(folders, real, "-arch=sm_90"))
+    script = ("sh", "-c", _in_each(folders, real))
     first = dropin.same(*script)
     assert (first.hits, first.misses) == (1, 2), first.line
     assert "uncacheable 0" in first.line
@@ -50,7 +50,7 @@ def test_other_working_directories(folders: list[Path], real: Path, dropin: Drop
 
 def test_debug_information(folders: list[Path], real: Path, dropin: Dropin, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(folders[0])
-    each = _in_each([*folders, tmp_path / "link"], real, "-arch=sm_90", "-lineinfo")
+    each = _in_each([*folders, tmp_path / "link"], real, "-lineinfo")
     first, second = _twice(dropin, each)
     assert len(set(first.output.split("\n"))) == 5
     assert (second.hits, second.misses) == (4, 0), second.line
@@ -59,7 +59,7 @@ def test_debug_information(folders: list[Path], real: Path, dropin: Dropin, tmp_
 def test_programs_with_other_variables(
     folders: list[Path], real: Path, dropin: Dropin, nvrtc: tuple[int, int]
 ) -> None:
-    client = f"{sys.executable} {CLIENT} {real} -arch=sm_90"
+    client = f"{sys.executable} {CLIENT} . {real}"
     each = [client, f"FINALIZER_USE_LEGACY_ELF_BUILDER=1 {client}", f"env -u PWD {client}", client]
     first, second = _twice(dropin, f"cd {folders[0]}; {'; '.join(each)}")
     assert len(set(first.output.split("\n"))) == 3 or nvrtc < (13, 5)  # others ignore the variable

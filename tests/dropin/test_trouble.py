@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from core.helpers import has_ended
+from core.helpers import as_root, has_ended
 from dropin.conftest import CLIENTS, KCACHE, Dropin, Fake
 from remote.fakes import until
 
@@ -170,7 +170,7 @@ def test_a_server_that_answers_nonsense(
         assert fake.connections == 1  # and was not waited for again
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
+@as_root
 @pytest.mark.parametrize("within", [(), ("unshare", "--user")])
 def test_a_server_of_another_user_is_not_asked(
     within: tuple[str, ...], start: Callable[..., Program], tmp_path: Path, wanted: list[str]
@@ -265,7 +265,7 @@ def test_the_server_ends_when_the_launcher_is_killed(stats: bool, dropin: Dropin
     assert list(dropin.runtime.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
+@as_root
 def test_a_server_in_another_pid_namespace_is_left_alone(program: Program, dropin: Dropin) -> None:
     """Containers may share `/tmp`."""
     unshared = ("unshare", "--pid", "--fork", "--mount-proc")

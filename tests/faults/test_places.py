@@ -132,26 +132,6 @@ def test_a_read_only_mount_still_serves(name: str, disk: Path) -> None:
 
 
 @ALL
-def test_a_cache_that_is_replaced_while_it_is_open(name: str, tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    with open_engine(one, backend=name) as engine:
-        put_some(engine)
-
-        def make_other() -> None:
-            with open_engine(other, backend=name) as made:
-                put_all(made, range(100, 105), 1, 3000)
-
-        in_child(make_other)
-        one.rename(tmp_path / "away")
-        other.rename(one)
-        assert engine.put(key(1), sealed(1, 2, 3000))
-        assert all(has(engine, number) for number in (1, *range(100, 105)))
-        assert engine.entry_count == 6
-        agrees(engine, one, name)
-        assert engine.stats().errors == 0
-
-
-@ALL
 @pytest.mark.parametrize("used", ["put", "get", "get_or_create"])
 def test_a_cache_that_is_emptied_while_it_is_open(name: str, used: str, tmp_path: Path) -> None:
     """The next program refused it: it had our files in it, and no marker."""

@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -25,7 +24,7 @@ from faults.places import (
     truth,
 )
 
-from kcache import CacheEngine, open_engine
+from kcache import open_engine
 from kcache_backends import _lmdb_environment, file
 from kcache_backends._shards import PATIENCE
 
@@ -179,37 +178,6 @@ def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(tmp_path: Path) -
 
 
 # -- readers ---------------------------------------------------------------------------------------
-
-
-@ALL
-def test_readers_beside_writers(name: str, tmp_path: Path) -> None:
-    cap = 500_000 if "zstd" in name else 1_000_000
-    over = tmp_path / "over"
-
-    def read_all(engine: CacheEngine) -> int:
-        hits = 0
-        while not over.exists():
-            hits += sum(has(engine, number) for number in range(12))
-        assert engine.stats().corrupt == engine.stats().errors == 0
-        return hits
-
-    def read() -> None:
-        with open_engine(tmp_path / "cache", backend=name, max_size=cap) as engine:
-            assert read_all(engine) > 0
-
-    with open_engine(tmp_path / "cache", backend=name, max_size=cap) as engine:
-        put_all(engine, range(12), 0, 60_000)
-        children = [fork(read) for _ in range(2)]
-        with ThreadPoolExecutor(2) as pool:
-            hits = [pool.submit(read_all, engine) for _ in range(2)]
-            for version in range(1, 4):
-                for number in range(12):
-                    engine.put(key(number), sealed(number, version, 60_000 + 10 * version))
-                    engine.put(key(f"other {number}"), sealed(number, version, 30_000))
-            over.touch()
-        assert [wait(child) for child in children] == [0, 0]
-        assert sum(each.result() for each in hits) > 0
-        assert engine.stats().evictions > 0
 
 
 def test_more_readers_than_lmdb_knows_of_by_itself(long: bool, tmp_path: Path) -> None:

@@ -73,38 +73,6 @@ def test_a_cub_reduction(gpu: Any, cache: kcache.KernelCache, place: Path, arch:
     np.testing.assert_allclose(gpu.download(out, "f4"), expected, rtol=1e-4, atol=1e-4)
 
 
-SECOND = """
-import sys
-sys.path.insert(0, sys.argv[3])
-from conftest import Gpu
-import numpy as np
-import kcache
-source = open(sys.argv[2], encoding="utf-8").read()
-gpu = Gpu()
-with kcache.KernelCache(sys.argv[1]) as cache:
-    options = kcache.CompileOptions(arch=f"sm_{gpu.capability}")
-    kernel = cache.get_or_compile(source, "axpy<float>", options)
-    assert kernel.cached
-    assert cache.stats().compiles == 0
-x = np.arange(1000, dtype="f4")
-out = gpu.upload(np.ones(1000, "f4"))
-kernel.load().launch(4, 256, 3.0, gpu.upload(x), out, 1000, stream=gpu.stream)
-np.testing.assert_array_equal(gpu.download(out, "f4"), 3 * x + 1)
-nvrtc = [name for name in sys.modules if name.startswith("kcache.nvrtc.compiler")]
-assert not nvrtc, nvrtc
-print("the same")
-"""
-
-
-def test_a_second_process_loads_without_compiling(
-    gpu: Any, cache: kcache.KernelCache, place: Path, arch: str, tmp_path: Path
-) -> None:
-    cache.get_or_compile(AXPY, "axpy<float>", kcache.CompileOptions(arch=arch))
-    source = tmp_path / "axpy.cu"
-    source.write_text(AXPY, encoding="utf-8")
-    assert output_of(SECOND, place, source, Path(__file__).parent) == "the same"
-
-
 @pytest.mark.usefixtures("jit")
 def test_ptx_alone(gpu: Any, cache: kcache.KernelCache, arch: str) -> None:
     options = kcache.CompileOptions(arch=arch.replace("sm", "compute"))

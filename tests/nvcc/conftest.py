@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,24 +95,38 @@ class Service:
         return about["counts"]
 
     def run(
-        self, *arguments: object, cwd: Path, program: Path | None = None, **variables: str
+        self, *arguments: object, program: Path | None = None, **more: Any
     ) -> subprocess.CompletedProcess[bytes]:
         """Start nvcc by the client."""
-        environment = {**self.environment, env.SOCKET: self.socket, **variables}
-        command = [self.client, program or self.nvcc, *arguments]
-        return subprocess.run(
-            [*map(str, command)], cwd=cwd, env=environment, capture_output=True, check=False
-        )
+        more = {env.SOCKET: self.socket, **more}
+        return self.start(self.client, program or self.nvcc, *arguments, **more)
 
     def alone(
-        self, *arguments: object, cwd: Path, program: Path | None = None, **variables: str
+        self, *arguments: object, program: Path | None = None, **more: Any
     ) -> subprocess.CompletedProcess[bytes]:
         """Start nvcc itself."""
-        command = [program or self.nvcc, *arguments]
-        environment = {**self.environment, **variables}
+        return self.start(program or self.nvcc, *arguments, **more)
+
+    def kcache(self, *arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
+        """Run the command `kcache`."""
+        return self.start(sys.executable, "-m", "kcache", *arguments, text=True, **more)
+
+    def start(
+        self, *command: object, cwd: Path | None = None, text: bool = False, **variables: str | None
+    ) -> subprocess.CompletedProcess[Any]:
+        """Run a program to its end; None as a variable's value removes it."""
+        changed = {**self.environment, **variables}
+        environment = {name: value for name, value in changed.items() if value is not None}
+        words = [*map(str, command)]
         return subprocess.run(
-            [*map(str, command)], cwd=cwd, env=environment, capture_output=True, check=False
+            words, cwd=cwd, env=environment, capture_output=True, text=text, check=False
         )
+
+    def begin(self, *arguments: str, cwd: Path, **how: Any) -> subprocess.Popen[bytes]:
+        """Start nvcc by the client, and do not wait for its end."""
+        environment = {**self.environment, env.SOCKET: self.socket}
+        command = [self.client, self.nvcc, *arguments]
+        return subprocess.Popen(command, cwd=cwd, env=environment, **how)
 
 
 @pytest.fixture

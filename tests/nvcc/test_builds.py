@@ -1,7 +1,6 @@
 """Whole builds by ninja and CMake: the same files and the same rebuilds as with nvcc alone."""
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -90,10 +89,7 @@ class Build:
             self.place.rename(self.kept)
 
     def _start(self, *command: object) -> None:
-        environment = {n: v for n, v in self.service.environment.items() if n != "LANG"}
-        done = subprocess.run(
-            [*map(str, command)], cwd=self.place, env=environment, capture_output=True, check=False
-        )
+        done = self.service.start(*command, cwd=self.place, LANG=None)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def objects(self) -> dict[str, bytes]:
@@ -117,8 +113,5 @@ def test_a_build_is_as_with_nvcc_alone(
         made = alone.run(**step)  # type: ignore[arg-type]
         assert by.run(**step) == made  # type: ignore[arg-type]
         assert by.objects() == alone.objects()
-    done = subprocess.run(
-        [sys.executable, "-m", "kcache", "stats", "--json"],
-        env=service.environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = service.kcache("stats", "--json")
     assert f'"hits": {files}' in done.stdout  # of the last build

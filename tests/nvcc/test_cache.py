@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,8 @@ pytestmark = pytest.mark.slow
 CUBIN = ["-cubin", "-arch=sm_90", "-Iinclude", "k.cu", "-o", "k.cubin"]
 
 
-def kcache(
-    service: Service, *arguments: object, cwd: Path, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "kcache", *map(str, arguments)],
-        cwd=cwd, env={**service.environment, **variables}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-
-
 def told(service: Service, *arguments: object, cwd: Path) -> Any:
-    done = kcache(service, *arguments, "--json", cwd=cwd)
+    done = service.kcache(*arguments, "--json", cwd=cwd)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -48,26 +37,26 @@ def counts_of(service: Service, *, cwd: Path) -> Any:
 
 def test_the_commands_know_it(service: Service, project: Path) -> None:
     command = ["why", "--", service.nvcc, *CUBIN]
-    before = kcache(service, *command, cwd=project)
+    before = service.kcache(*command, cwd=project)
     assert before.stdout.startswith("k.cu for sm_90 would be compiled: ")
     for _ in range(2):
         assert service.run(*CUBIN, cwd=project).returncode == 0
-    assert "is in the cache" in kcache(service, *command, cwd=project).stdout
+    assert "is in the cache" in service.kcache(*command, cwd=project).stdout
     stats = counts_of(service, cwd=project)
     assert (stats["hits"], stats["misses"], stats["compiles"]) == (1, 1, 1)
     listed = told(service, "ls", cwd=project)
     assert {item["source_name"] for item in listed if item["kind"] == "kernel"} == {"k.cu"}
     (kernel,) = (item for item in listed if item["kind"] == "kernel")
-    shown = kcache(service, "show", kernel["key"][:12], cwd=project).stdout
+    shown = service.kcache("show", kernel["key"][:12], cwd=project).stdout
     assert "k.cubin" in shown
     (manifest,) = (
         item for item in told(service, "ls", "--all", cwd=project) if item["kind"] == "manifest"
     )
-    shown = kcache(service, "show", manifest["key"][:12], cwd=project).stdout
+    shown = service.kcache("show", manifest["key"][:12], cwd=project).stdout
     assert "include/header.h" in shown
     assert "links, and where they lead" in shown
-    assert kcache(service, "verify", cwd=project).returncode == 0
-    report = kcache(service, "report", "--output", "-", cwd=project)
+    assert service.kcache("verify", cwd=project).returncode == 0
+    report = service.kcache("report", "--output", "-", cwd=project)
     assert (report.returncode, "k.cu" in report.stdout) == (0, True), report.stderr
 
 
@@ -89,7 +78,7 @@ def test_why_names_what_changed(change: str, reason: str, service: Service, proj
         (project / "header.h").write_text("#define FACTOR 5\n")
     elif change == "variable":
         variables["NVCC_APPEND_FLAGS"] = "-DX"
-    done = kcache(service, "why", "--", service.nvcc, *more, *CUBIN, cwd=project, **variables)
+    done = service.kcache("why", "--", service.nvcc, *more, *CUBIN, cwd=project, **variables)
     assert reason.format(project) in done.stdout
     service.restart(KCACHE_ON_MISS="error")
     refused = service.run(*more, *CUBIN, cwd=project, **variables)
@@ -110,7 +99,7 @@ def test_the_cap_holds(service: Service, project: Path) -> None:
 def test_a_bundle_answers(service: Service, project: Path, tmp_path: Path) -> None:
     assert service.run(*CUBIN, cwd=project).returncode == 0
     bundle = tmp_path / "artifacts.kcache"
-    assert kcache(service, "bundle", "export", "-o", bundle, cwd=project).returncode == 0
+    assert service.kcache("bundle", "export", "-o", bundle, cwd=project).returncode == 0
     service.restart(KCACHE_DIR=str(tmp_path / "empty"), KCACHE_REMOTE=bundle.as_uri())
     assert service.run(*CUBIN, cwd=project).returncode == 0
     assert (service.counts["hits"], service.counts["misses"]) == (1, 0)
@@ -137,16 +126,16 @@ def test_a_recording_warms_another_cache(
     if not is_there:
         shutil.rmtree(tmp_path / "one")
     elsewhere = {"KCACHE_DIR": str(tmp_path / "warmed")}
-    checked = kcache(service, "warm", "--check", recording, cwd=tmp_path, **elsewhere)
+    checked = service.kcache("warm", "--check", recording, cwd=tmp_path, **elsewhere)
     assert (checked.returncode, "1 would be compiled" in checked.stdout) == (1, True)
     for compiled in (1, 0):
-        done = kcache(service, "warm", "--json", recording, cwd=tmp_path, **elsewhere)
+        done = service.kcache("warm", "--json", recording, cwd=tmp_path, **elsewhere)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["compiled"] == compiled
     service.restart(**elsewhere)
     start_in(tmp_path / "another")
     assert (service.counts["hits"], service.counts["misses"]) == (1, 0)
-    assert kcache(service, "warm", "--check", recording, cwd=tmp_path, **elsewhere).returncode == 0
+    assert service.kcache("warm", "--check", recording, cwd=tmp_path, **elsewhere).returncode == 0
 
 
 def test_two_machines_compile_once(service: Service, project: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Programs that start nvcc, under `kcache run`: a new process in a new directory compiles nothing."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,18 +13,14 @@ pytestmark = pytest.mark.slow
 
 def run(service: Service, *command: object) -> tuple[str, str]:
     """Returns what a program printed, and the counts."""
-    environment = {
-        **service.environment,
+    home = str(service.nvcc.parent.parent)
+    variables = {
         "PATH": f"{os.path.dirname(sys.executable)}:{service.environment['PATH']}",
-        "CUDA_HOME": str(service.nvcc.parent.parent),
-        "CUDA_PATH": str(service.nvcc.parent.parent),
+        **dict.fromkeys(("CUDA_HOME", "CUDA_PATH"), home),
         "NVCC": str(service.nvcc),
         "TVM_FFI_CUDA_ARCH_LIST": "9.0",
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "kcache", "run", "--stats", "--", *map(str, command)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = service.kcache("run", "--stats", "--", *command, **variables)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
 

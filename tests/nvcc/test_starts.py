@@ -50,11 +50,7 @@ print(len(starts))
 
 
 def run(service: Service, *command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {n: v for n, v in service.environment.items() if n != "LANG"}
-    return subprocess.run(
-        [sys.executable, "-m", "kcache", "run", "--stats", "--", *map(str, command)],
-        cwd=cwd, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return service.kcache("run", "--stats", "--", *command, cwd=cwd, LANG=None)
 
 
 @pytest.mark.slow
@@ -134,12 +130,8 @@ def test_the_compiler_is_that_of_the_toolkit_unless_it_was_named(
         (["nvcc"], homes, "other"),
         ([], {}, "other"),
     ):
-        done = subprocess.run(
-            [service.client, *arguments, "--version"],
-            env={**service.environment, **told, **variables},
-            capture_output=True,
-            text=True,
-            check=True,
+        done = service.start(
+            service.client, *arguments, "--version", text=True, **told, **variables
         )
         assert expected in done.stdout
 
@@ -225,10 +217,7 @@ def test_a_signal_ends_it_and_leaves_no_lock(
 ) -> None:
     """The next start compiles at once, as if the ended one had never been."""
     (project / "include/header.h").write_text("#define FACTOR 3\n#include <cuda/std/tuple>\n")
-    environment = {**service.environment, env.SOCKET: service.socket}
-    process = subprocess.Popen(
-        [service.client, service.nvcc, *CUBIN], cwd=project, env=environment, start_new_session=True
-    )
+    process = service.begin(*CUBIN, cwd=project, start_new_session=True)
     while not _is_compiling(process.pid):
         assert process.poll() is None
     os.killpg(process.pid, number)
@@ -244,10 +233,7 @@ def test_a_stopped_start_delays_others_no_longer_than_the_limit(
 ) -> None:
     (project / "include/header.h").write_text("#define FACTOR 3\n#include <cuda/std/tuple>\n")
     service.restart(KCACHE_WAIT="1")
-    environment = {**service.environment, env.SOCKET: service.socket}
-    with subprocess.Popen(
-        [service.client, service.nvcc, *CUBIN], cwd=project, env=environment, start_new_session=True
-    ) as process:
+    with service.begin(*CUBIN, cwd=project, start_new_session=True) as process:
         while not _is_compiling(process.pid):
             assert process.poll() is None
         os.killpg(process.pid, signal.SIGSTOP)
@@ -299,11 +285,7 @@ def _until_end(descriptor: int) -> Iterator[bytes]:
 
 @pytest.mark.slow
 def test_many_starts_at_once_compile_once(service: Service, project: Path) -> None:
-    environment = {**service.environment, env.SOCKET: service.socket}
-    started = [
-        subprocess.Popen([service.client, service.nvcc, *CUBIN], cwd=project, env=environment)
-        for _ in range(8)
-    ]
+    started = [service.begin(*CUBIN, cwd=project) for _ in range(8)]
     assert [process.wait(120) for process in started] == [0] * 8
     assert (service.counts["misses"], service.counts["hits"]) == (1, 7)
 

@@ -17,12 +17,13 @@ import os
 import random
 import struct
 import sys
-import threading
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import xxhash
+from core.helpers import fork, run_all, wait
 from nvrtc.reference import compile_fresh, next_tick
 from nvrtc.trees import World
 
@@ -164,55 +165,31 @@ class Run:
     def check_together(self) -> None:
         """Assert the same of kernels that threads and a process ask for at the same time."""
         world = self.world
-        kinds: list[dict[str, Any]] = [
-            {},
-            {"debug": True},
-            {"lto": True},
-            {"arch": "sm_90"},
-        ]
+        kinds: list[dict[str, Any]] = [{}, {"debug": True}, {"lto": True}, {"arch": "sm_90"}]
         arguments: dict[str, Any] = {"headers": world.headers, "source_name": world.source_name}
         asked = [
             (f"{world.source}// {self.counts['steps']} {n}\n", world.options().replace(**kind))
             for n, kind in enumerate(self.chance.sample(kinds, 3))
         ]
         expected = [compile_fresh(source, o.flags(), **arguments) for source, o in asked]
-        found: list[str] = []
 
         def ask(cache: kcache.KernelCache, number: int) -> None:
             source, options = asked[number]
-            try:
-                if self.chance.random() < 0.3:
-                    with contextlib.suppress(kcache.CompileError):
-                        cache.get_or_compile(f"#error {number}\n", (), options)
-                kernel = cache.get_or_compile(source, (), options, **arguments)
-            except Exception as error:
-                found.append(repr(error))
-            else:
-                fresh = expected[number]
-                if (kernel.ptx, kernel.cubin, kernel.ltoir) != (
-                    fresh.ptx,
-                    fresh.cubin,
-                    fresh.ltoir,
-                ):
-                    found.append(f"STALE: {options}, cached={kernel.cached}")
+            if self.chance.random() < 0.3:
+                with contextlib.suppress(kcache.CompileError):
+                    cache.get_or_compile(f"#error {number}\n", (), options)
+            kernel = cache.get_or_compile(source, (), options, **arguments)
+            same = expected[number][:3] == (kernel.ptx, kernel.cubin, kernel.ltoir)
+            assert same, f"STALE: {options}, cached={kernel.cached}"
 
-        pid = os.fork()
-        if not pid:
-            status = 1
-            try:
-                with self.open() as cache:
-                    for number in range(3):
-                        ask(cache, number)
-                status = 1 if found else 0
-            finally:
-                os._exit(status)
-        threads = [threading.Thread(target=ask, args=(self.cache, n)) for n in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not found, found
-        assert os.waitpid(pid, 0)[1] == 0, "the process disagrees"
+        def ask_all() -> None:
+            with self.open() as cache:
+                for number in range(3):
+                    ask(cache, number)
+
+        child = fork(ask_all)
+        assert run_all(*(partial(ask, self.cache, n) for n in range(3))) == [None] * 3
+        assert wait(child) == 0, "the process disagrees"
         self.counts["together"] += 6
 
 

@@ -20,8 +20,6 @@ from kcache.nvrtc.options import are_harmless, parse_options
 ARCH = CompileOptions(arch="sm_80")
 #: Makes no machine code, which takes half of the time: for tests of what the kernel depends on.
 PTX = CompileOptions(arch="compute_80")
-#: Whether each bare compile is made anew (`--recompile`), also one of a text that stands alone.
-RECOMPILE = False
 
 #: A kernel whose machine code shows the value of the macro V.
 KERNEL = 'extern "C" __global__ void k(int* out) { *out = V; }\n'
@@ -75,7 +73,7 @@ def compile_fresh(
     """
     if not are_harmless(parse_options(flags)):
         return compile_clean(source, flags, names=names, headers=headers, source_name=source_name)
-    if RECOMPILE or not _is_alone(source, flags, headers):
+    if not _is_alone(source, flags, headers):
         return _compile(source, flags, names, headers or {}, source_name)
     variables = (item for item in os.environ.items() if item[0].startswith(("CUDA", "NV")))
     surroundings = (_here(), *variables)

@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -165,46 +166,20 @@ def test_what_nobody_waits_for_any_more_is_not_begun(cache: kcache.KernelCache, 
 # -- threads ---------------------------------------------------------------------------------------
 
 
-class Asking:
-    """Threads that ask at the same time."""
-
-    def __init__(self, count: int, ask: Callable[[], object]) -> None:
-        self.results: list[Any] = []
-        self._ask = ask
-        self._asked = threading.Semaphore(0)
-        self._threads = [threading.Thread(target=self._run) for _ in range(count)]
-        for thread in self._threads:
-            thread.start()
-        for _ in self._threads:
-            assert self._asked.acquire(timeout=LONG)
-
-    def _run(self) -> None:
-        self._asked.release()
-        try:
-            self.results.append(self._ask())
-        except Exception as error:
-            self.results.append(error)
-
-    def end(self) -> list[Any]:
-        for thread in self._threads:
-            thread.join(LONG)
-            assert not thread.is_alive()
-        return self.results
-
-
 def test_a_header_edit_is_noticed(cache: kcache.KernelCache, tmp_path: Path, held: Held) -> None:
     """Who asks after the edit must not get what was compiled before it."""
     header = write(tmp_path / "inc/x.h", "#define V 1\n")
     options = ARCH.replace(include_paths=[header.parent])
     source = "#include <x.h>\n" + KERNEL
-    first = Asking(1, lambda: cache.get_or_compile(source, (), options))
-    assert held.begun.acquire(timeout=LONG)
-    write(header, "#define V 2\n")
-    later = Asking(3, lambda: cache.get_or_compile(source, (), options))
-    held.go.set()
-    new = compile_fresh(source, options.flags())
-    assert [kernel.cubin for kernel in later.end()] == [new.cubin] * 3
-    assert first.end()[0].cubin == new.cubin  # it was compiled once more
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(cache.get_or_compile, source, (), options)
+        assert held.begun.acquire(timeout=LONG)
+        write(header, "#define V 2\n")
+        later = [pool.submit(cache.get_or_compile, source, (), options) for _ in range(3)]
+        held.go.set()
+        new = compile_fresh(source, options.flags()).cubin
+        # The first was compiled once more.
+        assert {each.result(LONG).cubin for each in (first, *later)} == {new}
 
 
 def test_tasks_share_the_error_of_a_compile_that_began_later(
@@ -250,10 +225,11 @@ def test_errors_of_other_places(cache: kcache.KernelCache, tmp_path: Path, held:
     source = "#include <x.h>\n" + KERNEL
     bad = ARCH.replace(include_paths=[write(tmp_path / "a/x.h", "#define V no(\n").parent])
     good = ARCH.replace(include_paths=[write(tmp_path / "b/x.h", "#define V 7\n").parent])
-    first = Asking(1, lambda: cache.get_or_compile(source, (), bad))
-    assert held.begun.acquire(timeout=LONG)
-    second = Asking(3, lambda: cache.get_or_compile(source, (), good))
-    held.go.set()
-    assert isinstance(first.end()[0], kcache.CompileError)
-    expected = compile_fresh(source, good.flags()).cubin
-    assert [kernel.cubin for kernel in second.end()] == [expected] * 3
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(cache.get_or_compile, source, (), bad)
+        assert held.begun.acquire(timeout=LONG)
+        second = [pool.submit(cache.get_or_compile, source, (), good) for _ in range(3)]
+        held.go.set()
+        assert isinstance(first.exception(LONG), kcache.CompileError)
+        expected = compile_fresh(source, good.flags()).cubin
+        assert {each.result(LONG).cubin for each in second} == {expected}

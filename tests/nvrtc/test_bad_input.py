@@ -19,28 +19,20 @@ if os.name == "nt":
 # -- arguments -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["", " ", "\n\t\r\n"])
-def test_an_empty_source(cache, source):
-    with pytest.raises(kcache.ConfigError, match="source is empty"):
-        cache.get_or_compile(source, (), ARCH)
-
-
-@pytest.mark.parametrize("source", [None, b"__global__ void k() {}", 3, ["x"]])
-@pytest.mark.parametrize("ask", ["get_or_compile", "lookup"])
-def test_a_source_that_is_no_text(cache, ask, source):
-    with pytest.raises(ArgumentTypeError, match="source: expected text"):
-        getattr(cache, ask)(source, (), ARCH)
-
-
-def test_a_source_with_a_nul(cache):
-    """The compiler would stop reading there, and silently compile the first part."""
-    with pytest.raises(kcache.ConfigError, match="NUL character at position 53"):
-        cache.get_or_compile(SEVEN + "\0 nonsense", (), ARCH)
-
-
-def test_a_source_that_utf8_can_not_hold(cache):
-    with pytest.raises(kcache.ConfigError, match="surrogate"):
-        cache.get_or_compile(SEVEN + "// \udcff", (), ARCH)
+@pytest.mark.parametrize(
+    ("source", "error", "says"),
+    [
+        *((text, kcache.ConfigError, "source is empty") for text in ("", " ", "\n\t\r\n")),
+        *((wrong, ArgumentTypeError, "source: expected text") for wrong in (None, b"x", 3, ["x"])),
+        # The compiler would stop reading there, and silently compile the first part.
+        (SEVEN + "\0 nonsense", kcache.ConfigError, "NUL character at position 53"),
+        (SEVEN + "// \udcff", kcache.ConfigError, "surrogate"),
+    ],
+)
+def test_a_source_that_is_no_text(cache, source, error, says):
+    for ask in (cache.get_or_compile, cache.lookup):
+        with pytest.raises(error, match=says):
+            ask(source, (), ARCH)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +48,8 @@ def test_a_source_that_utf8_can_not_hold(cache):
         ({"names": "a\0b"}, "NUL"),
         ({"names": b"a"}, "names"),
         ({"names": {"a"}}, "names"),
-        ({"options": {"arch": 80}}, "CompileOptions"),
+        ({"names": ARCH}, "names: expected name expressions, got CompileOptions"),
+        ({"options": {"arch": 80}}, "options: expected kcache.CompileOptions, got dict"),
         ({"options": "sm_80"}, "CompileOptions"),
         ({"headers": ["x.h"]}, "headers"),
         ({"headers": {"x.h": b""}}, "headers"),
@@ -71,10 +64,9 @@ def test_a_source_that_utf8_can_not_hold(cache):
 def test_arguments_of_the_wrong_kind(cache, arguments, says):
     arguments = {"names": (), "options": ARCH, **arguments}
     for ask in (cache.get_or_compile, cache.lookup):
-        with pytest.raises(kcache.ConfigError, match=says):
-            ask(SEVEN, **arguments)
-        with pytest.raises(kcache.ConfigError, match=says):  # the second time as the first
-            ask(SEVEN, **arguments)
+        for _ in range(2):  # the second time as the first
+            with pytest.raises(kcache.ConfigError, match=says):
+                ask(SEVEN, **arguments)
 
 
 @pytest.mark.usefixtures("nvrtc")

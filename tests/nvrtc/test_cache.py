@@ -1,14 +1,14 @@
 """KernelCache with the real compiler: what is a hit, for whom, and after what."""
 
 import io
-import os
+import itertools
 import threading
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from core.helpers import run_all, snapshot, together
-from nvrtc.reference import ARCH, KERNEL, PTX, agreed, compile_fresh, write
+from core.helpers import run_all, snapshot
+from nvrtc.reference import ARCH, KERNEL, PTX, agreed, write
 
 import kcache
 
@@ -88,50 +88,6 @@ class TestHits:
         cache.clear_memory()
         assert agreed(cache, source, options).cached
 
-    def test_every_part_of_the_request_separates(self, cache, options, source):
-        keys = {
-            agreed(cache, source, options).key,
-            agreed(cache, source + " ", options).key,
-            agreed(cache, source, options.replace(arch="sm_90")).key,
-            agreed(cache, source, options, ["k"]).key,
-            agreed(cache, source, options, headers={"m.h": ""}).key,
-            agreed(cache, source, options, headers={"m.h": " "}).key,
-            agreed(cache, source, options, headers={"n.h": ""}).key,
-            agreed(cache, source, options, extra_key=b"1").key,
-        }
-        assert len(keys) == 8
-
-
-def _entries(directory: Path) -> list[Path]:
-    return [p for p in directory.rglob("*") if p.is_file() and len(p.name) == 64]
-
-
-# -- damage ----------------------------------------------------------------------------------------
-
-
-class TestDamage:
-    def test_truncated_or_extended(self, tmp_path, options):
-        place = tmp_path / "cache"
-        with kcache.KernelCache(place) as cache:
-            agreed(cache, WITH_HEADER, options)
-        for path in _entries(place):
-            whole = path.read_bytes()
-            for blob in (b"", whole[:70], whole[:-1], whole + b"\0", whole):
-                path.write_bytes(blob)
-                with kcache.KernelCache(place) as cache:
-                    assert (cache.lookup(WITH_HEADER, (), options) is None) is (blob != whole)
-                    assert cache.stats().corrupt == (blob != whole)
-
-    def test_a_cache_of_one_kernel(self, tmp_path, options):
-        """The cap holds one entry, so kernel and manifest push each other out."""
-        for size in (1, 5000, 9000):
-            with kcache.KernelCache(tmp_path / f"c{size}", max_size=size) as cache:
-                for _ in range(2):
-                    for source in (SEVEN, WITH_HEADER, WITH_HEADER + "//"):
-                        agreed(cache, source, options)
-                        cache.clear_memory()
-                assert cache.size_bytes <= size
-
 
 # -- header checks ---------------------------------------------------------------------------------
 
@@ -174,61 +130,30 @@ class TestHeaderCheck:
 # -- at the same time ------------------------------------------------------------------------------
 
 
-class TestThreads:
-    def test_threads_share_a_cache(self, tmp_path, cache, header, options):
-        sources = [SEVEN, WITH_HEADER, *(WITH_HEADER + f"// {n}" for n in range(3))]
-        expected = {source: compile_fresh(source, options.flags()).ptx for source in sources}
+def test_a_header_changes_during_compiles(cache, header, options):
+    """Whatever was stored must be true afterwards."""
+    sources = [WITH_HEADER, *(WITH_HEADER + f"// {number}" for number in range(2))]
+    done = threading.Event()
 
-        def work() -> None:
-            for n in range(120):
-                source = sources[n % len(sources)]
-                kernel = cache.get_or_compile(source, (), options)
-                assert kernel.ptx == expected[source]
-                if n % 40 == 39:
-                    cache.clear_memory()
-                if n % 50 == 49:
-                    os.utime(header)
+    def meddle() -> None:
+        for number in itertools.count():
+            header.write_text(f"#define V {number % 2}\n")
+            if done.is_set():
+                return
 
-        assert together(8, work) == [None] * 8
-        stats = cache.stats()
-        assert stats.hits + stats.misses == 8 * 120
-        assert stats.errors == 0
+    def compile_all() -> None:
+        try:
+            for source in (*sources, *sources):
+                with suppress(kcache.CompileError):  # of a header that is half written
+                    cache.get_or_compile(source, (), options)
+        finally:
+            done.set()
 
-
-class TestChangesDuringTheCompile:
-    """A header changes while the compiler runs: whatever was stored must be true afterwards."""
-
-    def race(self, cache, source, options, change: Callable[[int], None], states: int = 2) -> None:
-        done = threading.Event()
-
-        def meddle() -> None:
-            n = 0
-            while not done.is_set():
-                change(n % states)
-                n += 1
-
-        def compile_() -> None:
-            try:
-                for number in range(2):
-                    for text in (source, source + f"// {number}"):
-                        try:
-                            cache.get_or_compile(text, (), options)
-                        except kcache.CompileError:
-                            pass
-            finally:
-                done.set()
-
-        assert run_all(meddle, compile_) == [None] * 2
-        for n in range(states):
-            change(n)
-            for text in (source, *(source + f"// {number}" for number in range(2))):
-                agreed(cache, text, options)
-
-    def test_rewritten(self, cache, header, options):
-        def change(n: int) -> None:
-            header.write_text(f"#define V {n}\n")
-
-        self.race(cache, WITH_HEADER, options, change)
+    assert run_all(meddle, compile_all) == [None] * 2
+    for number in range(2):
+        header.write_text(f"#define V {number}\n")
+        for source in sources:
+            agreed(cache, source, options)
 
 
 def test_print_info(cache, header, options):

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import pytest
 from core.helpers import output_of
 from nvrtc.reference import ARCH, KERNEL, REL, compile_clean
-from nvrtc.talk import ARCH_FLAGS, EXAMPLES, ask, fresh_of, worker
+from nvrtc.talk import EXAMPLES, ask, fresh_of, worker
 
 import kcache
 from kcache.nvrtc import compiler, library
@@ -68,12 +68,6 @@ extern "C" __global__ void rdc() {}
 USED = """
 extern "C" __global__ void used(float* o) { int unused; o[0] = o[1] / sqrtf(o[2]) + o[3] * o[4]; }
 """
-#: Compile with an option only.
-REFUSED = (
-    "int host(int n) { return n; }\n__global__ void k(int* o) { *o = host(1); }\n",
-    "__global__ void k(int* o) { *o = undeclared; }\n",
-    "__global__ void k(int* o) { if constexpr (sizeof(int) == 4) *o = 1; }\n#ifdef X\n#else\n#error\n#endif",
-)
 PLAIN = [*((name, "sm_80") for name in PROBES), ("rel", "sm_90")]
 
 
@@ -122,18 +116,6 @@ def test_harmless_options_leave_nothing_behind(expected: Expected) -> None:
         for example in EXAMPLES:
             _used(process, example)
         _check(process, expected, "all")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_a_harmless_option_leaves_nothing_behind(example: str, expected: Expected) -> None:
-    with worker() as process:
-        _check(process, expected, "nothing")
-        _used(process, example)
-        _check(process, expected, example)
-        for source in REFUSED:
-            with worker() as new:
-                assert asked(process, source, ARCH_FLAGS) == asked(new, source, ARCH_FLAGS)
 
 
 #: Sources that compile, and might change what comes after them.

@@ -1,13 +1,12 @@
 """compile_many: in order, in parallel, once each, errors as values, shared among processes."""
 
-import subprocess
-import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from core.helpers import python
 from nvrtc.reference import KERNEL, PTX, compile_fresh
 
 import kcache
@@ -166,13 +165,7 @@ threading.Thread(target=late).start()
 
 
 def test_a_thread_that_goes_on_after_the_main_one(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", AT_THE_END, str(tmp_path / "cache")],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LONG,
-    )
+    done = python(AT_THE_END, tmp_path / "cache")
     assert (done.stdout, done.stderr) == ("4\n", "")
 
 

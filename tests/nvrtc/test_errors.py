@@ -158,12 +158,6 @@ def test_one_line_compiles_and_then_hits(tmp_path: Path, monkeypatch: pytest.Mon
     [
         ("x", {"arch": "sm_80"}, r"'arch' is an option; expected options=CompileOptions\("),
         ("x", {"optoins": 1}, r"unexpected argument 'optoins' \(did you mean 'options'\?\)"),
-        (
-            "x",
-            {"names": kcache.CompileOptions()},
-            "names: expected name expressions, got CompileOptions",
-        ),
-        ("x", {"options": {"arch": "sm_80"}}, "options: expected kcache.CompileOptions, got dict"),
         ("src/k.cu", {}, r"looks like a path; expected .* pathlib.Path\('src/k.cu'\)"),
     ],
 )

@@ -4,14 +4,10 @@ Each is tried in a process of its own, whose exit code tells.
 """
 
 import subprocess
-from contextlib import chdir
 from pathlib import Path
 
 import pytest
 from core.helpers import output_of, python, run
-from nvrtc.reference import ARCH, KERNEL, compile_fresh
-
-import kcache
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -140,20 +136,6 @@ assert cache.stats().uncacheable == 4
 """
     done = _unshared(code, tmp_path)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("broken", ["#error x\n", "#include <bad.h>\n"])
-def test_a_failed_compile_leaves_nothing_behind(tmp_path, broken):
-    (tmp_path / "bad.h").write_text("#include <missing.h>\n")
-    options = ARCH.replace(include_paths=[tmp_path])
-    with chdir(tmp_path), kcache.KernelCache(tmp_path / "cache") as cache:
-        for _ in range(2):
-            with pytest.raises(kcache.CompileError):
-                cache.get_or_compile(
-                    "#include <bad.h>\n" if "bad" in broken else "//include\n" + broken, (), options
-                )
-            assert not compile_fresh(KERNEL.replace("V", "1"), ARCH.flags()).failed
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.h", "cache"]
 
 
 _READ = """

@@ -1,30 +1,23 @@
 """Places: what shows no path is used elsewhere, and is there what a bare compile gives.
 
-What *computes* with the letters of a path keeps those of the first place. The random families know
-which of them do that, and nothing else is forgiven.
+What *computes* with the letters of a path keeps those of the first place; nothing else does.
 """
 
-import random
-import re
 import shutil
 from contextlib import chdir
 from pathlib import Path
-from typing import NamedTuple, Self
 
 import pytest
 from nvrtc.reference import (
     KERNEL,
     PTX,
-    Fresh,
     agree,
     agreed,
     compile_fresh,
     write,
 )
-from nvrtc.trees import World
 
 import kcache
-from kcache.nvrtc.options import are_harmless
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
@@ -140,25 +133,6 @@ def test_a_log_has_the_paths_of_the_caller(cache, tmp_path, begin):
     assert cache.stats().compiles == 1
 
 
-def test_what_warm_compiles_is_found_in_another_checkout(tmp_path, monkeypatch):
-    pytest.importorskip("click", reason="the extra cli is not installed")
-    from kcache.cli.app import app
-
-    monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "cache"))
-    here(tmp_path / "a", header(1))
-    write(tmp_path / "a/k.cu", INCLUDING)
-    write(
-        tmp_path / "a/list.toml",
-        f'[[kernels]]\nsource = "k.cu"\narch = "compute_80"\ninclude_paths = ["{tmp_path}/a/inc"]\n',
-    )
-    with chdir(tmp_path / "a"):
-        assert app.run(["warm", "-q", "list.toml"]) == 0
-    shutil.copytree(tmp_path / "a", tmp_path / "checkout/b")
-    with chdir(tmp_path / "checkout/b"), kcache.KernelCache() as cache:
-        options = PTX.replace(include_paths=[tmp_path / "checkout/b/inc"])
-        assert agreed(cache, INCLUDING, options, source_name="k.cu").cached
-
-
 @pytest.mark.parametrize("absolute", [True, False])
 def test_a_change_in_one_place_leaves_the_other_its_hit(cache, tmp_path, absolute):
     one, two = tmp_path / "a", tmp_path / "another"
@@ -265,126 +239,6 @@ def test_threads_under_two_names_that_fail_get_their_own_error(cache):
     ]
     errors = cache.compile_many(requests, jobs=6)
     assert [error.log[:4] for error in errors] == ["a.cu", "b.cu"] * 3
-
-
-# -- random families: one tree of headers in three places, and a source under three names ------------
-
-SHORT, LONG, PIECES = 6, 1200, 8
-#: Place and name of each request, by number. The third name is the first one, as an absolute path.
-ASKED = ((0, 0), (1, 0), (2, 0), (1, 1), (0, 1), (2, 2), (0, 2), (1, 0), (0, 0))
-#: The end of an internal name: a hash of the time and the working directory, and the process.
-_MADE_UP = re.compile(rb"_[0-9a-f]{8}_\d+")
-
-
-class Output(NamedTuple):
-    """What a request returns, without the made-up part of internal names."""
-
-    ptx: bytes
-    cubin: bytes
-    lowered_names: dict[str, str]
-    log: str
-
-    @classmethod
-    def of(cls, made: Fresh | kcache.CompiledKernel) -> Self:
-        ptx, cubin = (_MADE_UP.sub(b"", each or b"") for each in (made.ptx, made.cubin))
-        return cls(ptx, cubin, dict(made.lowered_names), made.log)
-
-
-class Family:
-    """A random tree of headers in three places, one of which may differ, and a source."""
-
-    def __init__(self, chance: random.Random, top: Path) -> None:
-        self.places = [top / name for name in ("a", "bb/b", "c" * 40)]
-        self.use = chance.choice([*USES])
-        self.relocation = chance.choice(("on", "on", "on", "on", "on", "off"))
-        self.change = chance.choice([{}] * 5 + [{"arch": "sm_80"}, {"lineinfo": True}])
-        while True:
-            self.world = world = World(self.places[0], chance)
-            for path in map(world.top.joinpath, world.files()):  # the first that is read counts
-                path.write_text(place(self.use) + path.read_text())
-            source = world.source.replace('extern "C"', place("nothing") + 'extern "C"')
-            self.source = source.removesuffix("}\n") + "    o[98] = place(o[99]);\n}\n"
-            if not self.fresh(0, 0).failed:
-                break
-            shutil.rmtree(world.top)
-        for other in self.places[1:]:
-            shutil.copytree(world.top, other, symlinks=True)
-        self.differs = chance.random() < 0.25
-        if self.differs:
-            world.top = self.places[2]
-            while True:
-                world.change()
-                if not self.fresh(2, 0).failed:
-                    break
-
-    def request(self, number: int, name: int) -> tuple[kcache.CompileOptions, str]:
-        """Return the options in a place, and the name of the source."""
-        self.world.top = self.places[number]
-        given = Path(self.world.source_name)
-        names = given, given.with_name("other.cu"), self.world.top / given
-        return self.world.options().replace(**self.change), str(names[name])
-
-    def fresh(self, number: int, name: int) -> Fresh:
-        options, source_name = self.request(number, name)
-        with chdir(self.places[number]):
-            flags, headers = options.flags(), self.world.headers
-            return compile_fresh(self.source, flags, headers=headers, source_name=source_name)
-
-    def ask(self, cache: kcache.KernelCache, number: int, name: int) -> kcache.CompiledKernel:
-        options, source_name = self.request(number, name)
-        with chdir(self.places[number]):
-            return cache.get_or_compile(
-                self.source, (), options, headers=self.world.headers, source_name=source_name
-            )
-
-    def check(self, folder: Path) -> None:
-        """Ask from each place under each name, and compare with bare compiles."""
-        bound = self.relocation == "off" or "lineinfo" in self.change
-        compiled: dict[tuple[int, int], Output] = {}
-        asked: set[tuple[int, int]] = set()
-        with kcache.KernelCache(folder, relocation=self.relocation) as cache:
-            for where in ASKED:
-                kernel = self.ask(cache, *where)
-                made, expected = Output.of(kernel), Output.of(self.fresh(*where))
-                if not kernel.cached:
-                    assert where not in asked, "it is compiled again"
-                    compiled[where] = made
-                elif where not in compiled:
-                    assert not bound, "it is used elsewhere"
-                    if self.use in COMPUTES and made != expected:
-                        assert made[:2] in [each[:2] for each in compiled.values()]
-                        made = made._replace(ptx=expected.ptx, cubin=expected.cubin)
-                assert made == expected
-                asked.add(where)
-        options, _ = self.request(0, 0)
-        free = self.use not in SHOWS and are_harmless(options.parsed)
-        if free and not bound and not self.differs:
-            names = 2 if "/" in self.world.source_name else 3
-            assert len(compiled) == names, "one compile for each name is enough"
-
-
-def check_families(seed: str, count: int, folder: Path) -> None:
-    chance = random.Random(seed)
-    for number in range(count):
-        tree = folder / str(number)
-        family = Family(chance, tree)
-        told = f"{seed}/{number}: {family.use}, {family.relocation}, {family.change}"
-        try:
-            family.check(tree / "cache")
-        except AssertionError as error:
-            raise AssertionError(f"{told}, {vars(family.world)}: {error}") from error
-        shutil.rmtree(tree)
-
-
-def test_three_places_and_three_names(tmp_path: Path) -> None:
-    check_families("short", SHORT, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("piece", range(PIECES))
-def test_three_places_and_three_names_at_length(tmp_path: Path, piece: int) -> None:
-    check_families(f"long {piece}", LONG // PIECES, tmp_path)
 
 
 def test_a_tree_that_was_moved_while_its_texts_spell_include(tmp_path, cache, monkeypatch):

@@ -2,15 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, wait
+from core.helpers import fork, started, wait
 
 from kcache.nvrtc.workers import slots
 from kcache.nvrtc.workers.slots import Slot, Slots
@@ -121,101 +119,62 @@ def test_a_stopped_holder_holds_up_the_others_once_for_a_few_seconds(
             assert time.monotonic() < deadline, "it never counts again"
 
 
-@pytest.mark.parametrize("kind", ["no directory", "a directory", "a link", "a pipe"])
+@pytest.mark.parametrize("kind", ["no directory", "a directory", "a link", "a pipe", "a file"])
 def test_without_a_file_for_slots_no_compile_waits(kind: str, path: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
     if kind == "no directory":
         path = tmp_path / "missing" / "slots"
     elif kind == "a directory":
         path.mkdir()
     elif kind == "a link":
-        path.symlink_to(tmp_path / "victim")
-    else:
+        path.symlink_to(victim)
+    elif kind == "a pipe":
         os.mkfifo(path)
+    else:
+        path.write_bytes(b"precious")
     with Slots(str(path), LONG).held() as slot:
         assert slot is None
-    assert not (tmp_path / "victim").exists()
-
-
-def test_a_file_of_somebody_else_is_not_written_to(path: Path) -> None:
-    path.write_bytes(b"precious")
-    with Slots(str(path), LONG).held() as slot:
-        assert slot is None
-    assert path.read_bytes() == b"precious"
+    assert not victim.exists()
+    assert kind != "a file" or path.read_bytes() == b"precious"
 
 
 # -- compiles --------------------------------------------------------------------------------------
 
-#: Runs in each worker, before its main function: notes when it waits for a slot, and compiles.
+#: Runs in each worker, before its main function: notes when it compiles.
 _NOTES = """
-import os, time
-from kcache.nvrtc.workers import nvrtc, slots
-def noting(function, what):
-    def noted(*args, **kwargs):
-        begun = time.monotonic()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            line = f"{what} {os.getpid()} {begun} {time.monotonic()} {sorted(os.sched_getaffinity(0))}"
-            with open(LOG, "a") as file:
-                file.write(line + chr(10))
-    return noted
-slots.Slots._wait = noting(slots.Slots._wait, "waits")
-nvrtc.Nvrtc.compile = noting(nvrtc.Nvrtc.compile, "compiles")
+import time
+from kcache.nvrtc.workers import nvrtc
+real = nvrtc.Nvrtc.compile
+def noted(*args):
+    begun = time.monotonic()
+    try:
+        return real(*args)
+    finally:
+        with open(LOG, "a") as file:
+            file.write(f"{begun} {time.monotonic()}" + chr(10))
+nvrtc.Nvrtc.compile = noted
 """
 _PROGRAM = """
-import os, sys
+import sys
 import kcache
 from kcache.nvrtc.workers import process
-from nvrtc.reference import *
-place, log, mask, first, count, notes = sys.argv[1:]
-if mask:
-    os.sched_setaffinity(0, map(int, mask.split(",")))
+from nvrtc.reference import ARCH, KERNEL
+place, log, notes = sys.argv[1:]
 notes = f"LOG = {log!r}" + notes
 process._CODE = process._CODE.replace("main()", f"exec({notes!r}); main()")
-sources = [KERNEL.replace("V", str(n)) for n in range(int(first), int(first) + int(count))]
 with kcache.KernelCache(place) as cache:
-    kernels = cache.compile_many([(source, (), ARCH) for source in sources])
+    kernels = cache.compile_many([(KERNEL.replace("V", str(n)), (), ARCH) for n in range(6)])
     assert all(isinstance(kernel, kcache.CompiledKernel) for kernel in kernels), kernels
     print(cache.stats().compiles)
 """
 
 
-class Span:
-    """What one worker did for a while."""
-
-    def __init__(self, line: str) -> None:
-        self.what, pid, begun, ended, processors = line.split(" ", 4)
-        self.pid, self.begun, self.ended = int(pid), float(begun), float(ended)
-        self.processors = frozenset(map(int, processors.strip("[]\n").split(",")))
-
-
-def run(tmp_path: Path, masks: Iterable[str], count: int, *, same: bool) -> tuple[list[Span], int]:
-    """Compile in a process for each mask; returns what the workers did, and how much they made."""
-    log = tmp_path / "log"
-    programs = [
-        subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *map(str, (tmp_path / "cache", log, mask)),
-             str(0 if same else number * count), str(count), _NOTES],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for number, mask in enumerate(masks)
-    ]  # fmt: skip
-    said = [program.communicate(timeout=600) for program in programs]
-    assert all(program.returncode == 0 for program in programs), said
-    return [Span(line) for line in log.read_text().splitlines()], sum(int(out) for out, _ in said)
-
-
-def most_at_once(spans: Iterable[Span]) -> int:
-    compiles = [span for span in spans if span.what == "compiles"]
-    return max(
-        sum(span.begun <= moment.begun < span.ended for span in compiles) for moment in compiles
-    )
-
-
 @pytest.mark.usefixtures("nvrtc")
 def test_a_directory_bounds_the_compiles_of_all_processes(tmp_path: Path, long: bool) -> None:
     """Processes want the same six kernels: six compiles, no more at a time than cores."""
-    spans, compiles = run(tmp_path, [""] * (8 if long else 3), 6, same=True)
-    assert compiles == 6
-    assert most_at_once(spans) <= usable_cores()
+    place, log = tmp_path / "cache", tmp_path / "log"
+    programs = [started(_PROGRAM, place, log, _NOTES) for _ in range(8 if long else 3)]
+    assert sum(int(program.communicate(timeout=600)[0]) for program in programs) == 6
+    spans = [tuple(map(float, line.split())) for line in log.read_text().splitlines()]
+    at_once = [sum(begun <= moment < ended for begun, ended in spans) for moment, _ in spans]
+    assert max(at_once) <= usable_cores()

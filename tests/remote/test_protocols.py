@@ -1,20 +1,13 @@
 """Every protocol, from one machine's program to another's: the second compiles nothing."""
 
-import json
-import os
 import re
-import shutil
 import socket
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
-from core.helpers import run as machine
 from nvrtc.reference import ARCH, KERNEL, write
 from remote import servers
 from remote.machines import Machines, of_client, of_remote, source
@@ -90,101 +83,6 @@ def test_signatures(
     assert compiles("mine, again", "mine") == (0, 0)
     assert compiles("theirs", "theirs") == (COUNT, COUNT)
     assert compiles("no key, again", None) == (0, 0)
-
-
-# -- another user on another machine, in another checkout ------------------------------------------
-
-#: No user on any machine has this id.
-OTHER = 45454
-#: One machine: kernels without headers, and one with a header, in the checkout that it stands in.
-PROGRAM = """
-import hashlib, json, os, sys
-import kcache
-folder, remote, bundle = sys.argv[1:]
-text = 'extern "C" __global__ void k(int* out) { *out = %s; }'
-options = kcache.CompileOptions(arch="sm_80", include_paths=["inc"])
-with kcache.KernelCache(folder, remote=remote or None) as cache:
-    sources = [text % "1", text % "2", '#include <x.h>\\n' + text % "VALUE"]
-    kernels = [cache.get_or_compile(each, options=options) for each in sources]
-    if remote and not remote.startswith("file:"):
-        assert cache._on_miss().remotes.client.flush(120)
-    made = hashlib.sha256(b"".join(k.ptx + (k.cubin or b"") for k in kernels)).hexdigest()
-    stats = cache.stats()
-if bundle:
-    with kcache.KernelCache(folder) as cache:
-        kcache.export_bundle(cache, bundle)
-print(json.dumps([os.geteuid(), stats.compiles, stats.hits, stats.errors, made]))
-"""
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A folder that others can look into; a test's own is for its user alone."""
-    folder = Path(tempfile.mkdtemp(prefix="kc-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-#: Commands that run as another user. The second one can also read root's files, since Python itself
-#: may lie in root's home. Both have the same rights to write, and own the files that they make.
-_IDS = ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups"]
-_READS = [*_IDS, "--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
-
-
-@pytest.fixture(scope="module")
-def other() -> list[str]:
-    """What runs a command as the other user, who can then start Python itself, as a service is."""
-    code = "import subprocess, sys, kcache; subprocess.run([sys.executable, '-c', ''], check=True)"
-    for become in (_IDS, _READS):
-        command = [*become, sys.executable, "-c", code]
-        try:
-            subprocess.run(command, cwd="/", capture_output=True, check=True, timeout=60)
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        return become
-    pytest.skip("no other user can run this Python")
-
-
-def run(
-    home: Path, become: list[str], remote: str, bundle: str = ""
-) -> tuple[int, int, int, int, str]:
-    """Runs the program as a user with a home, a checkout and a cache of its own."""
-    for folder in (home, home / "run", home / "checkout", home / "checkout/inc"):
-        folder.mkdir(mode=0o700)
-    (home / "checkout/inc/x.h").write_text("#define VALUE 7\n")
-    for path in (home, *home.rglob("*")):
-        os.chown(path, *(OTHER, OTHER) if become else (0, 0))
-    found = machine(
-        *(*become, sys.executable, "-c", PROGRAM, home / "cache", remote, bundle),
-        cwd=home / "checkout",
-        environ={"HOME": str(home), "XDG_RUNTIME_DIR": str(home / "run")},
-    )
-    assert found.returncode == 0, found.stderr
-    return tuple(json.loads(found.stdout))
-
-
-@pytest.mark.usefixtures("nvrtc")
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-@pytest.mark.parametrize("kind", ["redis", "layer", "bundle"])
-def test_another_user_compiles_nothing(
-    kind: str, place: Path, other: list[str], request: pytest.FixtureRequest
-) -> None:
-    remote, bundle = "", ""
-    if kind in ADDRESSES:
-        address = ADDRESSES[kind](request.getfixturevalue)
-        remote = address.replace("?", "/users?") + PATIENT
-    elif kind == "bundle":
-        bundle = str(place / "kernels.kcb")
-    user, compiles, hits, errors, made = run(place / "a", [], remote, bundle)
-    assert (user, compiles, hits, errors) == (0, 3, 0, 0)
-    if kind == "layer":  # the maker of an image does this
-        subprocess.run(["chmod", "-R", "a+rX", place / "a"], check=True)
-        remote = f"file://{place}/a/cache"
-    elif kind == "bundle":
-        os.chmod(bundle, 0o644)
-        remote = f"file://{bundle}"
-    assert run(place / "b", other, remote) == (OTHER, 0, 3, 0, made)
 
 
 # -- what a node asks of a remote ------------------------------------------------------------------

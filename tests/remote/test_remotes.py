@@ -14,13 +14,11 @@ from remote.machines import service_of
 
 from kcache.daemons.sockets import STOP, ask
 from kcache.entry import Entry, encode
-from kcache.errors import ConfigError
 from kcache.remote.daemon_client import DaemonClient, Lease
 from kcache.remote.daemon_protocol import GetReply, Upload
-from kcache.remote.guarded_storage import FAILURES, FIRST_PAUSE, Breaker, GuardedStorage
+from kcache.remote.guarded_storage import FAILURES, GuardedStorage
 from kcache.remote.signing import make_keys, make_sealer, write_keys
-from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong
-from kcache.testing import FakeClock
+from kcache.remote.storage import RemoteError, RemoteTooLong
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 
@@ -98,34 +96,6 @@ def test_a_kernel_beyond_max_entry_is_a_miss_of_a_remote_that_works(size: int) -
 
 
 # -- failures --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "error",
-    [RemoteTimeout("too late"), RemoteError("closed"), ZeroDivisionError(), ConfigError("no keys")],
-)
-def test_the_breaker_opens_and_closes(tmp_path: Path, error: Exception) -> None:
-    store, clock = failing(error), FakeClock()
-    down = remote(store)
-    down.reading = Breaker(clock.seconds)
-    with service(tmp_path, down) as client:
-        for _ in range(FAILURES):
-            assert client.worth_asking
-            assert client.get(KEY) == GetReply(None, 1, client.nothing_until and FIRST_PAUSE, 0, 1)
-        assert not client.worth_asking
-        assert [client.get(KEY) for _ in range(1000)] == [None] * 1000
-        assert len(store.operations) == FAILURES
-        told = counts(client)
-        assert told["timeouts"] + told["errors"] == FAILURES
-        assert told["breaker"] == "open"
-        store.trouble = lambda _: None
-        clock.advance(FIRST_PAUSE + 0.1)
-        client.nothing_until = 0.0  # another program has the same service
-        client.get(KEY)
-        until(lambda: not down.reading.is_open)
-        client.nothing_until = 0.0
-        assert value(client, KEY) is None
-        assert client.worth_asking
 
 
 def test_failed_uploads_stop_no_gets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -239,19 +209,6 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 # -- leases ----------------------------------------------------------------------------------------
-
-
-def test_a_lease_belongs_to_one_and_ends_with_its_upload(tmp_path: Path) -> None:
-    store = MemoryClient()
-    with service(tmp_path, remote(store, LEASES)) as client:
-        lease = leased(client)
-        assert client.lease(KEY) is True
-        assert leased(client, OTHER).key == OTHER
-        assert client.put(Upload((KEY, envelope(KEY)), lease=(lease.key, lease.token)), lease)
-        until(lambda: KEY not in store.leases)
-        assert KEY in store.values
-        client.release(leased(client))
-        assert KEY not in store.leases
 
 
 def test_a_service_that_is_told_to_end_uploads_first(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Compiles what includes `scale.h` with several sets of options.
+"""ctypes, as torch does it: `CDLL`; compiles what includes `scale.h` with several sets of options.
 
-Arguments: include directory, path of NVRTC, and the options of each compile, with `/` between them.
+Arguments: include directory, name or path of NVRTC, and the options of each compile, with `/` between them.
 """
 
 import ctypes as c
