@@ -222,7 +222,7 @@ def test_workflows_call_what_runs_here() -> None:
     assert [name for name in environments if f"[testenv:{name}]" not in tox] == []
 
 
-def test_nobody_is_told_to_install_somebody_elses_package() -> None:
+def test_no_page_names_another_distribution() -> None:
     wrong = re.compile(r"(pip3?|uv|uvx|pipx|poetry)\s+(\w+\s+)*(-\S+\s+)*['\"]?kcache(?!-cuda)\b")
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("kcache/**/*.py")]
     assert [path for path in texts if wrong.search(path.read_text(encoding="utf-8"))] == []

@@ -69,7 +69,7 @@ def test_builds_of_two_days_are_equal_if_asked_for(tmp_path: Path) -> None:
 # -- what goes into it -----------------------------------------------------------------------------
 
 
-def test_a_manifest_goes_with_its_kernels_and_leads_to_no_others(tmp_path: Path) -> None:
+def test_a_manifest_is_exported_with_its_kernels_alone(tmp_path: Path) -> None:
     fill(tmp_path, {**kernels(2), **with_headers(1, 2)})
     gone = dependency_set(1).result_key(REQUEST)
     with KernelCache(tmp_path) as cache:
@@ -85,7 +85,7 @@ def test_a_manifest_goes_with_its_kernels_and_leads_to_no_others(tmp_path: Path)
     assert not list(kcache.list_bundle(io.BytesIO(export(tmp_path, names=["nothing"]))))
 
 
-def test_what_is_damaged_or_of_another_program_is_left_out(tmp_path: Path) -> None:
+def test_damaged_and_foreign_entries_are_not_exported(tmp_path: Path) -> None:
     fill(tmp_path, kernels(2))
     damage(tmp_path, key("bad"))
     with kcache.open_engine(tmp_path) as engine:
@@ -129,7 +129,9 @@ def test_another_file_is_left_alone(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_python_without_sqlite_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_sqlite_raises_a_bundle_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "kernels.kcb").write_bytes(bundle_of(kernels(1), tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "sqlite3", None)
     with pytest.raises(BundleError, match="need the module sqlite3, which this Python lacks"):

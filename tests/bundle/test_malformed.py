@@ -128,11 +128,11 @@ RENAMED = "UPDATE sqlite_master SET sql = replace(sql, 'NOT NULL', {!r})"
         ("UPDATE sqlite_master SET rootpage = 2147483647", "damaged"),
     ],
 )
-def test_a_database_that_was_made_to_do_harm(statement: str, match: str, tmp_path: Path) -> None:
+def test_a_malicious_database_is_refused(statement: str, match: str, tmp_path: Path) -> None:
     refused(written(values(1, 2, 3), tmp_path, statement), tmp_path / "cache", match)
 
 
-def test_a_page_that_leads_back_to_itself_ends(tmp_path: Path) -> None:
+def test_a_cyclic_page_does_not_hang(tmp_path: Path) -> None:
     """Each inner page leads a hundred times to the same page below it."""
     many = [(f"{number:064x}", bytes(900)) for number in range(400)]
     data = bytearray(written(many, tmp_path))
@@ -196,7 +196,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
     assert int(said[1]) < 8
 
 
-def test_what_is_piped_in_is_refused_before_it_is_copied() -> None:
+def test_invalid_standard_input_is_refused_before_it_is_copied() -> None:
     class Endless(io.RawIOBase):
         def read(self, size: int = -1) -> bytes:
             assert 0 <= size <= 100

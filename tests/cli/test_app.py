@@ -166,7 +166,7 @@ NOTHING = "kcache: nothing has been cached yet\n"
     ],
 )
 @pytest.mark.usefixtures("nvrtc")
-def test_without_a_cache_none_is_made(
+def test_no_command_creates_a_cache(
     command: str, code: int, out: str, err: str, work: Path, here: Callable, cache_directory: Path
 ) -> None:
     said = here(*command.split())
@@ -185,7 +185,7 @@ def test_without_a_cache_none_is_made(
         *("config --set wait=3", "stats --zero", "bundle import x.kcb", "warm k.toml"),
     ],
 )
-def test_what_is_not_to_be_written_to_is_not_changed(
+def test_a_read_only_or_disabled_cache_is_not_changed(
     variable: str, command: str, work: Path, cache_directory: Path, here: Callable
 ) -> None:
     fill(cache_directory, {KEY: kernel()})

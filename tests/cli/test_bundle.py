@@ -78,7 +78,7 @@ def test_list_and_verify(here: Here, tmp_path: Path) -> None:
     assert said.err.startswith(f"kcache: error: {path}: it is truncated")
 
 
-def test_what_is_left_out_is_said(here: Here, filled: Path, tmp_path: Path) -> None:
+def test_omitted_entries_are_reported(here: Here, filled: Path, tmp_path: Path) -> None:
     damage(filled, key(2))
     said = here("bundle", "export", "-o", tmp_path / "kernels.kcb")
     assert said.out.startswith("1 kernel ")
@@ -199,7 +199,7 @@ def test_a_layout_is_written_whatever_the_umask(here: Here, tmp_path: Path) -> N
         assert (folder / "layout/index.json").is_file()
 
 
-def test_what_is_no_bundle_is_named(here: Here, tmp_path: Path) -> None:
+def test_an_invalid_image_layout_is_named(here: Here, tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text('{"manifests": [{"digest": "sha256:../x"}]}')
     told = here("bundle", "check", tmp_path, "--arch", "sm_90")
     assert told.code == 1

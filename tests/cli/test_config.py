@@ -82,7 +82,7 @@ def test_saved_settings(cache_directory: Path, here: Callable, run: Callable) ->
         (("--set", "wait=3", "--unset", "wait"), "exclude each other: wait"),
     ],
 )
-def test_what_is_refused(
+def test_invalid_settings_are_refused(
     arguments: tuple[str, ...], said: str, cache_directory: Path, here: Callable
 ) -> None:
     done = here("config", *arguments)

@@ -93,7 +93,7 @@ def test_disabling_variables_are_warnings(cache_directory: Path, here: Callable)
     assert "1 read, none is damaged" in said.out
 
 
-def test_what_a_program_would_say_of_the_directory(cache_directory: Path, here: Callable) -> None:
+def test_doctor_reports_an_unusable_directory(cache_directory: Path, here: Callable) -> None:
     cache_directory.mkdir(mode=0o700)
     (cache_directory / "thesis.tex").write_text("precious")
     said = here("doctor", "--json")

@@ -233,7 +233,9 @@ def test_wrong_keys_change_nothing(command: str, cache_directory: Path, here: Ca
 # -- extract ---------------------------------------------------------------------------------------
 
 
-def test_what_is_written(shown: Path, here: Callable, run: Callable, tmp_path: Path) -> None:
+def test_extract_writes_the_section(
+    shown: Path, here: Callable, run: Callable, tmp_path: Path
+) -> None:
     assert here("extract", B, "-o", tmp_path / "out").code == 0
     assert (tmp_path / "out").read_bytes() == b"// PTX of b\n"
     assert here("extract", A, "--emit", "ptx", "-o", tmp_path / "x.cubin").code == 0

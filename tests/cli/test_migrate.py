@@ -170,7 +170,7 @@ sys.exit(app.run(["migrate", "--to", sys.argv[1]]))
 @pytest.mark.parametrize(
     ("end", "target"), [(signal.SIGINT, "zstd"), (signal.SIGKILL, "zstd"), (signal.SIGKILL, "lmdb")]
 )
-def test_interrupted_it_goes_on_the_next_time(
+def test_an_interrupted_migration_is_resumed(
     end: signal.Signals, target: str, cache_directory: Path, here: Callable
 ) -> None:
     entries = mixed(30)

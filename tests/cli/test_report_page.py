@@ -124,7 +124,7 @@ def test_the_page_tells_what_is_in_the_cache(
     assert (cache_directory / "stats").read_bytes() == stats
 
 
-def test_damaged_entries_are_told(here: Callable, cache_directory: Path) -> None:
+def test_damaged_entries_are_reported(here: Callable, cache_directory: Path) -> None:
     fill(cache_directory, {key(1): kernel()})
     damage(cache_directory, key(2))
     age(cache_directory, key(2), 1000)

@@ -134,7 +134,7 @@ def test_clear_asks(answer: bytes, code: int, remaining: int, filled: Path) -> N
         assert engine.entry_count == remaining
 
 
-def test_an_interrupt_ends_warm_and_says_what_is_done(work: Path) -> None:
+def test_an_interrupt_ends_warm_and_reports_progress(work: Path) -> None:
     loop = "\n#pragma unroll\nfor (int i = 0; i < N; ++i) x[i] = sinf(x[i]);\n"
     (work / "sin.cu").write_text(f"__global__ void k(float* x) {{{loop}}}\n")
     kernels = [{"source": "sin.cu", "defines": [f"N={number}"]} for number in (50, 51)]

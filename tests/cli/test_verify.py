@@ -84,7 +84,9 @@ def test_other_versions_and_programs_are_no_damage(
 
 
 @pytest.mark.skipif(not can_become_nobody(), reason="another user is needed to have no rights")
-def test_what_cannot_be_read_or_deleted(here: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_and_undeletable_entries_are_reported(
+    here: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with nobodys_directory() as directory:
         monkeypatch.setenv("KCACHE_DIR", str(directory))
         os.chown(directory, os.geteuid(), -1)
@@ -111,7 +113,7 @@ def test_what_cannot_be_read_or_deleted(here: Callable, monkeypatch: pytest.Monk
         assert "  1 damaged, 1 deleted\n" in out
 
 
-def test_a_damaged_medium_is_told_and_mended(
+def test_a_damaged_database_is_reported_and_repaired(
     cache_directory: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KCACHE_BACKEND", "lmdb")

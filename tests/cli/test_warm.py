@@ -257,7 +257,9 @@ def test_a_failing_kernel_stops_no_other(project: Path, here: Callable) -> None:
     assert "1 error detected" in failure["log"]
 
 
-def test_uncached_is_told(project: Path, here: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uncacheable_kernels_are_reported(
+    project: Path, here: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (project / "when.cu").write_text("__device__ const char* t = __TIME__;\n")
     kernels = "".join(f'[[kernels]]\nsource = "{name}.cu"\n' for name in ("when", "axpy"))
     (project / "kernels.toml").write_text(f'defaults.arch = "sm_80"\n{kernels}')

@@ -276,7 +276,7 @@ def test_of_another_version(compile_: Compile, why: Why, cache_directory: Path) 
 # -- not cached at all -----------------------------------------------------------------------------
 
 
-def test_what_the_compile_found_out(compile_: Compile, why: Why, headers: Path) -> None:
+def test_uncacheable_sources_are_explained(compile_: Compile, why: Why, headers: Path) -> None:
     (headers / "two" / "a.h").write_text("#define SCALE (__TIME__[0])\n")
     compile_(*PATHS)
     assert why(*PATHS).kinds == ["header_changed", "uncacheable"]

@@ -99,7 +99,7 @@ def wrong(request: pytest.FixtureRequest, tmp_path: Path) -> Wrong:
 
 
 @pytest.mark.parametrize("command", LOOKS)
-def test_who_looks_or_compiles_warns_and_goes_on(
+def test_commands_that_read_or_compile_warn(
     command: str, wrong: Wrong, cache: Path, here: Callable, tmp_path: Path, monkeypatch
 ) -> None:
     line = (*command.split(), *LOOKS[command])
@@ -120,7 +120,7 @@ def test_who_looks_or_compiles_warns_and_goes_on(
 @pytest.mark.parametrize(
     ("command", "options"), [(name, line) for name, lines in CHANGES.items() for line in lines]
 )
-def test_who_changes_a_cache_refuses(
+def test_commands_that_change_a_cache_refuse(
     command: str,
     options: tuple[str, ...],
     wrong: Wrong,

@@ -47,7 +47,7 @@ def test_sizes(text: str | int, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", NO_SIZES, ids=lambda text: repr(text)[:12])
-def test_what_is_no_size_is_refused_with_what_is_allowed(text: Any) -> None:
+def test_an_invalid_size_is_refused_with_an_example(text: Any) -> None:
     with pytest.raises(ConfigError, match=r"(?s)max_size: expected.*512MB"):
         parse_size(text, name="max_size")
 
@@ -71,7 +71,7 @@ def test_ages(text: str | float, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "1y", "1,5h", "1" * 5000 + "d", -1, float("nan"), True])
-def test_what_is_no_age_is_refused_by_name(text: str | float) -> None:
+def test_an_invalid_age_is_refused_by_name(text: str | float) -> None:
     with pytest.raises(ConfigError, match=r"^older_than: expected a number with a unit"):
         parse_age(text, name="older_than")
 
@@ -211,7 +211,7 @@ def test_an_unsafe_kcache_dir(place: str, tmp_path: Path, monkeypatch: pytest.Mo
     assert os.listdir("writable") == []
 
 
-def test_what_a_program_passes_wrongly_stays_an_error(tmp_path: Path) -> None:
+def test_invalid_arguments_raise(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="max_size: expected .*, got '5GiGs'"):
         KernelCache(tmp_path / "cache", max_size="5GiGs")
@@ -304,7 +304,7 @@ def test_bad_saved_settings(settings: dict[str, object], said: str, files: Cache
     assert saved(files) == {"wait": "3"}
 
 
-def test_what_only_another_version_knows_stays(files: CacheDirectory) -> None:
+def test_settings_of_another_version_are_preserved(files: CacheDirectory) -> None:
     write(files, {"colour": "red"})
     (warning,) = save(files.path, {"wait": "3"})
     assert "'colour' can't be saved" in warning
@@ -349,7 +349,7 @@ for number in range(2):
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_an_empty_backend_beside_a_folder_of_another_is_one_warning(files: CacheDirectory) -> None:
+def test_an_empty_backend_next_to_another_one_is_one_warning(files: CacheDirectory) -> None:
     with open_engine(files.path, backend="zstd") as engine:
         engine.put("0" * 64, Entry({"a": b"b"}))
     done = python(MISSES, files.path)

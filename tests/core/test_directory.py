@@ -34,7 +34,7 @@ def test_it_is_made_with_its_parents_for_the_user_alone(mask: int, tmp_path: Pat
         assert mode(tmp_path / path) == 0o700
 
 
-def test_backup_programs_are_told_once(tmp_path: Path) -> None:
+def test_the_cache_directory_tag_is_written_once(tmp_path: Path) -> None:
     open_directory(str(tmp_path))
     tag = tmp_path / "CACHEDIR.TAG"
     assert tag.read_bytes().startswith(SIGNATURE)
@@ -95,7 +95,7 @@ def test_another_users_directory_is_refused(below: str, said: str, tmp_path: Pat
 
 
 @as_root
-def test_a_link_that_somebody_else_planted_is_refused(tmp_path: Path) -> None:
+def test_a_link_made_by_another_user_is_refused(tmp_path: Path) -> None:
     """In a directory like /tmp anybody can make the link before the cache is made."""
     shared, mine = tmp_path / "tmp", tmp_path / "mine"
     shared.mkdir()

@@ -115,7 +115,7 @@ CHANGES: dict[str, tuple[Callable[[CacheEngine], object], Entry | None]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_get_does_not_bring_back_into_memory_what_was_changed_meanwhile(change: str) -> None:
+def test_a_concurrent_get_does_not_restore_a_stale_entry_in_memory(change: str) -> None:
     backend = FaultyBackend()
     engine = CacheEngine(backend, memory_size=10**6)
     engine.put(key(1), entry(1))

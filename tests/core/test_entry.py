@@ -208,7 +208,7 @@ UNFIT: dict[str, tuple[dict[str, bytes], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("what", UNFIT)
-def test_what_the_format_cannot_hold_is_refused_when_it_is_encoded(what: str) -> None:
+def test_unencodable_entries_are_refused(what: str) -> None:
     entry = Entry(*UNFIT[what])
     with pytest.raises(ArgumentTypeError):
         encode(KEY, entry)

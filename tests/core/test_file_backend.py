@@ -47,7 +47,7 @@ def test_one_private_file_for_each_entry(backend: FileBackend, place: Path) -> N
     assert look(place) == ({key(1): 5}, [])
 
 
-def test_what_is_stored_is_counted_where_nothing_can_be_written() -> None:
+def test_usage_is_exact_where_nothing_can_be_written() -> None:
     """As on a read-only file system: entries are served, so they are not nothing."""
     with nobodys_directory() as place:
 
@@ -96,7 +96,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         path.unlink()
 
 
-def test_what_coldest_offers_of_many_entries_is_cold(crowded: Path) -> None:
+def test_coldest_samples_cold_entries(crowded: Path) -> None:
     backend = FileBackend(crowded)
     seconds = [info.used_ns // 10**9 for info in itertools.islice(backend.coldest(), MANY // 10)]
     assert max(seconds) < 3 * MANY // 4  # a sample: of one in many runs, one is in the warmer half

@@ -58,7 +58,7 @@ def test_any_damage_to_the_counters_is_found(
 
 
 @pytest.mark.parametrize("mask", [0, 0o002, 0o022])
-def test_what_is_made_again_is_for_the_user_alone(mask: int, tmp_path: Path) -> None:
+def test_recreated_directories_are_private(mask: int, tmp_path: Path) -> None:
     """Else the next process would refuse it as writable by others."""
     place = tmp_path / "cache" / "file"
     with closing(FileBackend(place)) as backend:

@@ -149,7 +149,7 @@ def test_globs_are_sorted_and_each_kernel_is_there_once(folder: Path) -> None:
         ("kernels = [", " is not TOML: "),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(text: str, said: str, folder: Path) -> None:
+def test_an_invalid_list_is_an_error_with_its_position(text: str, said: str, folder: Path) -> None:
     (folder / "bad.bin").write_bytes(b"x\xff")
     assert refused(folder, text, "sm_90").startswith(said)
 
@@ -173,7 +173,9 @@ def test_without_arch_and_gpu_it_asks_for_one(folder: Path) -> None:
         ("kernels.json", b'{"kernels": "\xff"}', "is not text: byte 13 is 0xff; expected UTF-8"),
     ],
 )
-def test_a_file_that_is_no_list(name: str, data: bytes, said: str, folder: Path) -> None:
+def test_a_file_that_is_not_a_list_is_refused(
+    name: str, data: bytes, said: str, folder: Path
+) -> None:
     (folder / name).write_bytes(data)
     with pytest.raises(ConfigError, match=said):
         read_list(str(folder / name), ["sm_90"])
@@ -208,7 +210,7 @@ def test_each_request_is_written_once_but_once_for_each_place(folder: Path, tmp_
     assert path.read_bytes().count(b"\n") == 4
 
 
-def test_torn_lines_spoil_only_themselves(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_torn_line_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "kernels.jsonl"
     recorder = RequestRecorder(path)
     recorder.note(request())
@@ -234,7 +236,7 @@ def test_torn_lines_spoil_only_themselves(tmp_path: Path, caplog: pytest.LogCapt
         ('{"kcache_request": 1, "roots": [], "options": {"std": 1}}', "std: expected"),
     ],
 )
-def test_a_line_that_is_no_request_is_told(line: str, said: str, tmp_path: Path) -> None:
+def test_a_line_that_is_not_a_request_is_an_error(line: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "kernels.jsonl"
     path.write_text(f"\n{line}")
     with pytest.raises(ConfigError) as caught:

@@ -111,7 +111,7 @@ def test_a_use_that_is_only_noted_saves_an_entry_from_a_trim_by_age(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["file", "lmdb"])
-def test_what_a_wrong_clock_put_into_the_future_goes_first(name: str, tmp_path: Path) -> None:
+def test_entries_from_the_future_are_evicted_first(name: str, tmp_path: Path) -> None:
     open_directory(str(tmp_path))
     factory = {"file": FileBackend, "lmdb": LmdbBackend}[name]
     wrong = factory(tmp_path / name, clock=lambda: time.time_ns() + 3650 * DAY)

@@ -26,7 +26,7 @@ HARMS: list[Callable[[Path], None]] = [pytest.param(give_away, marks=as_root), o
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("name", ["file", "zstd"])
-def test_an_entry_file_of_somebody_else_is_a_counted_miss(
+def test_another_users_entry_file_is_a_counted_miss(
     name: str, read_only: bool, harm: Callable[[Path], None], tmp_path: Path
 ) -> None:
     with open_engine(tmp_path, backend=name) as engine:
@@ -64,7 +64,7 @@ def test_a_directory_that_another_user_has_replaced(
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("what", ["", "db", "db/data.mdb", "db/lock.mdb"])
 @pytest.mark.parametrize("read_only", [False, True])
-def test_a_database_of_somebody_else_is_not_opened_and_not_touched(
+def test_another_users_database_is_neither_opened_nor_changed(
     read_only: bool, what: str, harm: Callable[[Path], None], tmp_path: Path
 ) -> None:
     with open_engine(tmp_path, backend="lmdb") as engine:

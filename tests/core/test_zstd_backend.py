@@ -35,7 +35,7 @@ def test_values_come_back_and_are_never_stored_larger(value: bytes, times: int, 
     assert size <= len(value) * times + backend.overhead
 
 
-def test_what_compresses_is_a_plain_zstandard_frame() -> None:
+def test_compressed_values_are_zstandard_frames() -> None:
     inner = MemoryBackend()
     ZstdBackend(inner).put(key(1), PTX)
     raw = stored(inner, key(1))
@@ -78,7 +78,7 @@ NO_VALUES = {
 
 
 @pytest.mark.parametrize("what", NO_VALUES)
-def test_what_no_put_wrote_is_damage(what: str) -> None:
+def test_invalid_values_are_damage(what: str) -> None:
     inner = MemoryBackend()
     backend = ZstdBackend(inner)
     inner.put(key(1), NO_VALUES[what])
@@ -107,7 +107,7 @@ def test_a_small_frame_that_grows_is_damage_and_not_decompressed() -> None:
 
 
 @pytest.mark.parametrize("size", [SMALL, SMALL + 1, 5 << 20])
-def test_what_compresses_too_well_is_kept_as_it_is(size: int) -> None:
+def test_values_that_compress_too_well_are_stored_uncompressed(size: int) -> None:
     inner = MemoryBackend()
     backend = ZstdBackend(inner, max_size=8 << 20)
     backend.put(key(1), bytes(size))

@@ -96,7 +96,7 @@ def channel(path: Path) -> Channel:
 # -- one service -----------------------------------------------------------------------------------
 
 
-def test_it_answers_says_what_it_is_and_stops(place: Path) -> None:
+def test_it_answers_reports_its_status_and_stops(place: Path) -> None:
     path, handlers = place / "socket", Echo()
     with serving(path, handlers):
         asks = channel(path)
@@ -111,7 +111,7 @@ def test_it_answers_says_what_it_is_and_stops(place: Path) -> None:
     assert sockets.status(str(path)) is None
 
 
-def test_it_counts_what_a_program_said_last_before_it_ended(place: Path) -> None:
+def test_the_last_message_of_a_client_is_processed(place: Path) -> None:
     path, handlers = place / "socket", Echo()
     handlers.go_on.clear()
     with serving(path, handlers):
@@ -123,7 +123,7 @@ def test_it_counts_what_a_program_said_last_before_it_ended(place: Path) -> None
         assert told["answered"] == 1
 
 
-def test_programs_that_were_killed_while_it_works_for_them_keep_nobody_waiting(place: Path) -> None:
+def test_killed_clients_do_not_delay_others(place: Path) -> None:
     """As long as one of them might, and not as all of them together: who asks would give up."""
     path, handlers = place / "socket", Echo()
     handlers.go_on.clear()
@@ -138,7 +138,7 @@ def test_programs_that_were_killed_while_it_works_for_them_keep_nobody_waiting(p
 
 
 @pytest.mark.usefixtures("hasty")
-def test_it_ends_soon_after_its_last_program_and_leaves_no_file(place: Path) -> None:
+def test_an_idle_daemon_exits_and_removes_its_socket(place: Path) -> None:
     handlers = Echo()
     handlers.pending = 1
     with serving(place / "socket", handlers):
@@ -150,7 +150,7 @@ def test_it_ends_soon_after_its_last_program_and_leaves_no_file(place: Path) -> 
     assert os.listdir(place) == []
 
 
-def test_one_that_ends_removes_sockets_of_killed_ones_and_visits_no_other(place: Path) -> None:
+def test_a_daemon_that_exits_removes_stale_sockets(place: Path) -> None:
     """Each that ended kept all others for some seconds more."""
     visited = Echo()
     os.close(bound(str(place / "killed")))
@@ -164,7 +164,7 @@ def test_one_that_ends_removes_sockets_of_killed_ones_and_visits_no_other(place:
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_persistent_one_that_nobody_can_reach_ends(place: Path, replaced: bool) -> None:
+def test_an_unreachable_persistent_daemon_exits(place: Path, replaced: bool) -> None:
     path = place / "folder/socket"
     path.parent.mkdir()
     with serving(path, persistent=True) as served:
@@ -208,7 +208,7 @@ def test_heartbeats(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         heading([b"wire"]) + b"wire",
     ],
 )
-def test_a_program_that_says_nonsense_harms_nobody(place: Path, said: bytes) -> None:
+def test_malformed_questions_do_not_affect_other_clients(place: Path, said: bytes) -> None:
     path = place / "socket"
     with serving(path), socket.socket(socket.AF_UNIX) as bad:
         bad.connect(str(path))
@@ -261,7 +261,7 @@ ENDLESS = heading([DONE, bytes(1 << 20)])
         ([heading([DONE, b"{}"]) + DONE + b"{}", b""], False),
     ],
 )
-def test_one_that_does_not_answer_is_given_up(
+def test_an_unresponsive_daemon_is_abandoned(
     place: Path, monkeypatch: pytest.MonkeyPatch, said: list[bytes], silent: bool
 ) -> None:
     """Whatever it says meanwhile. If it is silent, the next program starts another one."""
@@ -274,7 +274,7 @@ def test_one_that_does_not_answer_is_given_up(
 
 
 @as_root
-def test_another_users_is_neither_asked_nor_answers(place: Path) -> None:
+def test_another_users_daemon_is_neither_asked_nor_answered(place: Path) -> None:
     path = place / "socket"
     with serving(path) as served:
         path.chmod(0o666)
@@ -323,7 +323,7 @@ def test_a_umask_takes_no_right_from_the_user(place: Path) -> None:
     assert stat.S_IMODE((folder / "socket").stat().st_mode) == 0o600
 
 
-def test_programs_that_find_none_start_one_of_them(place: Path) -> None:
+def test_concurrent_programs_start_one_daemon(place: Path) -> None:
     """It is the same process kind for each: here, the remotes' without any question to one."""
     service = Setup(addresses("http://127.0.0.1:9"), {}, {}).daemon()
     path = os.path.join(sockets.folder_in([str(place)]), spawn.name_of(service))

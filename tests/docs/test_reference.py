@@ -43,7 +43,7 @@ def from_code() -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in REFERENCE.glob("*.md")))
-def test_what_comes_from_the_code_is_up_to_date(page: str, from_code: SimpleNamespace) -> None:
+def test_generated_parts_are_up_to_date(page: str, from_code: SimpleNamespace) -> None:
     text = (REFERENCE / page).read_text(encoding="utf-8")
     assert from_code.updated(text) == text, "run: python docs/from_code.py"
 

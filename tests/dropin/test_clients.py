@@ -49,7 +49,7 @@ def test_the_second_time_all_hit(real: Path, dropin: Dropin, include: Path) -> N
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("framework", ["cupy", "torch"])
-def test_what_they_launch_computes_the_same(
+def test_frameworks_compute_the_same(
     framework: str, nvrtc: tuple[int, int], dropin: Dropin, include: Path
 ) -> None:
     needs(framework)
@@ -114,7 +114,7 @@ def test_a_failed_install(nvrtc: tuple[int, int], dropin: Dropin, include: Path)
     assert not list(dropin.runtime.glob("kcache-*/*"))
 
 
-def test_kcache_install_says_when_it_is_too_late(nvrtc: tuple[int, int], dropin: Dropin) -> None:
+def test_a_late_kcache_install_raises(nvrtc: tuple[int, int], dropin: Dropin) -> None:
     needs("cuda.bindings")
     code = "from cuda.bindings import nvrtc; nvrtc.nvrtcVersion(); import kcache; kcache.install()"
     told = dropin.bare(sys.executable, "-c", code)
@@ -187,7 +187,7 @@ def test_the_log_has_the_reason(nvrtc: tuple[int, int], dropin: Dropin, include:
     assert f"kcache: {what}: the header {header} changed\n" in told.errors
 
 
-def test_what_the_cache_can_not_answer_is_not_compiled_either(
+def test_on_miss_error_refuses_what_the_cache_can_not_answer(
     nvrtc: tuple[int, int], dropin: Dropin, include: Path, tmp_path: Path
 ) -> None:
     """The server leaves a source that is not UTF-8 to NVRTC."""

@@ -31,7 +31,7 @@ def test_an_ordinary_program() -> None:
     assert told("sh") == (OK, f"{SHELL} is reached, if it loads NVRTC")
 
 
-def test_what_is_no_program(tmp_path: Path) -> None:
+def test_an_invalid_program_is_a_problem(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe", 0o700)
     for name in ("no-such-program", "", tmp_path, tmp_path / "pipe"):
         assert told(name) == (PROBLEM, f"there is no program {name}")

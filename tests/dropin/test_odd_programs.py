@@ -178,7 +178,7 @@ def test_no_home_is_known(real: Path, dropin: Dropin) -> None:
     assert (told.code, told.output) == (0, bare.output), told.errors
 
 
-def test_arguments_that_are_no_text(dropin: Dropin) -> None:
+def test_arguments_are_passed_byte_for_byte(dropin: Dropin) -> None:
     code = "import os, sys; print([os.fsencode(each) for each in sys.argv[1:]])"
     arguments = [b"a\nb", b"\xff\xfe", "\N{SNOWMAN}".encode(), b"", b"--", b"--stats", b"-"]
     command = [os.fsencode(each) for each in (*KCACHE, "run", sys.executable, "-c", code)]

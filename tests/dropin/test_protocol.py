@@ -16,7 +16,7 @@ from kcache.util.wire import WireError
 
 
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=4), st.integers(-3, 3))
-def test_a_program_has_as_many_fields_as_it_says(counts: list[int], more: int) -> None:
+def test_the_field_counts_of_a_program_are_checked(counts: list[int], more: int) -> None:
     variables, headers, options, expressions = counts
     size = 10 + variables + 2 * headers + options + expressions
     texts = [b"%d=" % number for number in range(size - 5 + more)]
@@ -39,7 +39,7 @@ def test_nonsense_is_refused_or_read_and_nothing_else(fields: list[bytes]) -> No
         pass
 
 
-def test_counts_are_told_in_a_line() -> None:
+def test_counts_are_summarized_in_one_line() -> None:
     counts = Counts()
     counts.answered(hit=True, failed=False)
     counts.answered(hit=False, failed=False)
@@ -51,7 +51,7 @@ def test_counts_are_told_in_a_line() -> None:
     )
 
 
-def test_what_is_known_of_a_build_is_remembered(tmp_path: Path) -> None:
+def test_the_version_of_a_build_is_remembered(tmp_path: Path) -> None:
     folder = str(tmp_path / "new")
     about = ((13, 5), (75, 90))
     assert recall(folder, "one") is None

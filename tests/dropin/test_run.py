@@ -127,7 +127,7 @@ def test_the_launcher_becomes_the_program(dropin: Dropin) -> None:
     assert int(children) == 1  # the subshell that counts
 
 
-def test_what_is_preloaded_already_comes_first(dropin: Dropin) -> None:
+def test_earlier_preloads_stay_first(dropin: Dropin) -> None:
     told = dropin.run("sh", "-c", "echo $LD_PRELOAD", LD_PRELOAD="libc.so.6")
     assert told.output.startswith("libc.so.6:")
     assert "libkcache_preload13.so:" in told.output
@@ -443,7 +443,7 @@ def test_neither_service_nor_launcher_keeps_the_directory_busy(real: Path, dropi
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash"])
-def test_what_a_shell_ignores_the_program_ignores(shell: str, typed: str, dropin: Dropin) -> None:
+def test_ignored_signals_stay_ignored(shell: str, typed: str, dropin: Dropin) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell}")
     show = "grep SigIgn /proc/self/status"

@@ -277,7 +277,7 @@ def test_a_server_in_another_pid_namespace_is_left_alone(program: Program, dropi
     assert status(_socket(dropin))["connections"] == 2
 
 
-def test_a_frozen_server_is_replaced_and_ends_once_it_goes_on(dropin: Dropin) -> None:
+def test_a_stopped_server_is_replaced_and_exits_once_it_continues(dropin: Dropin) -> None:
     command = (*KCACHE, "server")
     assert dropin.bare(*command, "start").code == 0
     path = _user_socket(dropin)
@@ -297,7 +297,7 @@ def test_a_frozen_server_is_replaced_and_ends_once_it_goes_on(dropin: Dropin) ->
     assert dropin.bare(*command, "stop").code == 0
 
 
-def test_a_server_that_is_frozen_for_a_while(
+def test_a_server_that_is_stopped_for_a_while(
     program: Program, start: Callable[..., Program], dropin: Dropin, hasty: str, wanted: list[str]
 ) -> None:
     """One program waits for it, for a bounded time; then it serves again."""

@@ -118,7 +118,7 @@ FOLDERS = (*(home, bazel, database, same_place, namesakes, almost, forged), *(li
 EACH = pytest.mark.parametrize("make", FOLDERS)
 
 
-def test_a_marker_that_is_none_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_an_invalid_marker_is_refused_with_the_reason(tmp_path: Path) -> None:
     """Such as after `cp -al`, which gives each file of a cache a second name."""
     cache, other = tmp_path / "cache", tmp_path / "other"
     open_engine(cache).close()
@@ -174,7 +174,9 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("nvrtc", "ours")
 @EACH
-def test_no_command_changes_a_folder(make: Callable[[Path], None], place: Path, long: bool) -> None:
+def test_no_command_changes_a_directory_that_is_not_a_cache(
+    make: Callable[[Path], None], place: Path, long: bool
+) -> None:
     """Whether the environment names it, or an option. `cli/test_wrong_environment` has the rules."""
     before = snapshot(place)
     forms = [(line, named) for line in LINES for named in ((), ("--directory", place))]
@@ -189,7 +191,7 @@ def test_no_command_changes_a_folder(make: Callable[[Path], None], place: Path, 
 
 
 @EACH
-def test_no_call_changes_a_folder_that_is_no_cache(place: Path) -> None:
+def test_no_call_changes_a_directory_that_is_not_a_cache(place: Path) -> None:
     before = snapshot(place)
     for backend in NAMES:
         for read_only in (False, True):
@@ -300,7 +302,7 @@ OPTIONS = CompileOptions(arch="sm_80")
 
 
 @EACH
-def test_a_foreign_kcache_dir(
+def test_a_kcache_dir_that_is_not_a_cache_is_not_changed(
     place: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """The cache works in memory alone, and says why."""

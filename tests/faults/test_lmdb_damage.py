@@ -332,7 +332,7 @@ def test_a_harmed_database_is_used_or_replaced(harm: str, checked: bool, place: 
 
 
 @pytest.mark.parametrize("harm", HARMLESS)
-def test_what_is_no_damage_costs_nothing(harm: str, place: Path) -> None:
+def test_harmless_changes_lose_no_entries(harm: str, place: Path) -> None:
     HARMS[harm](place)
 
     def work() -> None:

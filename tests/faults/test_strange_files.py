@@ -161,7 +161,7 @@ def other(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_in_a_files_place_hangs_or_takes_memory(
+def test_strange_files_neither_hang_nor_take_memory(
     name: str, bases: dict[str, Path], other: Path, tmp_path: Path, long: bool
 ) -> None:
     ends = {}

@@ -92,7 +92,7 @@ def test_every_command_knows_its_entries(
 
 
 @pytest.mark.parametrize("harm", ["truncated", "removed", "closed", "replaced by a file"])
-def test_what_goes_wrong_raises_nothing(harm: str, tmp_path: Path, programs: ProgramCache) -> None:
+def test_failures_raise_nothing(harm: str, tmp_path: Path, programs: ProgramCache) -> None:
     folder = tmp_path / "programs"
     with ProgramCache(folder) as other:
         other[b"k"] = b"code" * 100
@@ -129,7 +129,7 @@ def test_the_cap_holds(tmp_path: Path) -> None:
         assert len(programs) > 5
 
 
-def test_a_layer_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_tier_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ProgramCache(tmp_path / "layer") as layer:
         layer[b"k"] = b"from the layer"
     monkeypatch.setenv("KCACHE_REMOTE", f"file://{tmp_path}/layer")

@@ -38,7 +38,7 @@ def test_the_files_stay_below_their_cap(tmp_path: Path) -> None:
     assert write(42) <= 10_000
 
 
-def test_a_record_of_somebody_else_leads_nowhere(tmp_path: Path) -> None:
+def test_a_forged_record_deletes_nothing_outside(tmp_path: Path) -> None:
     """Frameworks put their caches into folders that others may write to."""
     precious, cache = tmp_path / "precious", tmp_path / "cache"
     precious.write_text("data")
@@ -71,7 +71,7 @@ def test_a_large_record_and_a_large_file_are_not_read_whole(tmp_path: Path) -> N
         tracemalloc.stop()
 
 
-def test_what_was_used_a_moment_ago_and_what_a_killed_process_left(tmp_path: Path) -> None:
+def test_recently_used_directories_stay_and_drafts_are_deleted(tmp_path: Path) -> None:
     """A folder that is used while others are deleted stays, and drafts go with their folder."""
     now = 1e9
     files = LocalFiles(str(tmp_path), 10_000, clock=lambda: now)

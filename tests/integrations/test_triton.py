@@ -192,7 +192,7 @@ def test_a_group_that_another_process_stored_first_stays(knobs: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["entries", "sum", "both", "both, cut", "directory"])
-def test_damage_is_a_miss_or_mended(harm: str, knobs: Path) -> None:
+def test_damage_is_a_miss_or_repaired(harm: str, knobs: Path) -> None:
     group = _put("KEY", cubin=b"code" * 50, ptx=b"text")
     lost = harm.startswith("both")
     if lost or harm == "entries":

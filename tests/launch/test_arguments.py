@@ -51,7 +51,7 @@ def test_a_float_arrives_in_both_sizes(single: float, double: float) -> None:
         (8, "text", "expected numbers.*, got str"),
     ],
 )
-def test_what_does_not_fit_is_refused(size: int, value: object, reason: str) -> None:
+def test_values_of_the_wrong_size_are_refused(size: int, value: object, reason: str) -> None:
     refused(size, value, reason)
 
 

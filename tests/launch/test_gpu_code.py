@@ -29,7 +29,7 @@ def test_ptx_and_cubin_name_the_same_kernels(arch: str, flag: str, nvrtc: tuple[
     assert arch_of(None, made.cubin) == arch or nvrtc < (13, 0)
 
 
-def test_what_is_no_code_has_no_kernels() -> None:
+def test_invalid_code_has_no_kernels() -> None:
     for code in (None, b"", b"\x7fELF" + bytes(60), b"\xff" * 100):
         assert kernels_of(None, code) == []
         assert arch_of(code, code) is None

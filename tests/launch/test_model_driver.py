@@ -97,7 +97,7 @@ kernel().load(name="none").launch(1, 1, shared_memory=90_000, stream=12345)
     ]
 
 
-def test_what_is_wrong_with_a_launch_is_said(run: Run) -> None:
+def test_an_invalid_launch_is_an_error(run: Run) -> None:
     code = """
 none = kernel().load(name="none")
 says(kernel().load().launch, 1, 1, 2.0)
@@ -245,7 +245,7 @@ launch(again)
     ]
 
 
-def test_a_forked_child_is_told_why(run: Run) -> None:
+def test_a_forked_child_gets_an_error(run: Run) -> None:
     code = """
 handle = kernel().load()
 if os.fork() == 0:

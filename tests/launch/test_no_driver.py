@@ -32,7 +32,7 @@ print([name for name in set(sys.modules) - before if name.split(".")[0] == "cuda
 """
 
 
-def test_every_call_says_what_is_missing_and_none_hangs() -> None:
+def test_every_call_names_the_missing_driver_and_none_hangs() -> None:
     """The message is also on the page load-and-launch.md."""
     without_driver()
     *errors, loaded = output_of(TWICE).splitlines()

@@ -87,7 +87,7 @@ def made_alone(
 
 
 @pytest.mark.parametrize("command", [*DECLINED.values()], ids=[*DECLINED])
-def test_what_is_no_compile_is_left_to_nvcc(command: str, service: Service, project: Path) -> None:
+def test_other_commands_are_left_to_nvcc(command: str, service: Service, project: Path) -> None:
     arguments = ["-Iinclude", *command.split()]
     first, alone = service.run(*arguments, cwd=project), service.alone(*arguments, cwd=project)
     made_up = [re.sub(rb"tmpxft_\w+", b"", text) for text in (first.stdout, first.stderr)]

@@ -49,7 +49,7 @@ def test_a_text_comes_back(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["/a/workshop/k.cu", "x/a/work/k.cu", "/b/a/work", "-Dx/a/work", "/a/work.cu"]
 )
-def test_what_only_looks_like_a_root_stays(text: str) -> None:
+def test_similar_paths_are_not_roots(text: str) -> None:
     roots = Roots(["/a/work"], "/a/work", {})
     assert roots.numbered(text) == text
 
@@ -102,7 +102,7 @@ BEGIN = ("B", "1", "/opt/cuda/bin/nvcc", "f 1 2 3 4 5")
         (("OO", "1", "k.cu", "f 1 2 3 4 5"), "damaged"),
     ],
 )
-def test_what_was_not_followed_is_refused(row: Sequence[str], reason: str) -> None:
+def test_incomplete_recordings_are_refused(row: Sequence[str], reason: str) -> None:
     with pytest.raises(RefusedError, match=reason):
         Recording(start("-c", "k.cu"), records(BEGIN, row))
 
@@ -212,7 +212,7 @@ def test_a_long_text_is_compressed_and_checked() -> None:
             Answers.decode(damaged)
 
 
-def test_what_another_place_has_verified_is_not_read_again(tmp_path: Path) -> None:
+def test_verified_stamps_are_shared_between_locations(tmp_path: Path) -> None:
     made, answers = of_folder(tmp_path / "one")
     assert answers.holds(made.request, FileDigests(lambda: 2**62))
     answers.remember(made.request)

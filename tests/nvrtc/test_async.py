@@ -145,7 +145,7 @@ def test_arguments_may_be_changed_after_the_call(cache: kcache.KernelCache) -> N
     asyncio.run(main())
 
 
-def test_what_nobody_waits_for_any_more_is_not_begun(cache: kcache.KernelCache, held: Held) -> None:
+def test_cancelled_requests_are_not_compiled(cache: kcache.KernelCache, held: Held) -> None:
     async def main() -> None:
         tasks = [
             asyncio.create_task(cache.aget_or_compile(KERNEL.replace("V", str(n)), (), ARCH))

@@ -29,7 +29,7 @@ if os.name == "nt":
         (SEVEN + "// \udcff", kcache.ConfigError, "surrogate"),
     ],
 )
-def test_a_source_that_is_no_text(cache, source, error, says):
+def test_an_invalid_source_is_refused(cache, source, error, says):
     for ask in (cache.get_or_compile, cache.lookup):
         with pytest.raises(error, match=says):
             ask(source, (), ARCH)
@@ -133,7 +133,7 @@ def test_the_library_is_not_installed(tmp_path, nvrtc):
 
 @pytest.mark.usefixtures("nvrtc")
 class TestHeaders:
-    def test_a_header_that_is_no_text(self, cache, tmp_path):
+    def test_a_header_that_is_not_utf8_is_cached(self, cache, tmp_path):
         header = tmp_path / "inc/x.h"
         header.parent.mkdir()
         options = ARCH.replace(include_paths=[tmp_path / "inc"])

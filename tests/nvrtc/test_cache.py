@@ -121,7 +121,7 @@ class TestHeaderCheck:
                 assert kernel is not None
                 assert f", {version};".encode() in kernel.ptx
 
-    def test_dependencies_are_told(self, cache, header, options):
+    def test_dependencies_are_listed(self, cache, header, options):
         for _ in range(2):
             assert agreed(cache, WITH_HEADER, options).dependencies == (str(header),)
         assert agreed(cache, SEVEN, options).dependencies == ()

@@ -232,7 +232,7 @@ print(before.cubin != after.cubin, kernel.cubin == before.cubin, kernel.ptx == b
 """
 
 
-def test_foreign_code_in_the_process_taints_nothing(tmp_path: Path) -> None:
+def test_a_tainted_program_does_not_taint_kernels(tmp_path: Path) -> None:
     said = output_of(_TAINTED, tmp_path / "cache").split()
     assert said[1:] == ["True", "True"]
     if compiler.hello().version >= (13, 5):  # the trap itself, so that this shows when it is gone

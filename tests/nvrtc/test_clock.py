@@ -50,7 +50,7 @@ WHOLE = '__device__ const char* text = V;\nextern "C" __global__ void k() {}\n'
 
 @pytest.mark.parametrize("options", [PTX, PTX.replace(extra_options=("-w",))])
 @pytest.mark.parametrize("use", USES)
-def test_what_uses_the_clock_compiles_and_is_not_cached(cache, tree, use, options):
+def test_uses_of_the_clock_are_not_cached(cache, tree, use, options):
     first, second = USES[use]
     write(tree / "a.h", first)
     write(tree / "b.h", second)
@@ -74,7 +74,7 @@ def test_the_true_date_is_in_it(cache):
 
 
 @pytest.mark.parametrize("idle", IDLE)
-def test_what_only_names_it_is_compiled_once_and_cached(cache, tree, idle):
+def test_unused_clock_macros_are_cached(cache, tree, idle):
     write(tree / "a.h", IDLE[idle])
     for source, headers in (
         (IDLE[idle] + KERNEL, None),
@@ -107,7 +107,7 @@ def test_the_clock_in_a_name_or_an_option(cache, arguments):
 
 
 @pytest.mark.parametrize("name", ["__DATE__", "__TIME__"])
-def test_the_clock_in_ltoir_which_nobody_can_search(cache, name):
+def test_the_clock_in_ltoir_is_not_cached(cache, name):
     options = PTX.replace(lto=True)
     source = f"{TEXT}__device__ const char* t = AGAIN(TEXT({name}));\n__global__ void k() {{}}\n"
     assert not cache.get_or_compile(source, (), options).cached

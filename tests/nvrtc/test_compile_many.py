@@ -112,7 +112,7 @@ def test_bad_jobs(cache: kcache.KernelCache, jobs: Any) -> None:
         cache.compile_many([(source(1), (), PTX)], jobs=jobs)
 
 
-def test_progress_is_told_in_the_callers_thread(cache: kcache.KernelCache) -> None:
+def test_progress_is_reported_in_the_callers_thread(cache: kcache.KernelCache) -> None:
     cache.get_or_compile(source(1), (), PTX)
     told: list[tuple[int, int]] = []
 
@@ -164,7 +164,7 @@ threading.Thread(target=late).start()
 """
 
 
-def test_a_thread_that_goes_on_after_the_main_one(tmp_path: Path) -> None:
+def test_a_thread_that_outlives_the_main_thread_compiles(tmp_path: Path) -> None:
     done = python(AT_THE_END, tmp_path / "cache")
     assert (done.stdout, done.stderr) == ("4\n", "")
 

@@ -368,7 +368,7 @@ def test_names_of_in_memory_headers_become_one_file(cache, tree, text):
         agreed(cache, source, paths("inc"), headers=headers, source_name=other)
 
 
-def test_a_pipe_in_the_place_of_a_header_is_no_header(cache, tree):
+def test_a_pipe_in_place_of_a_header_is_a_miss(cache, tree):
     """Nobody writes into it: whoever opened it for reading would wait for ever."""
     header = write(tree / "inc/x.h", "#define V 1\n")
     source = "#include <x.h>\n" + KERNEL

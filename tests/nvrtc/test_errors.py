@@ -30,7 +30,7 @@ def aask(cache: kcache.KernelCache) -> object:
 
 
 @pytest.mark.parametrize("ask", [ask, aask])
-def test_a_compile_error_has_few_frames_of_ours_and_the_first_error(
+def test_a_compile_error_has_few_internal_frames_and_the_first_error(
     cache: kcache.KernelCache, ask: Callable[[kcache.KernelCache], object]
 ) -> None:
     with cache, pytest.raises(kcache.CompileError) as caught:
@@ -86,7 +86,9 @@ def test_an_unused_template(cache: kcache.KernelCache, caplog: pytest.LogCapture
     )
 
 
-def test_a_lowered_name_that_is_not_there_says_which_are(cache: kcache.KernelCache) -> None:
+def test_an_unknown_lowered_name_is_an_error_that_lists_the_known_ones(
+    cache: kcache.KernelCache,
+) -> None:
     with cache:
         for _ in range(2):  # compiled, and cached
             names = cache.get_or_compile(AXPY, ["axpy<float>", "axpy<int>"], ARCH).lowered_names
@@ -111,7 +113,7 @@ def test_an_unknown_argument_suggests_the_one_that_is_like_it(tmp_path: Path) ->
         kcache.CompileOptions(colour="red")  # type: ignore[call-arg]
 
 
-def test_a_closed_cache_says_so(cache: kcache.KernelCache) -> None:
+def test_a_closed_cache_raises(cache: kcache.KernelCache) -> None:
     cache.get_or_compile(AXPY, "axpy<int>", ARCH)
     cache.close()
     cache.close()
@@ -173,7 +175,7 @@ def test_arguments_in_the_wrong_place(
         ask()
 
 
-def test_pickling_says_what_to_do_instead(tmp_path: Path) -> None:
+def test_pickling_raises_with_a_hint(tmp_path: Path) -> None:
     cache = kcache.KernelCache(tmp_path / "cache")
     with cache, pytest.raises(TypeError, match="open the same directory in the other process"):
         pickle.dumps(cache)

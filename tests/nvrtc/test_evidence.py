@@ -74,7 +74,7 @@ def test_a_release_is_switched_and_switched_back(tree, cache, at_once, monkeypat
         ("unheard-of /dev/sda1 rw", False),
     ],
 )
-def test_whose_stamps_are_trusted(tmp_path, monkeypatch, mount, trusted):
+def test_only_unforgeable_stamps_are_trusted(tmp_path, monkeypatch, mount, trusted):
     """Only on file systems whose change times nobody can set."""
     table = write(tmp_path / "mounts", f"1 0 8:1 / / rw shared:1 - {mount}\n")
     monkeypatch.setattr("kcache.util.mounts._MOUNTS", str(table))

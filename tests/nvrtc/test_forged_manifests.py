@@ -129,7 +129,7 @@ def test_no_changed_manifest_gives_another_kernel_or_an_error(cached: Cached, lo
         *("/dev/zero", "/dev/watchdog", "/proc/kcore", "/proc/self/mem", "pipe", "sparse"),
     ],
 )
-def test_what_is_no_header_is_not_read(
+def test_special_files_are_not_read_as_headers(
     cached: Cached, path: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of these have no end, some wait for ever, and some do something when they are opened."""

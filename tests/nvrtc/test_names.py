@@ -56,7 +56,9 @@ def test_a_source_of_another_name_is_compiled(source: str, project: Path) -> Non
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
-def test_a_directory_in_the_name_binds_only_what_shows_it(source: str, project: Path) -> None:
+def test_a_directory_in_the_name_binds_only_outputs_that_show_it(
+    source: str, project: Path
+) -> None:
     options = ARCH.replace(include_paths=["include"])
     shows = "n = __FILE__" in source or "assert" in source
     with kcache.KernelCache(project / "cache") as cache:
@@ -119,7 +121,7 @@ def test_a_name_under_which_the_source_is_one_of_its_headers_is_looked_at(projec
 # -- a file as the source ------------------------------------------------------------------------
 
 
-def test_a_path_is_its_text_and_headers_in_quotes_are_beside_it(project: Path) -> None:
+def test_a_path_gives_the_source_and_the_directory_of_quoted_headers(project: Path) -> None:
     (project / "src").mkdir()
     (project / "src" / "k.cu").write_text(SOURCES["header"])
     (project / "src" / "n.h").write_text("#define N 4\n")
@@ -154,7 +156,7 @@ def test_odd_names_are_cached(name: str, project: Path, monkeypatch: pytest.Monk
             assert found.cached == cached
 
 
-def test_a_path_that_can_not_be_read_is_said(project: Path) -> None:
+def test_an_unreadable_path_is_an_error(project: Path) -> None:
     (project / "no.cu").write_bytes(b"\xff\xfe")
     with kcache.KernelCache(project / "cache") as cache:
         with pytest.raises(FileNotFoundError):

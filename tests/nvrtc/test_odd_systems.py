@@ -187,7 +187,7 @@ for n in range(4):
     survives(tmp_path, code)
 
 
-def test_headers_of_an_image_that_nobody_can_write_to_are_read(tmp_path):
+def test_headers_on_read_only_images_are_read_again(tmp_path):
     """Another image may have a file of the same times, inode and device there tomorrow."""
     (tmp_path / "image").mkdir()
     code = f"""

@@ -67,7 +67,7 @@ def test_every_way_to_ask(strict: kcache.KernelCache) -> None:
         assert strict.stats().compiles == 0
 
 
-def test_a_layer_answers(header: Path) -> None:
+def test_a_read_only_tier_answers(header: Path) -> None:
     layer = f"file://{header.parent / 'cache'}"
     with kcache.KernelCache(header.parent / "new", on_miss="error", remote=layer) as cache:
         assert cache.get_or_compile(SOURCE, options=OPTIONS).cached

@@ -86,7 +86,7 @@ def test_each_part_of_the_place_may_differ(cache, tmp_path, there):
 
 
 @pytest.mark.parametrize("use", USES)
-def test_what_a_header_does_with_its_path(cache, tmp_path, use):
+def test_a_kernel_is_relocated_if_its_outputs_show_no_path(cache, tmp_path, use):
     """What shows it is compiled in each place; what computes with it keeps the first place's."""
     source = '#include <n.h>\nextern "C" __global__ void k(int* o) { *o = place(*o); }\n'
     folders = [tmp_path / "a", tmp_path / "another", tmp_path / "a"]
@@ -109,7 +109,7 @@ def test_relocation_off_binds_every_kernel_to_its_place(tmp_path, use):
 @pytest.mark.parametrize(
     "change", [{"lto": True}, {"lineinfo": True}, {"debug": True}, {"extra_options": ["-dlto"]}]
 )
-def test_what_names_its_directories_stays_there(cache, tmp_path, change):
+def test_outputs_with_directories_are_not_relocated(cache, tmp_path, change):
     for folder, hit in (("a", False), ("another", False), ("a", True)):
         options = here(
             tmp_path / folder, "__device__ int f(int i) { return i + 1; }\n#define V f(1)\n"

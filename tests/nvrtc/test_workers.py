@@ -125,7 +125,7 @@ def test_an_idle_worker_that_was_killed_does_not_end_a_program_with_sigpipe(tmp_
 
 
 @not_emulated
-def test_a_compiler_that_crashes_twice_is_an_error_that_says_so(cache: KernelCache) -> None:
+def test_two_crashes_of_the_compiler_raise_a_compile_error(cache: KernelCache) -> None:
     shared = pools.shared()
     done = threading.Event()
 
@@ -245,7 +245,7 @@ def test_a_compile_that_takes_too_long(tmp_path: Path) -> None:
         assert cache.entry_count == 1
 
 
-def test_without_workers_nothing_is_cached_and_the_reason_is_told(tmp_path: Path) -> None:
+def test_without_workers_nothing_is_cached_and_the_reason_is_logged(tmp_path: Path) -> None:
     code = """
     import logging, sys
     import kcache
@@ -317,7 +317,7 @@ def interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
         ("printf 'junk that is no message at all'; exec sleep 600", "was killed by signal 9"),
     ],
 )
-def test_a_process_that_is_no_worker(
+def test_a_process_that_is_not_a_worker_is_an_error(
     script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interpreter(tmp_path, monkeypatch, script)

@@ -134,7 +134,7 @@ def test_an_at_sign_in_the_path_of_a_file() -> None:
     assert address.option("token_file") == "/home/me@work/token"
 
 
-def test_what_is_no_address_at_all() -> None:
+def test_an_invalid_type_of_address_is_refused() -> None:
     for value in (3, [3], None, "hidden", "hidden://x"):
         with pytest.raises(ConfigError):
             parse_addresses(value, name="remote")

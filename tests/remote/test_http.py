@@ -237,7 +237,7 @@ def test_odd_answers(raw: bytes, found: bytes | None, server: RawServer, store: 
         assert value_in(cache, key("raw"), 1000) == found
 
 
-def test_a_weak_tag_is_no_condition(server: RawServer, store: Open) -> None:
+def test_a_weak_tag_is_not_used_as_a_condition(server: RawServer, store: Open) -> None:
     port, answers, asked = server
     cache = store(f"http://127.0.0.1:{port}/x")
     for tag in ('"strong"', 'W/"weak"'):
@@ -271,7 +271,7 @@ def test_a_proxy_from_the_environment(
 
 @pytest.mark.parametrize("proxy", ["http://me:hid/den@proxy:1", "me:hid/den@proxy", "http://[hid"])
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_proxy_that_is_no_url_is_not_shown(
+def test_an_invalid_proxy_is_not_shown(
     scheme: str, proxy: str, store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"{scheme}_proxy", proxy)
@@ -280,7 +280,7 @@ def test_a_proxy_that_is_no_url_is_not_shown(
     assert "hid" not in str(caught.value)
 
 
-def test_a_host_that_is_none(store: Open) -> None:
+def test_an_invalid_host_is_refused(store: Open) -> None:
     for host in ("\u043a" * 70 + ".example", "-\u043a-.example"):
         with pytest.raises(ConfigError, match="names no host"):
             store(f"http://{host}")

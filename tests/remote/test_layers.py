@@ -59,7 +59,7 @@ def test_layers_are_asked_in_order_below_the_cache(tmp_path: Path) -> None:
         assert cache.entry_count == 2
 
 
-def test_what_is_found_is_kept_if_asked_for(tmp_path: Path) -> None:
+def test_found_kernels_are_stored_if_configured(tmp_path: Path) -> None:
     write(tmp_path / "inc/x.h", "#define V 1\n")
     text = "#include <x.h>\n" + KERNEL
     options = ARCH.replace(include_paths=[tmp_path / "inc"])
@@ -73,7 +73,7 @@ def test_what_is_found_is_kept_if_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["file", "lmdb"])
-def test_a_layer_that_is_exchanged_meanwhile(tmp_path: Path, backend: str) -> None:
+def test_a_read_only_tier_is_replaced_while_in_use(tmp_path: Path, backend: str) -> None:
     fill(tmp_path / "layer", 1, 2, backend=backend)
     fill(tmp_path / "other", 3, 4, backend=backend)
     own, layer = tmp_path / "own", f"file://{tmp_path}/layer"
@@ -100,7 +100,7 @@ def test_a_layer_that_is_exchanged_meanwhile(tmp_path: Path, backend: str) -> No
 
 
 @pytest.mark.parametrize("problem", ["missing", "file", "empty", "writable", "exchangeable"])
-def test_what_is_no_safe_layer(
+def test_an_unsafe_read_only_tier_is_refused(
     tmp_path: Path, problem: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     layer = tmp_path / "above" / "layer"
@@ -280,7 +280,7 @@ def test_a_bundle_that_is_overwritten(tmp_path: Path, bundle: Path, how: str) ->
         assert cache.stats().compiles > 0
 
 
-def test_what_is_no_bundle_is_refused(tmp_path: Path, bundle: Path) -> None:
+def test_an_invalid_bundle_is_refused(tmp_path: Path, bundle: Path) -> None:
     letter = tmp_path / "letter.txt"
     letter.write_text("Dear reader")
     bundle.chmod(0o666)

@@ -169,7 +169,7 @@ def test_a_server_for_credentials_has_tls_or_is_near(
     assert (name in os.environ) == stays
 
 
-def test_the_emulator_is_no_way_around(
+def test_the_azure_emulator_does_not_bypass_tls(
     server: RawServer, store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port, answers, asked = server

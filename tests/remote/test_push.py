@@ -51,7 +51,7 @@ def test_push(hosts: Machines, redis_server: servers.Redis, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("nvrtc")
-def test_what_fails_is_counted_with_the_reason(tmp_path: Path) -> None:
+def test_failed_uploads_are_counted_with_the_reason(tmp_path: Path) -> None:
     with kcache.KernelCache(tmp_path / "a") as cache:
         cache.get_or_compile(source(1), options=ARCH)
     nobody = f"redis://127.0.0.1:{servers.free_port()}"

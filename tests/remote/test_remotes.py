@@ -182,7 +182,7 @@ def test_while_a_question_hangs_no_other_one_is_asked() -> None:
     assert hanging.get(OTHER) is None
 
 
-def test_what_a_server_says_does_nothing_to_a_terminal(tmp_path: Path) -> None:
+def test_control_characters_of_a_server_are_escaped(tmp_path: Path) -> None:
     store = failing(RemoteError("\x1b]0;yours\x07 no\r\nentry " + "x" * 5000))
     with service(tmp_path, remote(store)) as client:
         client.get(KEY)
@@ -211,7 +211,7 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 # -- leases ----------------------------------------------------------------------------------------
 
 
-def test_a_service_that_is_told_to_end_uploads_first(tmp_path: Path) -> None:
+def test_a_daemon_uploads_before_it_exits(tmp_path: Path) -> None:
     """Others wait for what was made under a lease: it is there before the lease is given back."""
     store = MemoryClient()
     begun, go_on = threading.Event(), threading.Event()

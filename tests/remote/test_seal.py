@@ -46,7 +46,7 @@ def refusal(sealer: Sealer, sealed: bytes) -> str:
     return str(caught.value)
 
 
-def test_what_was_sealed_comes_back(sealer: Sealer) -> None:
+def test_a_signed_value_is_verified_and_returned(sealer: Sealer) -> None:
     assert sealer.can_seal
     for value in (b"", b"x", VALUE):
         sealed = sealer.seal(value)

@@ -92,7 +92,7 @@ def test_killed_and_restarted(hosts: Machines, tmp_path: Path) -> None:
     assert cache.stats().errors == 0
 
 
-def test_a_service_that_is_killed_or_frozen(hosts: Machines, redis_server: servers.Redis) -> None:
+def test_a_daemon_that_is_killed_or_stopped(hosts: Machines, redis_server: servers.Redis) -> None:
     remote = f"redis://127.0.0.1:{redis_server.port}/9?{HASTY}"
     cache = hosts.cache("a", remote)
     ask(cache, 1)
@@ -139,7 +139,7 @@ def test_wrong_credentials_are_soon_given_up_and_never_shown(
         ("full", "maxmemory"),
     ],
 )
-def test_a_broken_remote_says_so(
+def test_a_broken_remote_logs_the_reason(
     fault: str, why: str, hosts: Machines, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also to a program that ends right after its first compile."""
@@ -208,7 +208,7 @@ def test_a_wrong_password_is_one_line(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("wrong")
-def test_a_run_within_a_run_is_told_once() -> None:
+def test_a_nested_run_warns_once() -> None:
     started = run(*KCACHE, "server", "start")
     ended = run(*KCACHE, "run", *KCACHE, "run", *PYTHON, NVRTC)
     stopped = run(*KCACHE, "server", "stop")
