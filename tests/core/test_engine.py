@@ -13,6 +13,7 @@ from kcache.backend import Usage
 from kcache.engine.engine import TOUCH_INTERVAL
 from kcache.entry import encode
 from kcache.testing import FaultyBackend, MemoryBackend
+from kcache.util.memory_tier import ITEM_OVERHEAD
 from kcache_backends.file import FileBackend
 
 SIZE = stored_size(100)
@@ -101,6 +102,19 @@ def test_memory_answers_and_records_the_use_once_a_minute() -> None:
             engine.get(key(number))
         assert backend.calls.count("touch") == 2  # each key's
     assert engine.stats().memory_hits == engine.stats().hits == 40
+
+
+def test_memory_keeps_the_last_used_within_its_bound() -> None:
+    engine = CacheEngine(MemoryBackend(), memory_size=3 * (SIZE + ITEM_OVERHEAD))
+    for number in range(3):
+        engine.put(key(number), entry())
+    engine.get(key(0))
+    engine.put(key(3), entry())
+    engine.put(key(4), entry(20_000))  # larger than the bound
+    for number, hits in ((0, 2), (2, 3), (3, 4), (4, 4), (1, 4)):
+        assert engine.get(key(number))
+        assert engine.stats().memory_hits == hits
+        assert engine.memory.size_bytes <= engine.memory.max_size
 
 
 # -- races between a get that fills memory and what changes the entry ------------------------------

@@ -7,7 +7,6 @@ import pytest
 from core.helpers import entry, key, stored_size
 
 from kcache import BackendError, CacheEngine, CorruptEntryError
-from kcache.backend import NoBackend
 from kcache.testing import FaultyBackend
 
 SIZE = stored_size(100)
@@ -95,12 +94,3 @@ def test_one_warning_for_each_failing_operation(
     assert len(warnings) == 2
     assert "the disk is on fire" in caplog.text
     assert engine.stats().errors == 6
-
-
-def test_a_cache_without_a_backend_answers_every_request_with_a_miss() -> None:
-    engine = CacheEngine(NoBackend("no home"), memory_size=0)
-    for operation in OPERATIONS.values():
-        operation(engine)
-    assert engine.get_or_create(key(1), entry) == entry()
-    assert engine.stats().errors == 0
-    assert engine.stats().hits == 0

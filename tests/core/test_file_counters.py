@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kcache.util.open_file import open_own
-from kcache_backends._shards import SHARDS, ShardCount, ShardCounters, open_counters
+from kcache_backends._shards import SHARDS, ShardCounters, open_counters
 from kcache_backends.file import FileBackend
 
 COUNTERS = "counters"
@@ -67,16 +67,6 @@ def test_recreated_directories_are_private(mask: int, tmp_path: Path) -> None:
             backend.put(key(1), b"value")
     for path in (place.parent, place, place / key(1)[:2]):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
-
-
-def test_an_open_record_is_counted_again(backend: FileBackend, place: Path) -> None:
-    shard = int(key(1)[:2], 16)
-    with open_own(str(place / COUNTERS), os.O_RDWR) as file:
-        # As a writer that was killed leaves it.
-        ShardCounters(file).write(shard, ShardCount(10**6, 100, 5))
-    assert backend.usage().bytes >= 10**6
-    backend.put(key(1), b"new")
-    check(backend, place)
 
 
 def test_processes_with_one_process_id_use_different_temporary_names(place: Path) -> None:

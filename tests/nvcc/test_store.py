@@ -54,33 +54,6 @@ def test_similar_paths_are_not_roots(text: str) -> None:
     assert roots.numbered(text) == text
 
 
-def key(*arguments: str, **variables: str) -> str:
-    return start(*arguments, **variables).request.key
-
-
-def test_a_key_does_not_depend_on_the_place() -> None:
-    one = key("-c", "/x/1/k.cu", "-o", "/x/1/k.o")
-    assert one == key("-c", "/y/2/k.cu", "-o", "/y/2/k.o", directory="/b")
-    assert one != key("-c", "/x/1/k.cu", "-o", "/x/2/k.o")
-    assert one != key("-c", "/x/1/k.cu", "-o", "/x/1/k.o", "-DX")
-    assert one != key("-c", "/x/1/k.cu", "-o", "/x/1/k.o", LC_ALL="C")
-    assert one == key("-c", "/x/1/k.cu", "-o", "/x/1/k.o", KCACHE_LOG="debug")
-
-
-def test_sources_have_keys_of_their_own(tmp_path: Path) -> None:
-    """A key has few sets of evidence, and programs have many sources for one command."""
-
-    def key(source: str, *arguments: str) -> str:
-        (tmp_path / "k.cu").write_text(source)
-        return start("-ptx", "k.cu", "-o", "k.ptx", *arguments, directory=str(tmp_path)).request.key
-
-    first = key("one")
-    assert key("another") != first
-    (tmp_path / "k.ptx").write_text("an output")
-    assert key("one") == first
-    assert key("one", "missing.cu") != first
-
-
 # -- recordings ------------------------------------------------------------------------------------
 
 BEGIN = ("B", "1", "/opt/cuda/bin/nvcc", "f 1 2 3 4 5")
@@ -193,12 +166,6 @@ def test_an_answer_that_changed_does_not_hold(
     assert answers.holds(made.request, FileDigests(lambda: 2**62))
     change(tmp_path / "one")
     assert not answers.holds(made.request, FileDigests())
-
-
-def test_answers_hold_in_another_place(tmp_path: Path) -> None:
-    _, answers = of_folder(tmp_path / "one")
-    other, _ = of_folder(tmp_path / "other")
-    assert answers.holds(other.request, FileDigests())
 
 
 def test_a_long_text_is_compressed_and_checked() -> None:

@@ -2,8 +2,8 @@
 
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
@@ -46,28 +46,21 @@ def store() -> Iterator[Open]:
         yield opens
 
 
-@pytest.fixture(scope="session")
-def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Nginx]:
-    with servers.nginx(tmp_path_factory.mktemp("nginx")) as server:
-        yield server
+def _for_the_session(start: Callable[[Path], AbstractContextManager[object]]) -> object:
+    """Returns a fixture: a server that is started once, in a folder of its own."""
+
+    @pytest.fixture(scope="session")
+    def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+        with start(tmp_path_factory.mktemp(start.__name__)) as made:
+            yield made
+
+    return server
 
 
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Redis]:
-    with servers.redis(tmp_path_factory.mktemp("redis")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[servers.Redis]]:
-    with servers.redis_cluster(tmp_path_factory.mktemp("cluster")) as nodes:
-        yield nodes
-
-
-@pytest.fixture(scope="session")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3]:
-    with servers.s3(tmp_path_factory.mktemp("s3")) as server:
-        yield server
+nginx = _for_the_session(servers.nginx)
+redis_server = _for_the_session(servers.redis)
+redis_cluster = _for_the_session(servers.redis_cluster)
+s3 = _for_the_session(servers.s3)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Remotes in memory, and a service in this process, so that a test can see and break everything."""
 
-import hashlib
 import os
 import socket
 import threading
@@ -88,10 +87,6 @@ class MemoryClient:
 
     def close(self) -> None:
         pass
-
-
-def key(name: object) -> str:
-    return hashlib.sha256(str(name).encode()).hexdigest()
 
 
 def manifest(key: str, *sets: bytes) -> bytes:

@@ -13,18 +13,8 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 import pytest
-from core.helpers import run_all
-from remote.fakes import (
-    MOST,
-    NO_HURRY,
-    VALUE,
-    MemoryClient,
-    answering,
-    key,
-    manifest,
-    opened,
-    value_in,
-)
+from core.helpers import key, run_all
+from remote.fakes import MOST, NO_HURRY, VALUE, MemoryClient, answering, manifest, opened, value_in
 from remote.fakes import remote as in_memory
 from remote.proxy import Faults, Proxy
 

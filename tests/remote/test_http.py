@@ -5,18 +5,8 @@ import os
 from pathlib import Path
 
 import pytest
-from remote.fakes import (
-    HEAD,
-    MOST,
-    NO_HURRY,
-    SOUND,
-    VALUE,
-    Open,
-    RawServer,
-    addresses,
-    key,
-    value_in,
-)
+from core.helpers import key
+from remote.fakes import HEAD, MOST, NO_HURRY, SOUND, VALUE, Open, RawServer, addresses, value_in
 from remote.servers import Nginx
 
 from kcache.errors import ConfigError

@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from remote.fakes import MOST, SOUND, VALUE, Open, RawServer, answering, key, value_in
+from core.helpers import key
+from remote.fakes import MOST, SOUND, VALUE, Open, RawServer, answering, value_in
 from remote.servers import S3, Nginx, free_port
 
 from kcache.environment import drop_unsafe_variables

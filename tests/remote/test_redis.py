@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from core.helpers import run
+from core.helpers import key, run
 from remote import servers
-from remote.fakes import MOST, VALUE, Open, key, value_in
+from remote.fakes import MOST, VALUE, Open, value_in
 from remote.servers import Redis
 
 from kcache.errors import ConfigError
