@@ -218,10 +218,3 @@ def _blank(found: re.Match[str]) -> str:
 def _flexible(phrase: str) -> re.Pattern[str]:
     """Return the phrase however its lines are broken."""
     return re.compile(r"\s+".join(map(re.escape, phrase.split())))
-
-
-def test_the_scanner_finds_what_has_no_source_and_lets_the_rest_pass() -> None:
-    """A setting counts in its own paragraph alone, and a block not at all."""
-    text = "It evicts down to 90 % of the cap.\n\n```sh\n1 ms\n```\n\n`a\nb 3 s` then\n2 ms, 90 %\n"
-    assert list(figures_alone(text, {})) == [(9, "2 ms"), (9, "90 %")]
-    assert list(figures_alone(text, {"then 2 ms, 90 %": "a limit"})) == []

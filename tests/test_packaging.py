@@ -178,7 +178,7 @@ def test_extras_are_those_of_the_documentation() -> None:
     assert {extra for extra in users if f"`{extra}`" not in page} == set()
 
 
-def test_groups_name_no_package_of_ours() -> None:
+def test_dependency_groups_name_no_package_of_this_project() -> None:
     """They are installed before the package is built, so an index would be asked for it."""
     groups = PROJECT["dependency-groups"]
     assert groups.keys() == {"bench", "docs", "nvcc", "test"}

@@ -166,7 +166,7 @@ def test_an_export_that_does_not_end_leaves_the_old_bundle(tmp_path: Path, kille
 # -- import ----------------------------------------------------------------------------------------
 
 
-def test_the_cache_keeps_what_it_has(tmp_path: Path) -> None:
+def test_an_import_keeps_the_entries_of_the_cache(tmp_path: Path) -> None:
     """The same key with other bytes: the cache's own entry stays."""
     theirs = bundle_of({key(1): kernel(source="theirs.cu")}, tmp_path / "theirs")
     fill(tmp_path / "ours", {key(1): kernel(source="ours.cu")})

@@ -97,7 +97,7 @@ def make(directory: Path, backend: str = "file") -> None:
     fill(directory, {**entries, key("m1"): manifest(), key("m2"): manifest()}, backend)
 
 
-def test_the_page_tells_what_is_in_the_cache(
+def test_the_page_summarizes_the_cache(
     backend: str, here: Callable, cache_directory: Path, tmp_path: Path
 ) -> None:
     make(cache_directory, backend)

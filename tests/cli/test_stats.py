@@ -132,7 +132,7 @@ def test_every_count_is_there_and_named_by_the_rules() -> None:
 
 
 @pytest.mark.parametrize("value", ['quo"te', "back\\slash", "new\nline", "\\n", "über", "\udcff"])
-def test_labels_are_escaped_and_what_is_no_unicode_is_replaced(value: str) -> None:
+def test_labels_are_escaped_and_invalid_unicode_is_replaced(value: str) -> None:
     text = exposition(Stats(), Usage(0, 0), 1, {"directory": value, "backend": "file"})
     (about,) = parsed(text.encode().decode())["kcache_info"].samples
     assert about.labels == {"directory": value.replace("\udcff", "?"), "backend": "file"}

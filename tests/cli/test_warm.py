@@ -92,7 +92,7 @@ def test_everything_is_compiled_once_and_then_there(
     assert not (tmp_path / "fresh").exists()
 
 
-def test_which_calls_hit_what_was_warmed(project: Path, here: Callable) -> None:
+def test_calls_that_hit_after_warm(project: Path, here: Callable) -> None:
     """Those that the page on lists of kernels promises."""
     (project / "kernels.toml").write_text(
         """

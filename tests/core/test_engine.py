@@ -218,7 +218,7 @@ def test_open_engine_ignores_variables(tmp_path: Path, monkeypatch: pytest.Monke
         assert engine.max_size == 1 << 30
 
 
-def test_read_only_of_what_is_not_there_is_a_backend_error(tmp_path: Path) -> None:
+def test_opening_a_missing_backend_read_only_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(BackendError):
         open_engine(tmp_path / "missing", read_only=True)
     assert not (tmp_path / "missing").exists()

@@ -70,7 +70,7 @@ def test_network_file_systems_are_refused(kind: str, shared: bool, tmp_path: Pat
         LmdbBackend(tmp_path / "cache", file_system=found).close()
 
 
-def test_files_that_others_put_beside_ours_are_never_removed(tmp_path: Path) -> None:
+def test_foreign_files_beside_the_database_are_never_removed(tmp_path: Path) -> None:
     place = tmp_path / "lmdb"
     kept = [place / "notes.txt", place / "old/mine", place / "db/mine"]
     with closing(LmdbBackend(place, max_size=4 << 20)) as backend:

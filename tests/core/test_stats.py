@@ -229,6 +229,7 @@ def noted(directory: Path) -> list[Event]:
     return list(Journal(str(directory), "file").events())
 
 
+@QUICK
 @given(detail=st.text(), what=st.sampled_from(sorted(EVENTS)))
 def test_odd_details(detail: str, what: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("journal")
@@ -266,7 +267,7 @@ def test_it_is_bounded_and_remembers_the_last(tmp_path: Path) -> None:
     assert len(times) >= 1800
 
 
-def test_the_engine_notes_what_it_refuses(tmp_path: Path) -> None:
+def test_the_engine_journals_refused_entries(tmp_path: Path) -> None:
     """What else leaves a cache: `cli/test_why.py`."""
     with kcache.KernelCache(tmp_path, memory_size=0) as cache:
         engine = cache.engine

@@ -125,7 +125,7 @@ def in_namespace(maps: str, code: str, *arguments: object) -> tuple[str, list[st
 
 
 @as_root
-def test_a_user_without_an_id_trusts_no_cache(tmp_path: Path) -> None:
+def test_the_overflow_user_id_trusts_no_cache(tmp_path: Path) -> None:
     """All users without one have the same id in a user namespace, and looked like oneself."""
     with open_engine(tmp_path / "cache") as engine:
         engine.put(key(1), entry())

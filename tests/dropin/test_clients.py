@@ -187,7 +187,7 @@ def test_the_log_has_the_reason(nvrtc: tuple[int, int], dropin: Dropin, include:
     assert f"kcache: {what}: the header {header} changed\n" in told.errors
 
 
-def test_on_miss_error_refuses_what_the_cache_can_not_answer(
+def test_on_miss_error_refuses_uncacheable_programs(
     nvrtc: tuple[int, int], dropin: Dropin, include: Path, tmp_path: Path
 ) -> None:
     """The server leaves a source that is not UTF-8 to NVRTC."""

@@ -48,7 +48,7 @@ def test_an_invalid_program_is_a_problem(tmp_path: Path) -> None:
         (b"#!/usr/bin/env -S A=1\n", "its first line names no program"),
     ],
 )
-def test_what_is_not_reached(content: bytes, reason: str, tmp_path: Path) -> None:
+def test_unreachable_programs(content: bytes, reason: str, tmp_path: Path) -> None:
     path = program(tmp_path / "program", content)
     assert told(path) == (WARNING, f"{path} is not reached: {reason.format(path)}")
 

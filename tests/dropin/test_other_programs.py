@@ -188,7 +188,7 @@ def test_a_pid_namespace_of_the_program(dropin: Dropin) -> None:
 
 
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "KCACHE_DROPIN_LIBRARIES"])
-def test_libraries_that_others_can_replace(variable: str, dropin: Dropin, tmp_path: Path) -> None:
+def test_libraries_in_an_unsafe_directory(variable: str, dropin: Dropin, tmp_path: Path) -> None:
     """They would have their code in every program of the user."""
     folder = tmp_path / "above" / "home"
     folder.mkdir(parents=True)
@@ -211,7 +211,7 @@ def test_libraries_that_others_can_replace(variable: str, dropin: Dropin, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["libkcache_nvrtc13.so", "x86_64/libkcache_preload13.so"])
-def test_a_library_that_others_can_change(name: str, dropin: Dropin, tmp_path: Path) -> None:
+def test_a_library_with_unsafe_rights(name: str, dropin: Dropin, tmp_path: Path) -> None:
     folder = tmp_path / "libraries"
     shutil.copytree(dropin.libraries, folder)
     if not (folder / name).exists():

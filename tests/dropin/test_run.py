@@ -147,7 +147,7 @@ def test_one_inside_the_other_uses_the_outer_server(dropin: Dropin, real: Path) 
     bool(list(Path(kcache.dropin.__file__).parent.rglob("libkcache_*.so"))),
     reason="this wheel has the libraries",
 )
-def test_without_libraries_every_command_says_the_same(dropin: Dropin, tmp_path: Path) -> None:
+def test_without_libraries_commands_agree_why(dropin: Dropin, tmp_path: Path) -> None:
     told = (
         "kcache can't answer NVRTC here: it needs a C compiler for its first use, or a wheel for "
         "this platform"

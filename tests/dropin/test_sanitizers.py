@@ -79,7 +79,7 @@ def _lie(chance: random.Random) -> bytes:
     return b"" if chance.random() < 0.3 else frame * chance.choice((1, 1, 2))
 
 
-def test_a_server_that_lies(sanitized: Callable[..., Told], dropin: Dropin) -> None:
+def test_invalid_answers_are_safe(sanitized: Callable[..., Told], dropin: Dropin) -> None:
     chance, lies = random.Random(7), []
 
     def attend(connection: socket.socket) -> None:
@@ -96,7 +96,7 @@ def test_a_server_that_lies(sanitized: Callable[..., Told], dropin: Dropin) -> N
     assert len(lies) > 10
 
 
-def test_answers_that_lie(dropin: Dropin, tmp_path: Path) -> None:
+def test_malicious_answers_are_read_within_their_bounds(dropin: Dropin, tmp_path: Path) -> None:
     """Of a server that means harm: no byte beyond the answer is read."""
     compiler = build.compiler()
     assert compiler is not None

@@ -175,7 +175,7 @@ def test_a_context_of_its_own(gpu: Any, kernel: kcache.CompiledKernel) -> None:
 
 
 @pytest.mark.usefixtures("jit")
-def test_a_kernel_for_another_architecture_says_so(gpu: Any, cache: kcache.KernelCache) -> None:
+def test_another_architecture_is_refused(gpu: Any, cache: kcache.KernelCache) -> None:
     arch = "sm_80" if gpu.capability >= 90 else "sm_90"
     kernel = cache.get_or_compile(SOURCE, "axpy<float>", kcache.CompileOptions(arch=arch))
     with pytest.raises(DeviceError, match=f"on device 0, which is sm_{gpu.capability}: cubin: "):

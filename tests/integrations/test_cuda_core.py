@@ -170,7 +170,7 @@ def test_compile_refuses(tmp_path: Path) -> None:
         compile("nonsense", options)
 
 
-def test_an_older_cuda_core_says_so(tmp_path: Path) -> None:
+def test_an_older_cuda_core_is_refused_with_the_reason(tmp_path: Path) -> None:
     write(tmp_path / "cuda/__init__.py", "")
     write(tmp_path / "cuda/core/__init__.py", "class ObjectCode: ...\nclass ProgramOptions: ...\n")
     write(tmp_path / "cuda/core/utils.py", "")

@@ -174,7 +174,7 @@ def to_private(path: Path) -> None:
 @pytest.mark.parametrize(
     "prepare", [to_link, to_hard_link, to_folder, to_nothing, to_read_only, to_private]
 )
-def test_an_odd_output_is_as_with_nvcc_alone(
+def test_an_unusual_output_is_as_with_nvcc_alone(
     prepare: Callable[[Path], None], service: Service, project: Path
 ) -> None:
     output = project / "k.cubin"

@@ -53,7 +53,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     made.go.set()
 
 
-def test_it_is_what_get_or_compile_returns(cache: kcache.KernelCache) -> None:
+def test_it_returns_the_kernel_of_get_or_compile(cache: kcache.KernelCache) -> None:
     async def main() -> None:
         kernel = await cache.aget_or_compile(SEVEN, (), ARCH)
         assert kernel.cubin == compile_fresh(SEVEN, ARCH.flags()).cubin

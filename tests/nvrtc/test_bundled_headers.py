@@ -87,7 +87,7 @@ def test_a_directory_of_another_release_is_nvrtcs_error(
 
 
 @pytest.mark.parametrize("odd", ["", " a", "a/", "a b", "="])
-def test_odd_directories_are_not_followed(odd: str) -> None:
+def test_unusual_directories_are_not_followed(odd: str) -> None:
     assert parse_options([f"{OPTION}{odd}"]).include_paths == ()
 
 

@@ -417,7 +417,7 @@ def test_another_thread_changes_the_directory_during_compiles(
 
 
 @pytest.mark.parametrize("raw", [b"\xff", b"\xed\xa0\x80"])
-def test_odd_working_directories(cache: kcache.KernelCache, tree: Path, raw: bytes) -> None:
+def test_unusual_working_directories(cache: kcache.KernelCache, tree: Path, raw: bytes) -> None:
     here = tree / os.fsdecode(raw)
     header = write(here / "inc/x.h", "#define V 1\n")
     os.chdir(here)

@@ -99,7 +99,7 @@ def test_credentials_are_not_shown() -> None:
         "s3://me:hidden@bucket",
     ],
 )
-def test_what_is_not_allowed(text: str) -> None:
+def test_invalid_addresses_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="KCACHE_REMOTE") as caught:
         one(text)
     assert "hidden" not in str(caught.value)

@@ -217,7 +217,7 @@ def test_a_nested_run_warns_once() -> None:
     assert ended.stderr.count("kcache works without it") == 1
 
 
-def test_commands_tell_what_happened(
+def test_commands_report_the_counts_of_a_remote(
     hosts: Machines, redis_server: servers.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     click_testing = pytest.importorskip("click.testing")
