@@ -66,8 +66,9 @@ class KernelCache:
         relocation: `"on"`, or `"off"` to use each kernel only in the directories that it was
             compiled in. With `"on"`, a kernel whose outputs show none of its directories is also
             used in other checkouts, containers and machines whose headers are the same.
-        wait: how many seconds to wait while another thread or process compiles the same kernel,
-            before this one compiles it, too. 300 by default; 0 never waits.
+        wait: how many seconds to wait while another thread or process compiles the same kernel; 300
+            by default, 0 never waits. After a timeout, one of those that wait compiles it, and the
+            others wait once more for that one.
         workers: how many compiles may run at a time; by default one for each usable core. Compiles
             run in worker processes, which all caches of this process share. With 0, this process
             compiles, and the results are not cached.

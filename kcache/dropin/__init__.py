@@ -1,1 +1,1 @@
-"""Answers NVRTC's interface for programs that do not know kcache; the C code is in `native/`."""
+"""Answers NVRTC's interface for programs not written for kcache; the C code is in `native/`."""

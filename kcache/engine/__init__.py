@@ -1,1 +1,1 @@
-"""A bounded, checked cache over any backend, with its counts and locks; knows no kernels."""
+"""A bounded, checked cache over any backend, with its counts and locks; independent of kernels."""

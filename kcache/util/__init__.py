@@ -1,1 +1,1 @@
-"""Helpers that know no kernels and no backends: locks, forks, our files, units, CUDA driver."""
+"""Helpers without kernels or backends: locks, forks, our files, units, CUDA driver."""
