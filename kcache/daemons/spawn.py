@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     Env = Mapping[str, str]
 
-_CODE = (
-    "import sys; sys.path[:] = sys.argv[1:]; from kcache.daemons.daemon_server import main; main()"
-)
 #: It forks at once, so that the program does not wait for imports, and gets no unknown child.
-_LEAVE = "import os; os.fork() and os._exit(0); os.setsid(); "
+_CODE = (
+    "import os, sys; os.fork() and os._exit(0); os.setsid(); sys.path[:] = sys.argv[1:]; "
+    "from kcache.daemons.daemon_server import main; main()"
+)
 #: The folder that holds kcache. Another installation has its own daemons.
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 #: Seconds that the new interpreter may take until it has detached itself.
@@ -148,9 +148,8 @@ def spawn(
         message = heading(fields) + b"".join(fields)
         if len(message) > _MAX_CONFIG:
             raise OSError(f"expected settings of at most {_MAX_CONFIG} bytes, got {len(message)}")
-        start, leave = (_fork, "") if forks else (_run, _LEAVE)
-        command = [sys.executable, *ISOLATED, "-c", leave + _CODE, *_search_path()]
-        start(command, message, passed, environment, logs)
+        command = [sys.executable, *ISOLATED, "-c", _CODE, *_search_path()]
+        (_fork if forks else _run)(command, message, passed, environment, logs)
     except BaseException:
         with suppress(OSError):
             os.unlink(path)
@@ -161,8 +160,8 @@ def spawn(
 
 
 def _run(command: list[str], message: bytes, passed: list[int], env: Env, logs: bool) -> None:
-    """Start the process of a daemon from a program, which may have threads; raise OSError."""
-    import subprocess  # noqa: PLC0415  4 ms; the launcher does not need it
+    """Start the process of a daemon; raise OSError."""
+    import subprocess  # noqa: PLC0415  4 ms, for which the launcher does not wait
 
     try:
         subprocess.run(
@@ -180,7 +179,7 @@ def _run(command: list[str], message: bytes, passed: list[int], env: Env, logs: 
 
 
 def _fork(command: list[str], message: bytes, passed: list[int], env: Env, logs: bool) -> None:
-    """Start the process of a daemon from a launcher, whose child it is not; raise OSError."""
+    """Start the process of a daemon from a launcher, which does not wait for the interpreter."""
     child = os.fork()
     if child:
         with suppress(ChildProcessError):  # SIGCHLD is ignored
@@ -189,17 +188,7 @@ def _fork(command: list[str], message: bytes, passed: list[int], env: Env, logs:
         return
     try:
         if os.fork() == 0:
-            read, write = os.pipe()
-            os.write(write, message)
-            os.close(write)
-            os.dup2(above_standard(read), 0)
-            nowhere = above_standard(os.open(os.devnull, os.O_WRONLY))
-            for stream in (1,) if logs else (1, 2):
-                os.dup2(nowhere, stream)
-            for number in passed:
-                os.set_inheritable(number, True)
-            os.setsid()
-            os.execve(command[0], command, env)
+            _run(command, message, passed, env, logs)
     finally:  # a forked process never returns from here
         os._exit(0)
 
