@@ -62,8 +62,7 @@ def count_kinds(engine: CacheEngine) -> Kinds:
 
 def format_info(engine: CacheEngine, *, directory: str, backend: str) -> str:
     """Return where a cache is, how full it is and what this process did, one line per figure."""
-    lines = [*cache_lines(engine, directory=directory, backend=backend)]
-    lines += stats_lines(engine.stats())
+    lines = cache_lines(engine, directory=directory, backend=backend) + stats_lines(engine.stats())
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in lines)
 
@@ -80,13 +79,11 @@ def cache_lines(
         kinds: the number of entries of each kind, if that was counted.
     """
     usage = f"{format_size(engine.size_bytes)} of {format_size(engine.max_size)}"
+    words = "" if kinds is None else f" ({kinds_in_words(kinds)})"
     return [
         ("directory", directory),
         ("backend", backend),
-        (
-            "entries",
-            f"{engine.entry_count:,}{'' if kinds is None else f' ({kinds_in_words(kinds)})'}",
-        ),
+        ("entries", f"{engine.entry_count:,}{words}"),
         ("size", f"{usage} ({engine.size_bytes / engine.max_size:.1%})"),
     ]
 

@@ -292,12 +292,10 @@ def remove_emptied(folder: str) -> None:
     """
     if os.path.islink(folder) or os.path.islink(os.path.join(folder, "db")):
         return
-    for name in _FILES:
-        with suppress(OSError):
-            os.unlink(os.path.join(folder, name))
-    for name in _FOLDERS:
-        with suppress(OSError):
-            os.rmdir(os.path.join(folder, name))
+    for remove, names in ((os.unlink, _FILES), (os.rmdir, _FOLDERS)):
+        for name in names:
+            with suppress(OSError):
+                remove(os.path.join(folder, name))
 
 
 # -- into remotes ----------------------------------------------------------------------------------

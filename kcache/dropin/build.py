@@ -65,12 +65,7 @@ def compiler() -> str | None:
     return next((found for each in ("cc", "gcc", "clang") if (found := shutil.which(each))), None)
 
 
-def build(
-    folder: str,
-    *,
-    flags: Sequence[str] = (),
-    toolchain: Toolchain | None = None,
-) -> None:
+def build(folder: str, *, flags: Sequence[str] = (), toolchain: Toolchain | None = None) -> None:
     """Compile all libraries into a new `folder`, all of them or none.
 
     Args:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from kcache.dropin.protocol import Answer, DeclinedError, Program, standing
 from kcache.errors import CompileError, MissError
+from kcache.kernel_cache import KernelCache
+from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.kernels.lookup import manifest_type
 from kcache.nvrtc import compiler, library, variables
 from kcache.nvrtc.options import BUNDLED, CompileOptions, parse_options, without_automatic_pch
@@ -21,10 +22,6 @@ from kcache.nvrtc.search import are_own_files
 from kcache.util import log
 from kcache.util.open_file import open_own, replacing
 from kcache.util.path_safety import make_private
-
-if TYPE_CHECKING:
-    from kcache.kernel_cache import KernelCache
-    from kcache.kernels.compiled_kernel import CompiledKernel
 
 #: NVRTC's major version -> the architecture that it compiles for if no option names one.
 _DEFAULT_ARCH = {12: "compute_52", 13: "compute_75"}

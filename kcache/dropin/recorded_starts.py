@@ -12,17 +12,15 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kcache.daemons import sockets, spawn
 from kcache.dropin import libraries
 from kcache.dropin import run_environment as env
 from kcache.errors import CompileError, ConfigError
+from kcache.kernel_cache import KernelCache
+from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.nvcc.request import Roots, Start
-
-if TYPE_CHECKING:
-    from kcache.kernel_cache import KernelCache
-    from kcache.kernels.compiled_kernel import CompiledKernel
 
 
 def start_of(recorded: Mapping[str, Any], stack: ExitStack) -> Start:

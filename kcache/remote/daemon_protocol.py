@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from kcache.backend import is_key
 from kcache.daemons.spawn import Daemon
-from kcache.errors import ConfigError
 from kcache.remote.address import Address
 from kcache.util.wire import WireError, number_in
 
@@ -43,16 +42,9 @@ class Setup(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: bytes) -> Setup:
-        """Return the setup that `pack` packed.
-
-        Raises:
-            ConfigError: `pack` has not made these bytes.
-        """
-        try:
-            addresses, settings, environment = json.loads(packed)
-            return cls(tuple(map(_address, addresses)), settings, environment)
-        except (ValueError, TypeError) as error:
-            raise ConfigError("expected the setup of a daemon") from error
+        """Return the setup that `pack` packed."""
+        addresses, settings, environment = json.loads(packed)
+        return cls(tuple(map(_address, addresses)), settings, environment)
 
     def daemon(self) -> Daemon:
         """Return the daemon with this setup."""

@@ -134,8 +134,10 @@ class TimeLimit:
         def run() -> None:
             try:
                 future.set_result(work())
-            except BaseException as error:  # a panic of Rust is not an Exception
+            except Exception as error:
                 future.set_exception(error)
+            except BaseException as error:  # a panic of Rust is not an Exception
+                future.set_exception(RemoteError(repr(error)))
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
@@ -143,10 +145,7 @@ class TimeLimit:
         if not future.done():
             self._late.append(thread)
             raise RemoteTimeout(f"no answer within {seconds:g} s")
-        error = future.exception()
-        if error is None or isinstance(error, Exception):
-            return future.result()
-        raise RemoteError(repr(error)) from error
+        return future.result()
 
 
 class GuardedStorage:
@@ -319,11 +318,7 @@ class GuardedStorage:
     # -- the storage and its failures --------------------------------------------------------------
 
     def _call(
-        self,
-        breaker: Breaker,
-        operation: str,
-        work: Callable[[Storage, Sealer], _T],
-        size: int = 0,
+        self, breaker: Breaker, operation: str, work: Callable[[Storage, Sealer], _T], size: int = 0
     ) -> _T:
         """Return what `work` returns, within the time for `size` bytes. A failure is recorded.
 

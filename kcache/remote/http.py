@@ -73,6 +73,7 @@ class HttpValues:
         self._origin = origin
         self._authorization = authorization
         self._pools: dict[tuple[Origin, bool], Any] = {}
+        self._context(own=True)  # raises if a file can't be read
 
     def _url_of(self, method: str, key: str) -> str:
         """Return the URL of a key."""
@@ -196,9 +197,8 @@ class HttpValues:
         Raises:
             ConfigError: a file can't be read.
         """
-        ca_file, cert_file, key_file = (
-            self._address.option(name) or None for name in ("ca_file", "cert_file", "key_file")
-        )
+        names = ("ca_file", "cert_file", "key_file")
+        ca_file, cert_file, key_file = (self._address.option(name) or None for name in names)
         try:
             context = ssl.create_default_context(cafile=ca_file)
             if own and cert_file is not None:
@@ -231,8 +231,6 @@ class HttpStorage(HttpValues):
         except (ValueError, urllib3.exceptions.HTTPError) as error:
             raise ConfigError(f"{address.redacted()} names no host: {error}") from error
         super().__init__(address, origin, authorization(address, origin.host))
-        if address.scheme == "https":
-            self._context(own=True)
 
     def _url_of(self, method: str, key: str) -> str:
         """Return the URL of a key in the layout of the address."""

@@ -87,8 +87,6 @@ class SignedStorage(HttpValues):
         self._store: Any = None if signature else _open_store(address, address.timeout)
         if signature:
             self._put_headers = {**self._put_headers, "x-ms-blob-type": "BlockBlob"}
-        if address.option("ca_file"):
-            self._context(own=False)
 
     def _url_of(self, method: str, key: str) -> str:
         """Return the signed URL of a key.
@@ -226,17 +224,14 @@ def _open_store(address: Address, timeout: float) -> object:
     path = address.option("ca_file")
     if path:
         options["root_certificate"] = content_of(path)
-    known: dict[str, Any] = {
-        endpoint: address.option("endpoint"),
-        "skip_signature": address.flag("anonymous"),
-    }
-    more: dict[str, Any] = {}
+    anonymous = address.flag("anonymous")
+    known: dict[str, Any] = {endpoint: address.option("endpoint"), "skip_signature": anonymous}
     if address.scheme == "az":  # the emulator's server is in no address, and has no TLS
-        more["use_emulator"] = False
+        known["use_emulator"] = False
     if address.scheme == "s3":
         known["region"] = address.option("region")
         known["virtual_hosted_style_request"] = address.flag("virtual_hosted")
-        if not address.flag("anonymous"):
+        if not anonymous:
             known |= _profile()
     return make(
         address.hosts,
@@ -244,8 +239,7 @@ def _open_store(address: Address, timeout: float) -> object:
         client_options=options,
         # A program that asks has no time for a second try; the daemon tries again later.
         retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
-        **more,
-        **{name: value for name, value in known.items() if value},
+        **{name: value for name, value in known.items() if value != ""},
     )
 
 

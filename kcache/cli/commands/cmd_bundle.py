@@ -247,10 +247,8 @@ def push(*, directory: str | None, **filters: Any) -> None:  # noqa: ANN401
     """
     with open_existing(directory) as cache, progress("pushing"):
         done = push_to_remotes(cache, selection(**filters))
-    show(
-        "\n".join(f"{each.address}: {_amount(each)}" for each in done),
-        [each._asdict() for each in done],
-    )
+    lines = [f"{each.address}: {_amount(each)}" for each in done]
+    show("\n".join(lines), [each._asdict() for each in done])
     for each in done:
         if each.failed:
             notify(f"error: {counted(each.failed)} not stored: {each.reason or each.address}")

@@ -78,7 +78,7 @@ compile_options = options(
     output_option(
         "; for several results, a directory.  [default: the name of FILE with the suffix of what "
         "is written, in the working directory; standard output if FILE is -]  `kcache why` "
-        "accepts and ignores it.",
+        "accepts and ignores it."
     ),
     click.option(
         *("--arch", "-arch", "--gpu-architecture"),
@@ -126,8 +126,7 @@ compile_options = options(
     ),
     flag("-G", "--debug", "--device-debug", help="Add debug information."),
     flag(
-        *("--lineinfo", "-lineinfo", "--generate-line-info"),
-        help="Add line numbers for profilers.",
+        *("--lineinfo", "-lineinfo", "--generate-line-info"), help="Add line numbers for profilers."
     ),
     repeatable(
         "--option",

@@ -246,10 +246,8 @@ def _name(item: Item, *, short: bool) -> str:
 def item_json(item: Item) -> dict[str, object]:
     """Return an item in the form that JSON output has: full key, bytes, seconds since the epoch."""
     names = {"size": "size_bytes", "used": "last_use"}
-    return {
-        names.get(name, name): None if value == "" else value
-        for name, value in item._asdict().items()
-    }
+    fields = item._asdict().items()
+    return {names.get(name, name): None if value == "" else value for name, value in fields}
 
 
 def _differences(items: Sequence[Item]) -> list[str]:
