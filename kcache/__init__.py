@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from kcache._version import __version__
     from kcache.admin.bundles import export_bundle, import_bundle, list_bundle, verify_bundle
     from kcache.backend import Backend
-    from kcache.config import default_cache_directory
     from kcache.dropin.install import install
     from kcache.engine.engine import CacheEngine
-    from kcache.engine.opening import open_engine
+    from kcache.engine.opening import default_cache_directory, open_engine
     from kcache.engine.stats import Stats
     from kcache.entry import Entry
     from kcache.errors import (
@@ -87,7 +86,6 @@ __all__ = [
 _MODULES = {
     "_version": ("__version__",),
     "backend": ("Backend",),
-    "config": ("default_cache_directory",),
     "admin.bundles": ("export_bundle", "import_bundle", "list_bundle", "verify_bundle"),
     "dropin.install": ("install",),
     "engine.engine": ("CacheEngine",),
@@ -99,7 +97,7 @@ _MODULES = {
     "nvrtc.cuda_headers": ("include_paths",),
     "nvrtc.options": ("CompileOptions",),
     "nvrtc.request": ("CompileRequest", "hash_options", "hash_source"),
-    "engine.opening": ("open_engine",),
+    "engine.opening": ("default_cache_directory", "open_engine"),
     "engine.stats": ("Stats",),
     "kernels.explain": ("Explanation",),
 }

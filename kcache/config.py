@@ -6,20 +6,18 @@ Only this module, `kcache.environment` and `kcache.dropin.run_environment` read 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from kcache.backend import require_backend
+from kcache.environment import REMOTE_TOKEN
 from kcache.errors import ConfigError, UnknownBackendError
 from kcache.util.forks import importing
 from kcache.util.hints import did_you_mean, nearest
 from kcache.util.units import parse_flag, parse_seconds, parse_size
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kcache.remote.address import Address
 
 T = TypeVar("T")
@@ -57,7 +55,8 @@ def _parse_workers(value: str | int, *, name: str) -> int:
     return int(text)
 
 
-def _parse_directory(value: str | os.PathLike[str], *, name: str) -> str:
+def parse_directory(value: str | os.PathLike[str], *, name: str) -> str:
+    """Return an absolute path; raise ConfigError if the value is not a path."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if not isinstance(text, str) or not text.strip() or "\0" in text:  # pyright: ignore
         raise ConfigError(f"{name}: expected a non-empty path, got {value!r}")
@@ -82,7 +81,7 @@ def _parse_key_file(value: str | os.PathLike[str], *, name: str) -> str:
     The default would be wrong here, because it accepts kernels without a signature.
     """
     try:
-        return _parse_directory(value, name=name)
+        return parse_directory(value, name=name)
     except ConfigError:
         return str(value)
 
@@ -139,7 +138,7 @@ VARIABLES: tuple[Variable, ...] = (
         "a path",
         "The directory of the cache. By default, it is in the user's cache directory; without a "
         "home directory, `$TMPDIR/kcache-UID`.",
-        _parse_directory,
+        parse_directory,
     ),
     Variable(
         "max_size",
@@ -235,7 +234,7 @@ VARIABLES: tuple[Variable, ...] = (
         "record",
         "a path",
         "A file to record every requested kernel in, for kcache warm.",
-        _parse_directory,
+        parse_directory,
     ),
     Variable(
         "log",
@@ -253,10 +252,7 @@ SAVED = (
     *("backend", "max_size", "memory_size", "header_check", "relocation"),
     *("wait", "workers", "compile_timeout"),
 )
-_PARSERS = {each.setting: each.parse for each in VARIABLES if each.setting in SAVED}
 
-#: The credential of HTTP remotes, which is in no `Config`.
-REMOTE_TOKEN = "KCACHE_REMOTE_TOKEN"
 #: How the names of the variables begin that `kcache run` sets for the program that it starts.
 _OF_DROPIN = "KCACHE_DROPIN_"
 _PREFIX = "KCACHE_"
@@ -302,17 +298,9 @@ class Config(NamedTuple):
         that is like that of a variable is complained about, too.
 
         Raises:
-            ConfigError: an argument is not allowed, or there is no such setting. Without
-                `complain`, also: a variable has a value that is not allowed.
+            ConfigError: an argument is not allowed; without `complain`, also a variable.
             UnknownBackendError: the same for a backend that is not installed.
         """
-        given = {name: value for name, value in (arguments or {}).items() if value is not None}
-        known = cls._fields
-        for name in given:
-            if name not in known:
-                raise ConfigError(
-                    f"no setting {name!r}; expected one of {', '.join(sorted(known))}"
-                )
         environment = os.environ if environ is None else environ
         if complain is not None:
             for name, meant in unknown_variables(environment).items():
@@ -320,15 +308,20 @@ class Config(NamedTuple):
                     complain(f"kcache has no setting {name} (did you mean {meant!r}?)")
         settings: dict[str, Setting[Any]] = {}
         for variable in VARIABLES:
-            text = environment.get(variable.name)
-            if variable.setting in given:
-                value = variable.parse(given[variable.setting], name=variable.setting)
-                settings[variable.setting] = Setting(value, "argument")
-            elif text is not None and text != "":
-                settings[variable.setting] = _from_variable(variable, text, complain)
+            name = variable.setting
+            argument, text = (arguments or {}).get(name), environment.get(variable.name)
+            if argument is not None:
+                settings[name] = Setting(variable.parse(argument, name=name), "argument")
+            elif text:
+                settings[name] = _from_variable(variable, text, complain)
             else:
-                settings[variable.setting] = Setting(variable.default, "default")
+                settings[name] = Setting(variable.default, "default")
         return cls(**settings)
+
+    @property
+    def forbids_writing(self) -> bool:
+        """Whether the settings allow no change of the cache."""
+        return self.read_only.value or self.disable.value
 
     def with_saved(
         self, saved: Mapping[str, object], path: str, complain: Callable[[str], object]
@@ -362,7 +355,7 @@ def parse_saved(name: str, text: object) -> object:
         UnknownBackendError: that backend is not installed.
     """
     require_saved(name)
-    return _PARSERS[name](text, name=name)
+    return next(each for each in VARIABLES if each.setting == name).parse(text, name=name)
 
 
 def require_saved(name: str) -> None:
@@ -371,7 +364,7 @@ def require_saved(name: str) -> None:
     Raises:
         ConfigError: it is not.
     """
-    if name not in _PARSERS:
+    if name not in SAVED:
         more, allowed = did_you_mean(name, SAVED), ", ".join(sorted(SAVED))
         raise ConfigError(f"setting {name!r} can't be saved{more}; expected one of {allowed}")
 
@@ -395,98 +388,7 @@ def _from_variable(
 def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
     """Return variables that only look like kcache's, with the names that were probably intended."""
     known = {variable.name for variable in VARIABLES} | {REMOTE_TOKEN}
-    unknown = [
-        name
-        for name in environ
-        if name.startswith(_PREFIX) and not name.startswith(_OF_DROPIN) and name not in known
-    ]
-    if not unknown:
-        return {}
-    plain = [name.removeprefix(_PREFIX) for name in known]
-    meant = {name: nearest(name.removeprefix(_PREFIX), plain) for name in sorted(unknown)}
-    return {name: found and f"{_PREFIX}{found}" for name, found in meant.items()}
-
-
-def default_cache_directory() -> Path:
-    r"""Return the default directory of the cache, below the platform's user cache directory.
-
-    `$XDG_CACHE_HOME/kcache` or `~/.cache/kcache` on Linux, `~/Library/Caches/kcache` on macOS,
-    `%LOCALAPPDATA%\kcache\Cache` on Windows; `KCACHE_DIR` where that is set. Nothing is created.
-    """
-    with importing:  # a process that names its directory needs none of them
-        from pathlib import Path  # noqa: PLC0415  4 ms
-
-    named = os.environ.get("KCACHE_DIR")
-    if named:
-        return Path(_parse_directory(named, name="KCACHE_DIR"))
-    with importing:
-        import platformdirs  # noqa: PLC0415  5 ms
-
-    # If the user has no home (containers with arbitrary user ids), platformdirs either raises or
-    # returns `~/.cache/kcache` unchanged, depending on its version.
-    try:
-        found = Path(platformdirs.user_cache_dir("kcache", appauthor=False))
-    except RuntimeError:
-        return Path(temporary_cache_directory())
-    return found if found.is_absolute() else Path(temporary_cache_directory())
-
-
-def temporary_cache_directory() -> str:
-    """Return the last resort: a per-user directory below the temporary directory."""
-    with importing:
-        import tempfile  # noqa: PLC0415  4 ms
-
-    if sys.platform == "win32":
-        owner = os.environ.get("USERNAME", "user")
-    else:
-        owner = str(os.getuid())
-    return os.path.join(tempfile.gettempdir(), f"kcache-{owner}")
-
-
-#: Looked up on every hit: the mapping below `os.environ` answers in a tenth of the time.
-_RAW: Any = getattr(os.environ, "_data", os.environ)
-
-
-def finder_of(names: Sequence[str]) -> Callable[[], tuple[str, ...]]:
-    """Return a function that returns the variables among `names` that are set, as `NAME=VALUE`."""
-    is_plain = _RAW is os.environ or sys.platform == "win32"
-    encoded = frozenset(names if is_plain else map(os.fsencode, names))
-    none_is_set: Callable[[frozenset[Any]], bool] = _RAW.keys().isdisjoint
-
-    def find() -> tuple[str, ...]:
-        if none_is_set(encoded):
-            return ()
-        environ = os.environ
-        return tuple(f"{name}={environ[name]}" for name in names if name in environ)
-
-    return find
-
-
-def variable(name: str) -> str | None:
-    """Return the value of an environment variable that a compiler asked for, or None."""
-    return os.environ.get(name)
-
-
-class LibraryHints(NamedTuple):
-    """Directories from the environment where NVRTC may be.
-
-    Attributes:
-        conda: prefixes of active conda environments.
-        loader_path: directories that the dynamic loader searches first.
-        toolkits: roots of CUDA toolkits.
-    """
-
-    conda: tuple[str, ...]
-    loader_path: tuple[str, ...]
-    toolkits: tuple[str, ...]
-
-
-def library_hints() -> LibraryHints:
-    """Return where CUDA libraries are, by the environment."""
-
-    def values(*names: str) -> tuple[str, ...]:
-        return tuple(value for name in names if (value := os.environ.get(name)))
-
-    path = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    toolkits = (*values("CUDA_PATH", "CUDA_HOME"), "/usr/local/cuda")
-    return LibraryHints(values("CONDA_PREFIX"), tuple(filter(None, path)), toolkits)
+    plain = {name.removeprefix(_PREFIX): name for name in known}
+    ours = (name for name in environ if name.startswith(_PREFIX))
+    unknown = sorted(each for each in ours if each not in known and not each.startswith(_OF_DROPIN))
+    return {name: plain.get(nearest(name.removeprefix(_PREFIX), plain) or "") for name in unknown}

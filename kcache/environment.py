@@ -1,21 +1,52 @@
-"""Environment: reads the variables that a miss and the remotes need.
+"""Environment: reads every variable that is not a setting: those of NVRTC, of remotes, of places.
 
-The variables for a hit are in `kcache.config`, so that a program that only hits need not import
-this. Those of the drop-in are in `kcache.dropin.run_environment`. No other Python module reads the
-environment.
+The settings are in `kcache.config`, and the variables of the launcher in
+`kcache.dropin.run_environment`. No other Python module reads the environment.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
-from kcache.config import REMOTE_TOKEN
+from kcache.util.forks import importing
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+#: Variables that NVRTC 12.4 to 13.5 asks for. These may change the output, and are part of the key.
+#: Any other variable that a compiler asks for is in its trace.
+IN_KEY = (
+    "CAN_FINALIZE_DEBUG",
+    "DUMP_KNOBS_TO_FILE",
+    "EDG_BASE",
+    "EDG_MODULES_PATH",
+    "FINALIZER_CUBIE",
+    "FINALIZER_USE_LEGACY_ELF_BUILDER",
+    "NVRTCWIZ",
+    "NVRTC_APPEND_FLAGS",
+    "NVRTC_DISABLE_CONCURRENT_NVVM",
+    "NVVM_IR_VER_CHK",
+)
+#: LLVM asks for it to find out how the user spells the working directory.
+WORKING_DIRECTORY = "PWD"
+#: The compiler gets these values, whatever the environment has: a worker is not a job of the
+#: program's `make`, and NVRTC's own cache would answer instead of the compiler.
+FIXED: dict[str, str | None] = {"MAKEFLAGS": None, "CUDA_CACHE_DISABLE": "1"}
+#: They name directories for temporary files. A result does not depend on them.
+IGNORED = ("TMPDIR", "TMP", "TEMP")
+#: On each hit, the mapping below `os.environ` answers in a tenth of the time.
+_RAW: Any = getattr(os.environ, "_data", os.environ)
+_none_is_set = partial(
+    _RAW.keys().isdisjoint,
+    frozenset(
+        IN_KEY if _RAW is os.environ or sys.platform == "win32" else map(os.fsencode, IN_KEY)
+    ),
+)
+
+#: The credential of HTTP remotes, which is in no `Config`.
+REMOTE_TOKEN = "KCACHE_REMOTE_TOKEN"
 
 #: The variables that clients of remotes read: credentials, certificates, proxies. They decide which
 #: server a client talks to, and as which user. Programs with other values have another daemon.
@@ -51,6 +82,16 @@ _PLAIN = frozenset(
 )
 
 
+def variable(name: str) -> str | None:
+    """Return the value of a variable, or None."""
+    return os.environ.get(name)
+
+
+def values(*names: str) -> list[str]:
+    """Return the values of those variables that are set and not empty."""
+    return [value for name in names if (value := os.environ.get(name))]
+
+
 def variables() -> dict[str, str]:
     """Return the environment variables of this process as they are now."""
     return dict(os.environ)
@@ -63,6 +104,13 @@ def changed_variables(since: Mapping[str, str]) -> dict[str, str | None]:
     return changed | dict.fromkeys(since.keys() - now.keys())
 
 
+def in_key() -> tuple[str, ...]:
+    """Return those of `IN_KEY` that are set, as `NAME=VALUE`; nearly always none."""
+    if _none_is_set():
+        return ()
+    return tuple(f"{name}={os.environ[name]}" for name in IN_KEY if name in os.environ)
+
+
 def worker_variables() -> dict[bytes, bytes]:
     """Return the variables of this worker's start, and switch NVRTC's own cache off in it.
 
@@ -71,7 +119,7 @@ def worker_variables() -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     if sys.platform != "win32":
         found = dict(os.environb)
-    os.environ["CUDA_CACHE_DISABLE"] = "1"
+    os.environ.update((name, value) for name, value in FIXED.items() if value is not None)
     return found
 
 
@@ -100,6 +148,8 @@ def drop_unsafe_variables() -> None:
 
 def _is_public(url: str) -> bool:
     """Return whether what is sent to a URL may be read on the way."""
+    from urllib.parse import urlsplit  # noqa: PLC0415  3 ms
+
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -121,3 +171,25 @@ def proxy_for(scheme: str, host: str) -> str | None:
     if bypassed(host, proxies):  # the type information lacks it
         return None
     return proxies.get(scheme) or proxies.get("all")
+
+
+def default_directories() -> Iterator[str]:
+    """Yield the default directories of the cache: of the user, then in the temporary directory.
+
+    Each is looked up when it is needed: to look up both takes longer than a hit.
+    """
+    with importing:
+        import platformdirs  # noqa: PLC0415  9 ms
+
+    # If the user has no home (containers with arbitrary user ids), platformdirs either raises or
+    # returns `~/.cache/kcache` unchanged, depending on its version.
+    with suppress(RuntimeError):
+        found = platformdirs.user_cache_dir("kcache", appauthor=False)
+        if os.path.isabs(found):
+            yield found
+    with importing:
+        import tempfile  # noqa: PLC0415  4 ms
+
+    windows = sys.platform == "win32"
+    owner = os.environ.get("USERNAME", "user") if windows else str(os.getuid())
+    yield os.path.join(tempfile.gettempdir(), f"kcache-{owner}")

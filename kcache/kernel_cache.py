@@ -335,7 +335,8 @@ class KernelCache:
         """The directory of the cache, or None for a `Backend` that the caller made."""
         if self.opened.path is None:
             return None
-        from pathlib import Path  # noqa: PLC0415  4 ms
+        with importing:
+            from pathlib import Path  # noqa: PLC0415  4 ms
 
         return Path(self.opened.path)
 
@@ -444,7 +445,8 @@ class KernelCache:
 
     async def __aexit__(self, *_: object) -> None:
         """Close, without blocking the event loop."""
-        from asyncio import to_thread  # noqa: PLC0415  32 ms
+        with importing:
+            from asyncio import to_thread  # noqa: PLC0415  32 ms
 
         await to_thread(self.close)
 

@@ -11,8 +11,9 @@ import click
 import kcache
 from kcache.backend import NoBackend
 from kcache.cli.terminal import note_json, notify
-from kcache.config import Config, variable
+from kcache.config import Config
 from kcache.engine.opening import default_directory, find_cache, warn_of_other_backend
+from kcache.environment import variable
 from kcache.errors import BackendError, ConfigError
 from kcache.util import log
 
@@ -166,7 +167,8 @@ def open_existing(
         UnknownBackendError: no such backend is installed.
     """
     if doing:  # treated like an option, so it has to be safe
-        directory = _required(directory, backend).directory.value
+        given = {"directory": directory, "backend": backend}
+        directory = find_cache(given, look=True, complain=None)[0].directory.value
         if writes:
             may_write(doing, directory)
     cache = open_cache(directory, backend=backend, read_only=True)
@@ -187,41 +189,25 @@ def open_existing(
 
 
 def load_settings(
-    directory: str | None,
-    *,
-    changes: bool = False,
-    complain: Callable[[str], object] = log.warning_once,
+    directory: str | None, complain: Callable[[str], object] | None = log.warning_once
 ) -> tuple[Config, Mapping[str, object]]:
     """Return the settings with those that are saved in the directory, and the texts of the latter.
 
-    An error in the saved settings is a warning. So is an error in the environment, unless the
-    command changes a cache.
+    An error in the environment or in the saved settings is a warning. With None for `complain`, as
+    in a command that changes a cache, an error in the environment is raised.
 
     Raises:
-        ConfigError: the option is not allowed; with `changes`, a variable.
-        UnknownBackendError: as above.
+        ConfigError: the option is not allowed; without `complain`, also a variable.
+        UnknownBackendError: without `complain`: that backend is not installed.
     """
-    if changes:
-        _required(directory)
+    given = {"directory": directory}
     try:
-        config, files = find_cache({"directory": directory}, look=True, complain=complain)
+        config, files = find_cache(given, look=True, complain=complain)
     except ConfigError:  # the option does not name a cache: the command reports it when it uses it
-        return Config.load({"directory": directory}, complain=lambda _: None), {}
+        if complain is None:
+            raise
+        return Config.load(given, complain=lambda _: None), {}
     return config, {} if isinstance(files, NoBackend) else files.settings
-
-
-def _required(directory: str | None, backend: str | None = None) -> Config:
-    """Return the settings; an error in the environment is raised.
-
-    Raises:
-        ConfigError: an option or a variable is not allowed.
-        UnknownBackendError: no such backend is installed.
-    """
-    config = Config.load({"directory": directory, "backend": backend})
-    _, found = find_cache({"directory": directory}, look=True, complain=lambda _: None)
-    if isinstance(found, NoBackend) and found.kind == "refused":
-        raise ConfigError(f"{config.directory.source}: {found.reason}")
-    return config
 
 
 def named_directory(directory: str | None) -> str:
@@ -235,14 +221,15 @@ def named_directory(directory: str | None) -> str:
     return os.path.abspath(default_directory() if named is None else named)
 
 
-def may_write(doing: str, directory: str | None = None) -> None:
-    """Refuse to change a cache if a variable forbids writing to it.
+def may_write(doing: str, directory: str | None = None) -> Config:
+    """Return the settings; refuse to change a cache if one forbids writing to it.
 
     Raises:
         ConfigError: one does, or a variable has a wrong value.
         UnknownBackendError: it names a backend that is not installed.
     """
-    config = _required(directory)
+    config, _ = load_settings(directory, complain=None)
     for setting in (config.read_only, config.disable):
         if setting.value:
             raise ConfigError(f"{setting.source} is set: {doing} would write to the cache")
+    return config

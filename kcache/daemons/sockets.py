@@ -59,7 +59,7 @@ def folder_in(folders: Iterable[str]) -> str:
         raise OSError(no_user)
     problem = OSError("no folder for a socket")
     for folder in folders:
-        # Not the name of `config.temporary_cache_directory`, the cache of a user without a home.
+        # Not the name of the cache of a user without a home, see `environment`.
         private = os.path.join(folder, f"kcache-daemons-{os.geteuid()}")
         try:
             if len(os.fsencode(private)) > _MAX_FOLDER:

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from kcache.backend import NoBackend, backend_names
-from kcache.config import Config, default_cache_directory, unknown_variables
+from kcache.config import Config, unknown_variables
 from kcache.directory import CacheDirectory
 from kcache.doctor import OK, PROBLEM, WARNING, Finding
 from kcache.dropin import libraries
 from kcache.dropin import run_environment as env
 from kcache.engine import opening
-from kcache.environment import variables
+from kcache.environment import default_directories, variables
 from kcache.errors import KcacheError
 from kcache.nvrtc import compiler, library
 from kcache.nvrtc.entries import DAMAGED, UNREADABLE, items
@@ -134,12 +134,12 @@ def _directory(config: Config, path: str) -> Iterator[Finding]:
     exists, effective = os.path.lexists(path), os.access in os.supports_effective_ids
     source = config.directory.source
     if not os.access(_nearest(path), os.W_OK | os.X_OK, effective_ids=effective):
-        reads = exists and (config.read_only.value or config.disable.value)
+        reads = exists and config.forbids_writing
         do = "Make it writable (chmod u+rwx), or name another with KCACHE_DIR or --directory."
         do += " The temporary directory is used until then." if source == "default" else ""
         what = f"{path} can't be {'written to' if exists else 'made'}"
         yield Finding(WARNING if reads else PROBLEM, "directory", what, do)
-    elif source == "default" and path != str(default_cache_directory()):
+    elif source == "default" and path != next(default_directories()):
         what = f"the cache is in {path}, which may be cleaned"
         yield Finding(WARNING, "directory", what, "Set KCACHE_DIR to a directory that stays.")
     else:

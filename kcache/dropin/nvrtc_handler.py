@@ -10,12 +10,13 @@ import hashlib
 import os
 from contextlib import suppress
 
+from kcache import environment
 from kcache.dropin.protocol import Answer, DeclinedError, Program, standing
 from kcache.errors import CompileError, MissError
 from kcache.kernel_cache import KernelCache
 from kcache.kernels.compiled_kernel import CompiledKernel
 from kcache.kernels.lookup import manifest_type
-from kcache.nvrtc import compiler, library, variables
+from kcache.nvrtc import compiler, library
 from kcache.nvrtc.options import BUNDLED, CompileOptions, parse_options, without_automatic_pch
 from kcache.nvrtc.request import Caller, CompileRequest
 from kcache.nvrtc.search import are_own_files
@@ -32,7 +33,7 @@ _DEPRECATED = b"nvrtc: warning: Architectures prior to "
 _DEFAULT_NAME = b"default_program"
 #: Variables of the program that change NVRTC's output. NVRTC reads others that do not: MAKEFLAGS
 #: (how many compiles run at once), CUDA_CACHE_DISABLE (a cache of its own).
-_DECISIVE = (*variables.IN_KEY, "NVRTC_PREPEND_FLAGS", variables.WORKING_DIRECTORY)
+_DECISIVE = (*environment.IN_KEY, "NVRTC_PREPEND_FLAGS", environment.WORKING_DIRECTORY)
 #: Parts of the names of options that read or write files which kcache does not follow, or that make
 #: outputs which it does not keep; and of the values of options that pass theirs on to another tool.
 _UNFOLLOWED = (

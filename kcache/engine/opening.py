@@ -7,7 +7,7 @@ overrides the default.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.backend import Backend, NoBackend, is_backend, open_backend
@@ -15,24 +15,24 @@ from kcache.config import (
     DEFAULT_MAX_SIZE,
     Config,
     Setting,
-    default_cache_directory,
-    temporary_cache_directory,
+    parse_directory,
 )
 from kcache.directory import CacheDirectory, is_usable, open_directory
 from kcache.engine.stats import StatsFile
+from kcache.environment import default_directories, variable
 from kcache.errors import BackendError, ConfigError, KcacheError
 from kcache.util import log
+from kcache.util.forks import importing
 from kcache.util.path_safety import why_no_user
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kcache.engine.engine import CacheEngine
 
 #: The cap given to a backend that is only read, because programs with a larger cap may have written
 #: it.
 READ_SIZE = 1 << 34
-#: They return the default directories, in order; called only if needed, because both together take
-#: longer than a hit.
-_DEFAULTS = (default_cache_directory, temporary_cache_directory)
 #: Directories in which `warn_of_other_backend` has looked.
 _looked: set[str] = set()
 _IN_MEMORY = "This process caches in memory alone"
@@ -98,25 +98,29 @@ def find_cache(
     given: Backend | None = None,
     *,
     look: bool = False,
-    complain: Callable[[str], object] = log.warning_once,
+    complain: Callable[[str], object] | None = log.warning_once,
 ) -> tuple[Config, CacheDirectory | NoBackend]:
     """Return the settings and the directory of a cache, or a `NoBackend` with the reason.
 
     Args:
-        arguments, given, complain: as for `open_configured`; so are the errors.
+        arguments, given, complain: as for `open_configured`; so are the errors. With None, what is
+            wrong in the environment is an error, too.
         look: whether to change nothing, whatever the settings are.
     """
     complaints: list[str] = []
-    config = Config.load(arguments, complain=complaints.append)
+    config = Config.load(arguments, complain=complaints.append if complain else None)
     if config.log.value is not None:
         log.log_to_stderr(config.log.value)
+    warn = complain or (lambda _: None)  # what is wrong with saved settings is never an error
     for complaint in complaints:
-        complain(complaint)
-    read_only = look or _is_read_only(config)
-    directory = _find_directory(config, given, read_only, complain)
+        warn(complaint)
+    read_only = look or config.forbids_writing
+    directory = _find_directory(config, given, read_only, warn)
     if isinstance(directory, NoBackend):
+        if complain is None and directory.kind == "refused":
+            raise ConfigError(f"{config.directory.source}: {directory.reason}")
         return config, directory
-    return config.with_saved(directory.settings, directory.marker, complain), directory
+    return config.with_saved(directory.settings, directory.marker, warn), directory
 
 
 def _find_directory(
@@ -133,11 +137,10 @@ def _find_directory(
     path, missing = "", NoBackend("no directory")
     if named is None and given is not None:
         return missing
-    finds: tuple[Callable[[], object], ...] = (lambda: named,)
-    if named is None:  # a reader must find the same directory as the programs that write
-        finds = (default_directory,) if read_only else _DEFAULTS
-    for find in finds:
-        path = str(find())
+    paths: Iterable[str] = default_directories()
+    if named is not None or read_only:  # a reader finds the same directory as those that write
+        paths = [default_directory() if named is None else named]
+    for path in paths:
         try:
             return open_directory(path, read_only=read_only)
         except ConfigError as error:
@@ -159,15 +162,20 @@ def _find_directory(
 
 def default_directory() -> str:
     """Return the default directory that programs use, or would make. Nothing is created."""
-    for find in _DEFAULTS:
-        path = str(find())
-        if is_usable(path):
-            return path
-    return str(default_cache_directory())
+    return next(filter(is_usable, default_directories()), None) or next(default_directories())
 
 
-def _is_read_only(config: Config) -> bool:
-    return config.read_only.value or config.disable.value
+def default_cache_directory() -> Path:
+    r"""Return the default directory of the cache, below the platform's user cache directory.
+
+    `$XDG_CACHE_HOME/kcache` or `~/.cache/kcache` on Linux, `~/Library/Caches/kcache` on macOS,
+    `%LOCALAPPDATA%\kcache\Cache` on Windows; `KCACHE_DIR` where that is set. Nothing is created.
+    """
+    with importing:
+        from pathlib import Path  # noqa: PLC0415  4 ms
+
+    named = variable("KCACHE_DIR")
+    return Path(parse_directory(named, name="KCACHE_DIR") if named else next(default_directories()))
 
 
 def _open_backend(
@@ -181,7 +189,7 @@ def _open_backend(
         UnknownBackendError: the program named a backend that is not installed.
     """
     name, (max_size, source) = config.backend.value, config.max_size
-    folder, read_only = directory.backend(name), _is_read_only(config)
+    folder, read_only = directory.backend(name), config.forbids_writing
     try:
         return open_backend(name, folder, max_size=max_size, read_only=read_only)
     except ConfigError as error:
@@ -288,10 +296,11 @@ def engine_of(opened: OpenedBackend, memory_size: int, *, producer: str = "") ->
         memory_size: of the memory tier, in bytes.
         producer: of its entries; without one, the engine has no journal.
     """
-    from kcache.engine.engine import CacheEngine  # noqa: PLC0415  `kcache doctor` runs without xxhash
+    with importing:  # `kcache doctor` runs without xxhash
+        from kcache.engine.engine import CacheEngine  # noqa: PLC0415
 
     config, files = opened.config, opened.directory
-    read_only, cap = _is_read_only(config), config.max_size.value
+    read_only, cap = config.forbids_writing, config.max_size.value
 
     return CacheEngine(
         opened.backend,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kcache.errors import CompileError
 from kcache.util.cpus import usable_cores
+from kcache.util.forks import importing
 from kcache.util.units import check_int
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def _results(
     pool: ThreadPoolExecutor | None = None
     try:
         with suppress(RuntimeError):  # the interpreter is exiting, or no thread can be started
-            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  fails then
+            with importing:
+                from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  fails then
 
             pool = ThreadPoolExecutor(min(jobs or usable_cores(), len(missing)), "kcache")
             for indices in missing:

@@ -197,7 +197,8 @@ def _files(entry: Entry) -> tuple[File, ...]:
     Raises:
         CorruptEntryError: the entry is not what `to_entry` makes.
     """
-    from kcache.nvrtc.artifact import File, Form  # noqa: PLC0415  1 ms
+    with importing:
+        from kcache.nvrtc.artifact import File, Form  # noqa: PLC0415  1 ms
 
     listed = entry.metadata["files"]
     found: list[File] = []

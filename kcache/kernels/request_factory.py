@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kcache import environment
 from kcache.errors import ArgumentTypeError, ConfigError
-from kcache.nvrtc import library, variables
+from kcache.nvrtc import library
 from kcache.nvrtc.options import CompileOptions
 from kcache.nvrtc.request import CompileRequest, Request, compile_request, read_source
 from kcache.util import log
@@ -95,7 +96,7 @@ class Requests:
         if (
             request is None
             or not (request.anywhere or request.is_here())
-            or (caller is None and request.variables != variables.in_environment())
+            or (caller is None and request.variables != environment.in_key())
         ):
             _check_places(source, names, options)
             if caller is None and self._compiler is None:

@@ -18,8 +18,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from kcache import environment
 from kcache.errors import CorruptEntryError
-from kcache.nvrtc import variables
 from kcache.nvrtc.files import SIZE, PathKind
 from kcache.nvrtc.search import ABSOLUTE, Groups, HeaderSearch, RootedPath
 
@@ -109,7 +109,7 @@ class Answers(NamedTuple):
         # A file with the name of the source is checked for by `verification`.
         source, *headers = search.in_memory()
         named = {*headers, *(search.base + name for name in _OWN_NAMES)}
-        in_key = (*variables.IN_KEY, variables.WORKING_DIRECTORY)
+        in_key = (*environment.IN_KEY, environment.WORKING_DIRECTORY)
         for asked, answer in trace.files.items():
             rooted = search.rooted(asked)
             path = search.path(rooted)
@@ -262,7 +262,7 @@ def _is_directory(path: str, search: HeaderSearch) -> bool:
     path = _bare(path)
     if path == search.directory:
         return True
-    spelled = _bare(search.variable(variables.WORKING_DIRECTORY) or "")
+    spelled = _bare(search.variable(environment.WORKING_DIRECTORY) or "")
     return path == spelled and identity_of(path) == identity_of(search.directory) is not None
 
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from kcache import config
+from kcache import environment
 from kcache.nvrtc import library
 
 #: Where the wheels put the headers, below a site-packages directory, by CUDA's major version.
@@ -16,7 +16,6 @@ _WHEELS = {
 }
 #: Where else they may be: below a toolkit, or below a conda environment.
 _FOLDERS = ("include", "targets/x86_64-linux/include", "targets/sbsa-linux/include")
-_TOOLKIT = "/usr/local/cuda"
 #: One header of CCCL (CUB, Thrust, libcu++) and one of the CUDA runtime, to find their folders.
 _PROBES = ("cuda/std/cstddef", "cuda_fp16.h")
 #: Pattern of headers, and the packages that have them, for CUDA 13 and 12.
@@ -76,10 +75,10 @@ def _trees() -> Iterator[str]:
     for major in sorted(_WHEELS, key=lambda major: major != _major()):
         for entry in library.site_packages():
             yield from (os.path.join(entry, folder) for folder in _WHEELS[major])
-    found, hints = library.find(), config.library_hints()
+    found = library.find()
     if found is not None:  # a toolkit has it in `lib64`, or in `targets/x86_64-linux/lib`
         yield os.path.join(os.path.dirname(os.path.dirname(found.path)), "include")
-    for root in (*hints.conda, *hints.toolkits, _TOOLKIT):
+    for root in (*environment.values(library.CONDA, *library.TOOLKITS), library.TOOLKIT):
         yield from (os.path.join(root, folder) for folder in _FOLDERS)
 
 

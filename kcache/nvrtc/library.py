@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from kcache import config
+from kcache import environment
 from kcache.errors import CompilerNotFoundError
 from kcache.util.hints import how_to_install
 
@@ -39,6 +39,8 @@ _MAPPED = re.compile(
 )
 _BUILTINS = ("libnvrtc-builtins", "nvrtc-builtins64_")
 _PT_NOTE = 4
+#: Variables that name an environment of conda, and toolkits; and where a toolkit is by default.
+CONDA, TOOLKITS, TOOLKIT = "CONDA_PREFIX", ("CUDA_PATH", "CUDA_HOME"), "/usr/local/cuda"
 HOW_TO_INSTALL = f"{how_to_install('cu13')} (CUDA 12: cu12)"
 
 
@@ -127,11 +129,10 @@ def _candidates() -> Iterator[str]:
             path = os.path.join(entry, folder, name)
             if os.path.isfile(path):
                 yield path
-    hints = config.library_hints()
-    yield from _in(os.path.join(prefix, "lib") for prefix in hints.conda)
-    yield from _in(hints.loader_path)
+    yield from _in(os.path.join(prefix, "lib") for prefix in environment.values(CONDA))
+    yield from _in(filter(None, (environment.variable("LD_LIBRARY_PATH") or "").split(os.pathsep)))
     yield from _loader_cache()
-    for root in hints.toolkits:
+    for root in (*environment.values(*TOOLKITS), TOOLKIT):
         folders = ("lib64", "lib", "targets/x86_64-linux/lib")
         yield from _in(os.path.join(root, folder) for folder in folders)
 

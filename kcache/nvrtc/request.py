@@ -11,12 +11,11 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
-from kcache import config
+from kcache import environment
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.gpu_code import kernels_in
 from kcache.nvrtc.options import CompileOptions, are_harmless
 from kcache.nvrtc.search import SOURCE, HeaderSearch, may_include
-from kcache.nvrtc.variables import IN_KEY
 from kcache.util.hints import did_you_mean
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ class Caller(NamedTuple):
         for each, value in self.environment:
             if each == name:
                 return value
-        return config.variable(name)
+        return environment.variable(name)
 
 
 class Start(Protocol):
@@ -99,7 +98,7 @@ class Request(NamedTuple):
             source's name.
         spelled: the working directory as debug information spells it; empty if no output shows it.
         bound: the directories and variables in `key`.
-        variables: the environment variables in the key, as `NAME=VALUE`; see `variables.IN_KEY`.
+        variables: the environment variables in the key, as `NAME=VALUE`; see `environment.IN_KEY`.
         caller: the process that requests the kernel; None for this process.
         relocatable: whether the result may be used elsewhere if it shows no path.
         start: the start of nvcc that compiles; None if NVRTC compiles.
@@ -202,8 +201,8 @@ class Request(NamedTuple):
         parsed = options.parsed
         paths = parsed.include_paths
         directory = working_directory() if caller is None else caller.directory
-        known = config.variable if caller is None else caller.variable
-        found = ((name, known(name)) for name in IN_KEY)
+        known = environment.variable if caller is None else caller.variable
+        found = ((name, known(name)) for name in environment.IN_KEY)
         variables = tuple(f"{name}={value}" for name, value in found if value is not None)
         search = HeaderSearch(
             source_name, paths, directory=directory, headers=in_memory, variable=known

@@ -13,8 +13,7 @@ from contextlib import suppress
 from copy import copy
 from typing import NamedTuple, TypeAlias
 
-from kcache import config
-from kcache.nvrtc.variables import WORKING_DIRECTORY
+from kcache import environment
 
 #: Root numbers that are not positions in the include path.
 SOURCE = 0
@@ -73,7 +72,7 @@ class HeaderSearch:
         *,
         directory: str,
         headers: Iterable[str] = (),
-        variable: Callable[[str], str | None] = config.variable,
+        variable: Callable[[str], str | None] = environment.variable,
     ) -> None:
         folder = os.path.dirname(source_name)
         self._given = (source_name, *include_paths)
@@ -138,7 +137,7 @@ class HeaderSearch:
 
     def spelled(self) -> str:
         """Return the working directory as in debug information: LLVM uses the spelling of PWD."""
-        spelled = self.variable(WORKING_DIRECTORY) or ""
+        spelled = self.variable(environment.WORKING_DIRECTORY) or ""
         if spelled != self.directory and spelled.startswith("/"):
             with suppress(OSError):
                 if os.path.samefile(spelled, self.directory):

@@ -25,8 +25,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from kcache.config import variable
-from kcache.environment import drop_unsafe_variables
+from kcache.environment import drop_unsafe_variables, variable
 from kcache.errors import ConfigError
 from kcache.remote.address import Address
 from kcache.remote.credentials import content_of, is_private, not_private

@@ -157,11 +157,6 @@ def test_an_empty_variable_counts_as_unset(name: str) -> None:
     assert Config.load(environ={name: ""}) == Config.load(environ={})
 
 
-def test_an_unknown_setting_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'colour'.*backend"):
-        Config.load({"colour": "red"}, environ={})
-
-
 def test_home_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert Config.load(environ={"KCACHE_DIR": "~/kc"}).directory.value == "/home/me/kc"

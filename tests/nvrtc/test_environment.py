@@ -72,8 +72,7 @@ def test_another_answer_about_a_variable_is_a_miss_whatever_is_made_of_it(
 ) -> None:
     """Those that are listed are in the key; of others the manifest tells."""
     if not listed:
-        monkeypatch.setattr("kcache.nvrtc.variables.IN_KEY", ())
-        monkeypatch.setattr("kcache.nvrtc.request.IN_KEY", ())
+        monkeypatch.setattr("kcache.environment.IN_KEY", ())
     write(tree / "inc/x.h", "#define V 1\n")
     source, options = "#include <x.h>\n" + KERNEL, ARCH.replace(include_paths=["inc"])
     with worker() as process:

@@ -48,7 +48,6 @@ from kcache.cli.terminal import (
     wants_json,
     write_stdout,
 )
-from kcache.config import Config
 from kcache.errors import ConfigError
 from kcache.nvrtc.entries import MANIFEST, unique_length
 from kcache.remote.signing import id_of, make_keys, public_part, read_keys, write_keys
@@ -144,8 +143,7 @@ def import_(*, file: Source, directory: str | None) -> None:
     changes nothing. The cache keeps what it has. If the bundle is larger than the cap, only a part
     of it is imported.
     """
-    may_write("bundle import", directory)
-    config = Config.load({"directory": directory})
+    config = may_write("bundle import", directory)
     with open_cache(config.directory.value) as cache, progress("reading"):
         done = import_bundle(cache, file)
     sentence = f"{counted(done.added)} added, {done.present} were there, {done.merged} merged"

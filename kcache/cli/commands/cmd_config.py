@@ -35,8 +35,6 @@ from kcache.nvrtc import library
 from kcache.nvrtc.entries import DAMAGED, OTHER, UNREADABLE
 from kcache.util.units import counted, format_size, plain
 
-_SIZES = ("max_size", "memory_size")
-
 
 @click.command(short_help="Show every setting with its source, or save one.")
 @repeatable(
@@ -129,7 +127,7 @@ def _shown(value: object) -> object:
 def _text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int) and name in _SIZES:
+    if isinstance(value, int) and name.endswith("_size"):
         return format_size(value)
     if isinstance(value, list):
         return " ".join(value) or "-"  # pyright: ignore[reportUnknownArgumentType]
@@ -168,11 +166,11 @@ def save(directory: str, given: Mapping[str, str], gone: Collection[str] = ()) -
 
     change_settings(files, change)
     here = Config.load(complain=lambda _: None)
-    variables = {each.setting: each.name for each in VARIABLES}
+    sources = {name: getattr(here, name).source for name in given}
     warnings += (
-        f"{variables[name]} is set, and comes before the {name} that is saved"
-        for name in given
-        if getattr(here, name).source == variables[name]
+        f"{source} is set, and comes before the {name} that is saved"
+        for name, source in sources.items()
+        if source != "default"
     )
     return list(filter(None, warnings))
 
@@ -289,7 +287,7 @@ def _use(files: CacheDirectory, target: str, *, keep: bool) -> None:
 
 def _origin(directory: str | None, target: str) -> str:
     """Return the backend that programs use now; if that is the target, another with a folder."""
-    settings, _ = load_settings(directory, changes=True)
+    settings, _ = load_settings(directory, complain=None)
     others: list[str] = []
     if settings.backend.value == target:
         with suppress(OSError):  # there is no cache

@@ -63,7 +63,7 @@ def warm(
     kernels, recorded = read_list(file, archs), read_starts(file)
     if not kernels and not recorded:
         notify(f"warning: {file} lists no kernels")
-    config, _ = load_settings(directory, changes=True)
+    config, _ = load_settings(directory, complain=None)
     if not (dry_run or check):
         may_write("warm", directory)
     started = time.perf_counter()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import xxhash
 
-from kcache.nvrtc import variables
+from kcache import environment
 from kcache.nvrtc.files import NO_STAMP, OF_PROCESSES, READ_ONLY, PathKind, content_of, stamp_of
 
 #: Errors of a path that does not exist.
@@ -27,10 +27,10 @@ _FAILED = (PathKind.MISSING, PathKind.NOT_OPENED, PathKind.ERROR)
 assert sys.byteorder == "little" or not sys.platform.startswith("linux")
 _FIXED = {
     os.fsencode(name): None if value is None else os.fsencode(value)
-    for name, value in variables.FIXED.items()
+    for name, value in environment.FIXED.items()
 }
-_IGNORED = frozenset(map(os.fsencode, variables.IGNORED))
-_WORKING_DIRECTORY = os.fsencode(variables.WORKING_DIRECTORY)
+_IGNORED = frozenset(map(os.fsencode, environment.IGNORED))
+_WORKING_DIRECTORY = os.fsencode(environment.WORKING_DIRECTORY)
 
 
 class PathAnswer:

@@ -19,9 +19,8 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 
-from kcache.environment import worker_variables
+from kcache.environment import WORKING_DIRECTORY, worker_variables
 from kcache.nvrtc.options import BUNDLED, parse_options
-from kcache.nvrtc.variables import WORKING_DIRECTORY
 from kcache.nvrtc.workers.messages import (
     BEGUN,
     Ask,
