@@ -1,11 +1,9 @@
 """Kernels that are loaded from cached bytes compute what numpy does, in this process and others."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from core.helpers import output_of
 from corpus import STD, load
 
 import kcache
@@ -94,12 +92,3 @@ def test_ltoir_is_linked(gpu: Any, cache: kcache.KernelCache, arch: str) -> None
     assert kernel.ltoir is not None
     assert kernel.cubin is kernel.ptx is None
     axpy(gpu, kernel.load())
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "load-and-launch.md"
-
-
-@pytest.mark.usefixtures("gpu", "arch")
-def test_the_how_to_runs_as_printed() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[:1]
-    assert output_of(code) == "[0. 3. 6. 9.]"

@@ -162,21 +162,8 @@ def test_print_info(cache, header, options):
     out = io.StringIO()
     cache.print_info(out)
     text = out.getvalue().lower()
-    for word in (
-        "directory",
-        "backend",
-        "entries",
-        "size",
-        "hits",
-        "misses",
-        "hit rate",
-        "evictions",
-        "average compile",
-        "average cache",
-        "saved",
-        "corrupt",
-        "stale",
-    ):
+    first = "directory|backend|entries|size|hits|misses|hit rate|evictions"
+    for word in f"{first}|average compile|average cache|saved|corrupt|stale".split("|"):
         assert word in text, word
 
 

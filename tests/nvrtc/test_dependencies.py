@@ -107,14 +107,11 @@ CASES = {
     **{
         f"once {link}": Case(
             "#include <a/x.h>\n#include <b/x.h>\n",
-            {"inc/a/x.h": once, "inc/b/x.h": link},
-            [{"inc/b/x.h": once}],  # not whether the text is the same, but whether it is one file
+            {"inc/a/x.h": _ONCE, "inc/b/x.h": link},
+            [{"inc/b/x.h": _ONCE}],  # not whether the text is the same, but whether it is one file
             kernel=_TWICE,
         )
-        for link, once in (
-            ("-> ../a/x.h", _ONCE),
-            ("= inc/a/x.h", _ONCE),
-        )
+        for link in ("-> ../a/x.h", "= inc/a/x.h")
     },
     "once, and a copy becomes a link": Case(
         "#include <a/x.h>\n#include <b/x.h>\n",
@@ -179,18 +176,15 @@ CASES = {
         headers={"inc/x.h": "#define W 1\n#define V 3\n"},
     ),
     **{
-        f"{option} from {name}": Case(
+        option: Case(
             "",
             {"inc/pre.h": v(1), "src/pre.h": v(9)},
             [{"inc/pre.h": v(2)}, {"pre.h": v(3)}],
             hits=[{"src/pre.h": v(8)}],
             options={"extra_options": option.split()},
-            name=name,
+            name="{tree}/src/k.cu",
         )
-        for option, name in {
-            "-include pre.h": "{tree}/src/k.cu",
-            "-Xcudafe --preinclude=pre.h": "{tree}/src/k.cu",
-        }.items()
+        for option in ("-include pre.h", "-Xcudafe --preinclude=pre.h")
     },
     # Spelling.
     **{

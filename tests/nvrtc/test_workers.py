@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from core.helpers import fork, not_emulated, output_of, started, wait
+from core.helpers import in_child, not_emulated, output_of, started
 from nvrtc.reference import ARCH, KERNEL, agreed, write
 from nvrtc.talk import slow, used, worker
 
@@ -210,26 +210,20 @@ def test_an_interrupt_in_mid_compile(tmp_path: Path) -> None:
 # -- forks -----------------------------------------------------------------------------------------
 
 
-def in_child(cache: KernelCache, work: Callable[[], object]) -> None:
-    """Run `work` in a child that is forked in the middle of a compile; it has to succeed."""
+def test_a_child_forked_in_mid_compile(cache: KernelCache, tmp_path: Path) -> None:
+    write(tmp_path / "inc/x.h", "#define V 1\n")
+    options = ARCH.replace(include_paths=[tmp_path / "inc"])
+    source = "#include <x.h>\ntemplate<int N> __global__ void k(int* out) { *out = N + V; }"
 
-    def checked() -> None:
+    def child() -> None:
         assert pools.shared().pids() == []
-        work()
+        cache.get_or_compile(source, "k<3>", options)
         pools.shared().close()
         with pytest.raises(ChildProcessError):  # no process is left, not even a dead one
             os.waitpid(-1, os.WNOHANG)
 
     with another_compiles(cache):
-        pid = fork(checked)
-        assert wait(pid) == 0
-
-
-def test_a_child_forked_in_mid_compile(cache: KernelCache, tmp_path: Path) -> None:
-    write(tmp_path / "inc/x.h", "#define V 1\n")
-    options = ARCH.replace(include_paths=[tmp_path / "inc"])
-    source = "#include <x.h>\ntemplate<int N> __global__ void k(int* out) { *out = N + V; }"
-    in_child(cache, lambda: cache.get_or_compile(source, "k<3>", options))
+        in_child(child)
     assert agreed(cache, source, options, ["k<3>"]).cached
 
 
@@ -299,14 +293,6 @@ def test_a_worker_is_not_misled_by_its_directory(tmp_path: Path) -> None:
     assert output_of(code, tmp_path).strip() == "0"
 
 
-def interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Put a program in the place of the interpreter."""
-    path = folder / "python"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(path))
-
-
 @pytest.mark.parametrize(
     ("script", "reason"),
     [
@@ -320,7 +306,10 @@ def interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
 def test_a_process_that_is_not_a_worker_is_an_error(
     script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interpreter(tmp_path, monkeypatch, script)
+    path = tmp_path / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(path))
     with pytest.raises(NoWorkerError, match=reason), worker():
         pass
 

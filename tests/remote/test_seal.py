@@ -195,14 +195,6 @@ def test_keys_of_other_kinds_are_refused(tmp_path: Path) -> None:
         assert why in problem(tmp_path / name)
 
 
-def test_a_file_is_never_replaced(tmp_path: Path) -> None:
-    path = new_keys(tmp_path / "keys")
-    before = path.read_bytes()
-    with pytest.raises(FileExistsError):
-        write_keys(str(path), b"other")
-    assert path.read_bytes() == before
-
-
 def test_secrets_are_not_shown(tmp_path: Path) -> None:
     keys = read_keys(str(new_keys(tmp_path / "keys")))
     (known,) = keys.verifiers
