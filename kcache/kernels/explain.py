@@ -124,8 +124,14 @@ def explain(engine: CacheEngine, request: Request, config: Config) -> Explanatio
         return _Explainer(engine, request, config).explanation(found)
     except (BackendError, OSError) as error:
         found.append(_unusable(str(error)))
-    kernel, manifest = (request.key, "") if request.self_contained else ("", request.key)
-    return Explanation(False, tuple(found), request.key, None, kernel, manifest)
+    return _explanation(request, found)
+
+
+def _explanation(
+    request: Request, found: list[Cause], near: Near | None = None, kernel: str = ""
+) -> Explanation:
+    kernel, manifest = (request.key, "") if request.self_contained else (kernel, request.key)
+    return Explanation(not found, tuple(found), request.key, near, kernel, manifest)
 
 
 def _unusable(reason: str) -> Cause:
@@ -166,38 +172,31 @@ class _Explainer:
         except BackendError as error:
             self._unreadable = error
         manifest = None if self._found.kernel is not None else self._found.manifest
-        self._sets = () if manifest is None else tuple(self._compared(manifest))
+        #: The set that differs least first.
+        self._sets = [] if manifest is None else [*self._compared(manifest)]
+        self._sets.sort(key=lambda each: len(each.differences))
 
     def explanation(self, found: list[Cause]) -> Explanation:
         """Return the explanation, with the causes that were found before."""
-        backend, near = self._engine.backend, None
-        request, lookup = self._request, self._found
-        if lookup.kernel is None:
-            holding = next((each for each in self._sets if not each.differences), None)
-            if self._unreadable is not None:
-                what = f"its entry is there, and can't be read ({self._unreadable})"
-                found.append(Cause("unreadable", what))
-            elif lookup.damaged:
-                found.append(_problem(lookup.damaged[0][1]))
-            elif lookup.manifest is not None:
-                found += self._why_changed() if holding is None else self._why_no_kernel(holding)
-            elif isinstance(backend, NoBackend):
-                none = backend.kind == "no_cache"
-                reason = backend.reason
-                found.append(Cause(backend.kind, reason) if none else _unusable(reason))
-            else:
-                near = self._nearest()
-                found += self._why_nothing(near)
-            sets = sorted(self._sets, key=lambda each: len(each.differences))
-            near = near or next((Near(s.key, s.about) for s in sets if s.about is not None), None)
-            key = "" if holding is None else holding.key
+        backend, lookup, near = self._engine.backend, self._found, None
+        if lookup.kernel is not None:
+            return _explanation(self._request, found, kernel=lookup.kernel.key)
+        holding = next((each for each in self._sets if not each.differences), None)
+        if self._unreadable is not None:
+            what = f"its entry is there, and can't be read ({self._unreadable})"
+            found.append(Cause("unreadable", what))
+        elif lookup.damaged:
+            found.append(_problem(lookup.damaged[0][1]))
+        elif lookup.manifest is not None:
+            found += self._why_changed() if holding is None else [self._why_no_kernel(holding)]
+        elif isinstance(backend, NoBackend):
+            none, reason = backend.kind == "no_cache", backend.reason
+            found.append(Cause(backend.kind, reason) if none else _unusable(reason))
         else:
-            key = lookup.kernel.key
-        manifest = request.key
-        if request.self_contained:
-            key, manifest = request.key, ""
-        hit = not found
-        return Explanation(hit, tuple(found), request.key, None if hit else near, key, manifest)
+            near = self._nearest()
+            found += self._why_nothing(near)
+        near = near or next((Near(s.key, s.about) for s in self._sets if s.about is not None), None)
+        return _explanation(self._request, found, near, "" if holding is None else holding.key)
 
     def _compared(self, manifest: Manifest) -> Iterator[_Set]:
         """Yield the dependency sets of a manifest, compared with the present state."""
@@ -252,20 +251,18 @@ class _Explainer:
             return [_event(everything, f"nothing is cached for {about.source_name}, and ")]
         return [Cause("never", "no similar kernel was ever in this cache")]
 
-    def _why_no_kernel(self, found: _Set) -> list[Cause]:
+    def _why_no_kernel(self, found: _Set) -> Cause:
         """Return why the kernel for the present headers is missing."""
         event = _last(self._events, found.key)
         if event is not None:
-            return [_event(event)]
-        return [
-            Cause("lost", "the headers are unchanged, but the kernel is missing from the cache")
-        ]
+            return _event(event)
+        return Cause("lost", "the headers are unchanged, but the kernel is missing from the cache")
 
     def _why_changed(self) -> list[Cause]:
         """Return the differences of the dependency set that differs least."""
         if not self._sets:
             return [Cause("lost", "the list of its headers is empty")]
-        nearest = min(self._sets, key=lambda each: len(each.differences))
+        nearest = self._sets[0]
         found = [_difference(*each) for each in nearest.differences]
         old, since = nearest.about, 0.0
         if old is not None:

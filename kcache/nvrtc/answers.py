@@ -127,8 +127,7 @@ class Answers(NamedTuple):
                 present[rooted] = answer
             elif answer.kind == PathKind.DIRECTORY and not _is_directory(path, search):
                 folders.add(rooted)
-        for rooted in files.keys() & present.keys():
-            del present[rooted]
+        present = {rooted: each for rooted, each in present.items() if rooted not in files}
         return cls(
             grouped(files),
             b"".join(files[rooted].digest for rooted in sorted(files)),

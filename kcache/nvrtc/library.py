@@ -62,8 +62,7 @@ def find() -> Library | None:
     The order is that of cuda.pathfinder: a library that this process has loaded, wheels, conda, the
     loader's path, `CUDA_PATH`. A worker reports the identity of the library that it has loaded.
     """
-    path = _loaded_path() or next(_candidates(), None)
-    return None if path is None else at(path)
+    return loaded() or next(map(at, _candidates()), None)
 
 
 def require() -> Library:
