@@ -98,7 +98,7 @@ class LocalTier:
         if found is None or found.location != request.location:
             found = _decoded(request, slot.value, key, dependency_set, damaged)
             slot.decoded = found
-        return found if found is None or tier is MEMORY else found._replace(tier=tier)
+        return found if tier is MEMORY or found is None else found._replace(tier=tier)
 
     def manifests(self, request: Request, damaged: Damaged) -> Iterator[tuple[Manifest, bool]]:
         """Yield the manifest in memory, then the one in the backend, and whether to keep each.
@@ -242,13 +242,14 @@ class SharedTier:
 def find_in(tiers: Sequence[LocalTier | SharedTier], request: Request) -> Lookup:
     """Return the kernel of a request from the first tier that has it; count nothing."""
     damaged: Damaged = []
-    manifest, changed = None, False
-    for tier in tiers:
-        if request.self_contained:
+    if request.self_contained:
+        for tier in tiers:
             found = tier.kernel(request, request.key, None, damaged)
             if found is not None:
                 return found._replace(damaged=damaged) if damaged else found
-            continue
+        return Lookup(None, damaged=damaged)
+    manifest, changed = None, False
+    for tier in tiers:
         once = tier.once and request.start is None  # a build always checks its files
         for read, keep in tier.manifests(request, damaged):
             holding = read.holding(request, tier.digests, once=once)

@@ -85,8 +85,7 @@ class Requests:
         if not (headers or extra_key):
             try:
                 expressions = tuple(names) if isinstance(names, list) else names
-                named = options is not None and options.arch is not None
-                arch = None if named else gpu_arch(options)
+                arch = gpu_arch(options) if options is None or options.arch is None else None
                 call = (source, expressions, options, arch, source_name, caller)
                 known = self._known.get(call)
                 request = None if known is None else known.value
