@@ -49,6 +49,18 @@ def failure(operation: str, error: OSError) -> BackendError:
     return BackendError(f"{operation}{where}: {error.strerror or error}")
 
 
+def increasing(clock: Callable[[], int]) -> Callable[[], int]:
+    """Return a clock whose times increase with each call, although `clock` may be set back."""
+    last = 0
+
+    def now() -> int:
+        nonlocal last
+        last = now = max(clock(), last + 1)
+        return now
+
+    return now
+
+
 class EntryInfo(NamedTuple):
     """What a backend reports about one entry without reading its value.
 

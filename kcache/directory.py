@@ -24,7 +24,7 @@ from typing import Any, cast
 
 from kcache.errors import BackendError, ConfigError
 from kcache.util.locks import lock, locked_directory, release
-from kcache.util.open_file import NotOursError, OwnFile, is_own, open_own, owner_problem
+from kcache.util.open_file import NotOursError, OwnFile, open_own, owner_problem, replacing
 from kcache.util.path_safety import (
     foreign,
     is_ambiguous,
@@ -169,29 +169,27 @@ def is_usable(path: str) -> bool:
 
 
 def claim(folder: str) -> None:
-    """Mark the folder of a backend as kcache's, unless it or its parent directory is marked.
+    """Make the folder of a backend, unless it is there, and check that it is kcache's.
+
+    The cache around it is made, too, if it was removed or emptied. A folder that is not in a cache
+    is marked as one itself, if it is empty.
 
     Raises:
-        NotOursError: it has files of another program. Nothing was changed.
+        NotOursError: other users could change it, or it has files of another program. Nothing was
+            changed.
         OSError: it can't be examined or made.
-    """
-    make_folder(folder)
-    folder = os.path.realpath(folder)  # a link's target is not in the cache, whoever made the link
-    if _read_marker(os.path.dirname(folder)) is None and _marker_in(folder) is None:
-        _make_cache(folder)
-
-
-def make_folder(folder: str) -> None:
-    """Make the folder of a backend, and the cache around it if that was removed or emptied.
-
-    Raises:
-        OSError: it can't be made.
     """
     if not os.path.isdir(folder):
         around = os.path.dirname(folder)
         if make_private(around) or not os.listdir(around):
             _make_cache(around)
         make_private(folder)
+    if problem := foreign(os.stat(folder)):
+        raise NotOursError(f"it can't be trusted: {problem}", folder)
+    if os.path.islink(folder):  # its target is not in the cache, whoever made the link
+        folder = os.path.realpath(folder)
+    if _read_marker(os.path.dirname(folder)) is None and _marker_in(folder) is None:
+        _make_cache(folder)
 
 
 def open_file_of_cache(path: str, flags: int, is_sound: Callable[[OwnFile], bool]) -> OwnFile:
@@ -243,9 +241,8 @@ def _set_aside(path: str) -> None:
     """
     aside = f"{path}.damaged"
     with suppress(FileNotFoundError):
-        status = os.stat(aside, follow_symlinks=False)
-        if not is_own(status):
-            raise NotOursError(f"it is {owner_problem(status)}", aside)
+        if problem := owner_problem(os.stat(aside, follow_symlinks=False)):
+            raise NotOursError(f"it is {problem}", aside)
     os.rename(path, aside)
 
 
@@ -417,14 +414,8 @@ def _write_marker(directory: str, about: Mapping[str, object]) -> None:
     data = (json.dumps(about) + "\n").encode()
     if len(data) > _MAX_MARKER:
         raise ConfigError(f"expected settings of at most {_MAX_MARKER} bytes, got {len(data)}")
-    draft = os.path.join(directory, f"{_DRAFT}{os.urandom(8).hex()}")
-    try:
-        with open_own(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as file:
-            if os.write(file.fd, data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), draft)
-            os.fsync(file.fd)
-        os.replace(draft, os.path.join(directory, MARKER))
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(draft)
-        raise
+    path = os.path.join(directory, MARKER)
+    with replacing(path, 0o600) as draft, open_own(draft, os.O_WRONLY) as file:
+        if os.write(file.fd, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), draft)
+        os.fsync(file.fd)

@@ -1,26 +1,23 @@
-"""Survey: what is in the shards of the file backend: all entries, the coldest, and what is wrong.
-
-`ColdSample` finds the least recently used of many files by looking at a few of them. It lists the
-shards that hold most until it has `SAMPLE` entries. It sorts them by mtime, offers the
-coldest quarter, and then takes the next sample. The next iteration begins with the entries that are
-left over.
-"""
+"""Survey: lists the shards of the file backend: all entries, the coldest, and what is wrong."""
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from stat import S_ISREG
 
 from kcache.backend import EntryInfo, is_key
-from kcache_backends._shards import ShardCount, ShardCounters, is_temporary, listing, names_in
+from kcache_backends._shards import ShardCount, ShardCounters, is_directory, is_temporary
 
-#: How many entries a sample has...
+#: Up to this many entries, `coldest` sorts all of them.
 SAMPLE = 2048
-#: ... and the share of them that is offered before the next sample is taken, unless the sample
-#: holds all entries. A smaller share is closer to exact LRU. A larger share needs fewer stats per
-#: eviction (4 here).
+#: If there are more, it sorts this many at a time...
+PART = 256
+#: ... and offers this share of them before it takes the next. A smaller share is closer to exact
+#: LRU. A larger share needs fewer stats per eviction (4 here).
 SHARE = 0.25
 
 #: A use that is further in the future than this, in nanoseconds, is a clock's error. It does not
@@ -30,123 +27,70 @@ FUTURE = 86_400_000_000_000
 #: Without file locks, a temporary file counts as an orphan when it is this old, in seconds.
 ORPHAN_AGE = 3600.0
 
-#: (mtime in nanoseconds, key)
-Used = tuple[int, str]
+#: (name, status) of a file
+File = tuple[str, os.stat_result]
 
 
-class ColdSample:
-    """Offers the entries of a directory of shards, coldest first.
+def listed(folder: str) -> tuple[list[EntryInfo], list[File]]:
+    """Return the entries of a shard, and its other regular files; some may vanish in between.
 
-    Exact where there are at most `SAMPLE` entries. Threads: each iteration has entries of its own.
+    A symbolic link is not followed: its target is not in the cache.
+    """
+    entries: list[EntryInfo] = []
+    others: list[File] = []
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for name in os.listdir(folder) if is_directory(folder) else ():
+            with suppress(FileNotFoundError):
+                status = os.stat(f"{folder}/{name}", follow_symlinks=False)
+                if not S_ISREG(status.st_mode):
+                    continue
+                if is_key(name) and folder.endswith(name[:2]):
+                    entries.append(EntryInfo(name, status.st_size, status.st_mtime_ns))
+                else:
+                    others.append((name, status))
+    return entries, others
+
+
+def coldest(
+    counts: Callable[[], list[ShardCount | None]],
+    entries_of: Callable[[int, ShardCount | None, bool], list[EntryInfo] | None],
+    now: Callable[[], int],
+) -> Iterator[EntryInfo]:
+    """Yield every entry, least recently used first, each once.
+
+    Exact if there are at most `SAMPLE` entries. Otherwise, it lists the shards that hold most until
+    it has `PART` entries, offers the coldest of them, and continues with the next shards. The
+    entries of a shard that is being changed, perhaps by a stopped process, come after all others.
 
     Args:
-        root: the directory.
-        counters: opens its counters.
-        entries_of: the entries of a shard, all of them or a sample.
+        counts: returns the records of all shards.
+        entries_of: returns the entries of a shard with this record; None if it is being changed,
+            unless it is to wait for that.
         now: the time, in nanoseconds.
     """
-
-    def __init__(
-        self,
-        root: str,
-        counters: Callable[[], ShardCounters],
-        entries_of: Callable[[int], list[Used]],
-        now: Callable[[], int],
-    ) -> None:
-        self._root = root
-        self._counters = counters
-        self._entries_of = entries_of
-        self._now = now
-        #: Entries that the last iteration did not offer, the coldest last, and how many of them it
-        #: may still offer.
-        self._pool: list[Used] = []
-        self._left = 0
-        #: Entries that were offered and not deleted since then.
-        self._offered: dict[str, int] = {}
-
-    def deleted(self, key: str) -> None:
-        """Do not offer `key` again."""
-        self._offered.pop(key, None)
-
-    def entries(self) -> Iterator[EntryInfo]:
-        """Yield every entry, each at most once.
-
-        The mtime is read again before an entry is offered. If any process has used the entry since
-        the sample was taken, it is offered after all others. So are the entries of a shard that
-        is being changed, perhaps by a stopped process.
-        """
-        offered: set[str] = set()
-        pool, left = self._pool, self._left
-        self._pool, self._left = [], 0  # no two iterations share them
-        patient = True
-        try:
-            while True:  # each round samples every shard
-                offered_before = len(offered)
-                visited: set[int] = set()
-                held_back = False
-                while True:
-                    while pool and left > 0:
-                        used, key = pool.pop()
-                        info = None if key in offered else self._info(key)
-                        if info is None:
-                            continue
-                        if patient and (info.used_ns != used or self._is_locked(int(key[:2], 16))):
-                            held_back = True
-                            continue
-                        left -= 1
-                        offered.add(key)
-                        self._offered[key] = used
-                        yield info
-                    held_back |= bool(pool)
-                    pool, left, passed_by = self._sample(visited, patient=patient)
-                    held_back |= passed_by
-                    if not pool:
-                        break
-                if not held_back:
-                    self._offered = {}
-                    return
-                # All entries are in constant use, or being changed, so some of them have to go.
-                patient = len(offered) > offered_before
-        finally:  # those that were offered and are still there are the coldest
-            back = [(used, key) for key, used in reversed(self._offered.items())]
-            self._pool, self._left, self._offered = pool + back, left + len(back), {}
-
-    def _is_locked(self, shard: int) -> bool:
-        with self._counters() as counters:
-            return counters.is_locked(shard)
-
-    def _info(self, key: str) -> EntryInfo | None:
-        try:
-            status = os.stat(f"{self._root}/{key[:2]}/{key}", follow_symlinks=False)
-        except OSError:
-            return None
-        return EntryInfo(key, status.st_size, status.st_mtime_ns)
-
-    def _sample(self, visited: set[int], *, patient: bool) -> tuple[list[Used], int, bool]:
-        """Return a sample of the fullest unvisited shards, coldest last, and how many to offer.
-
-        A patient one skips shards that are being changed; the last value is whether it did.
-        """
-        sample: list[Used] = []
-        passed_by = False
-        share = 1.0  # these are all entries: their order is exact, and all of them may go
-        with self._counters() as counters:
-            fullest = counters.fullest()
-        for entries, shard in fullest:
-            if shard in visited or not entries:
-                continue
-            if sample and len(sample) + min(entries, SAMPLE) > SAMPLE:
-                share = SHARE
-                break
-            visited.add(shard)
-            if patient and self._is_locked(shard):
-                passed_by = True
-            else:
-                sample += self._entries_of(shard)
+    offered: set[str] = set()
+    wait, is_left = False, True
+    while is_left:  # each round lists every shard
+        before, is_left = len(offered), False
+        shards = [(count, n) for n, count in enumerate(counts()) if count is None or count.entries]
+        shards.sort(key=lambda shard: shard[0].entries if shard[0] else SAMPLE)
+        is_small = sum(count.entries for count, _ in shards if count) - before <= SAMPLE
         # An entry that a wrong clock dated into the future would stay forever. It goes first.
-        future = self._now() + FUTURE
-        sample.sort(key=lambda used: (used[0] < future, *used), reverse=True)
-        return sample, max(1, int(len(sample) * share)), passed_by
+        future = now() + FUTURE
+        while shards:
+            part: list[EntryInfo] = []
+            while shards and (is_small or len(part) < PART):
+                count, shard = shards.pop()
+                found = entries_of(shard, count, wait)
+                is_left |= found is None
+                part += [info for info in found or () if info.key not in offered]
+            part.sort(key=lambda info: (info.used_ns < future, info.used_ns))
+            most = len(part) if is_small else math.ceil(len(part) * SHARE)
+            is_left |= most < len(part)
+            for info in part[:most]:
+                offered.add(info.key)
+                yield info
+        wait = len(offered) == before
 
 
 # -- one shard -----------------------------------------------------------------------------------
@@ -154,82 +98,58 @@ class ColdSample:
 
 def recount(
     folder: str, shard: int, counters: ShardCounters, *, most: int
-) -> tuple[ShardCount, list[Used]]:
-    """List a locked shard: correct its record and return it with (mtime, key) of each entry.
+) -> tuple[ShardCount, list[EntryInfo]]:
+    """Correct the record of a locked shard; return it, and the entries.
 
     It removes orphans, and files of more than `most` bytes, which no put can have written.
     """
-    size = 0
-    found: list[Used] = []
-    for name, status in listing(folder):
-        if is_key(name) and status.st_size <= most:
-            size += status.st_size
-            found.append((status.st_mtime_ns, name))
-        elif is_key(name) or _is_orphan(name, status, counters):
-            with suppress(OSError):
-                os.unlink(f"{folder}/{name}")
-        elif is_temporary(name):
-            size += status.st_size
-    old = counters.read(shard)
-    generation = 0 if old is None else (old.generation | 1) + 1
-    count = ShardCount(size, len(found), generation & ~1)
-    counters.write(shard, count)
-    return count, found
-
-
-def _is_orphan(name: str, status: os.stat_result, counters: ShardCounters) -> bool:
-    """Return whether a temporary file has no writer: the shard is locked, or the file is old."""
-    if is_temporary(name) is None:
-        return False
-    return counters.locks_work or time.time() - status.st_mtime > ORPHAN_AGE
-
-
-def random_entries(folder: str, count: int) -> list[Used]:
-    """Return (mtime, key) of `count` entries of a shard, chosen at random."""
-    import random  # noqa: PLC0415  1 ms
-
-    names = [name for name in names_in(folder) if is_key(name)]
-    found: list[Used] = []
-    for name in random.sample(names, min(count, len(names))):
+    found, others = listed(folder)
+    entries = [info for info in found if info.size <= most]
+    size = sum(info.size for info in entries)
+    remove = [info.key for info in found if info.size > most]
+    for name, status in others:
+        if is_temporary(name):
+            # Without locks, another process may still be writing it.
+            if counters.locks_work or time.time() - status.st_mtime > ORPHAN_AGE:
+                remove.append(name)
+            else:
+                size += status.st_size
+    for name in remove:
         with suppress(OSError):
-            status = os.stat(f"{folder}/{name}", follow_symlinks=False)
-            found.append((status.st_mtime_ns, name))
-    return found
+            os.unlink(f"{folder}/{name}")
+    count = ShardCount(size, len(entries))
+    counters.write(shard, count)
+    return count, entries
 
 
-def problems(directory: str, count: ShardCount | None, *, repair: bool = False) -> Iterator[str]:
+def problems(folder: str, count: ShardCount | None, *, repair: bool = False) -> Iterator[str]:
     """Yield what is wrong with a shard. `count` is its record; None if the record is damaged.
 
     With repair, entries of other shards are removed. The traces of a killed process are not
     reported: a record that is marked as being changed and is too high, and temporary files. The
     shard's next writer mends both.
     """
-    size = entries = strays = orphans = 0
-    for name, status in listing(directory):
-        if is_temporary(name):
-            orphans += 1
-        elif is_key(name) and name.startswith(os.path.basename(directory)):
-            size += status.st_size
-            entries += 1
-        else:
-            strays += 1
-            if repair and is_key(name):
-                with suppress(OSError):
-                    os.unlink(os.path.join(directory, name))
-    shard = os.path.basename(directory)
+    entries, others = listed(folder)
+    strays = [name for name, _ in others if not is_temporary(name)]
+    orphans = len(others) - len(strays)
+    for name in filter(is_key, strays if repair else ()):
+        with suppress(OSError):
+            os.unlink(f"{folder}/{name}")
+    found = sum(info.size for info in entries), len(entries)
+    shard = os.path.basename(folder)
     if count is None:
         yield f"shard {shard}: its counter is damaged"
-    elif count.under_way and count.bytes >= size and count.entries >= entries:
+    elif count.under_way and count.bytes >= found[0] and count.entries >= found[1]:
         orphans = 0
-    elif (count.bytes, count.entries) != (size, entries):
+    elif count[:2] != found:
         yield (
             f"shard {shard}: its counter has (bytes, entries) = ({count.bytes}, {count.entries}), "
-            f"and the files ({size}, {entries})"
+            f"and the files {found}"
         )
     if orphans:
         yield f"shard {shard}: {_files(orphans, 'temporary ')} without a writer"
     if strays:
-        yield f"shard {shard}: {_files(strays)} of other names than its entries"
+        yield f"shard {shard}: {_files(len(strays))} of other names than its entries"
 
 
 def _files(count: int, kind: str = "") -> str:

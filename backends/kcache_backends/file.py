@@ -15,41 +15,32 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Literal
 
-from kcache.backend import NO_ROOM, Backend, EntryInfo, Usage, failure, is_key
-from kcache.directory import claim, make_folder
+from kcache.backend import NO_ROOM, Backend, EntryInfo, Usage, failure, increasing
+from kcache.directory import claim
 from kcache.errors import BackendError, ConfigError, CorruptEntryError, DiskFullError
 from kcache.util.forks import after_fork
 from kcache.util.locks import Backoff
-from kcache.util.open_file import is_plain, open_own, opened
+from kcache.util.open_file import SAFE, is_plain, open_own, opened
+from kcache.util.path_safety import foreign
 from kcache_backends._shards import (
     ANY_SIZE,
     PATIENCE,
     SHARDS,
     ShardCount,
     ShardCounters,
-    is_directory,
-    listing,
     open_counters,
-    require_ours,
     require_own_shard,
-    require_private,
     size_of,
 )
-from kcache_backends._survey import SAMPLE, ColdSample, Used, problems, random_entries, recount
+from kcache_backends._survey import coldest, listed, problems, recount
 
-#: If this process touched a key less than this many nanoseconds ago, it does not touch it again at
-#: once. It notes the use, and writes it after this time, before the next eviction, or at close...
-TOUCH_AGAIN = 1_000_000_000
-#: ... and keeps at most this many notes.
-MAX_NOTED = 4096
 #: A value that is larger than both this and the cap is never read.
 MOST_ABOVE_CAP = 32 << 20
-_CAN_TOUCH_OPEN = os.utime in os.supports_fd
 _COUNTERS = "counters"
 
-_names = [f"{shard:02x}" for shard in range(SHARDS)]
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
@@ -68,7 +59,7 @@ class FileBackend(Backend):
     at most 4 KiB per entry and 4 KiB per shard on the usual ones.
 
     Args:
-        directory: created, 0700, if it is not there.
+        directory: the first change creates it, 0700, if it does not exist.
         max_size: the cap. No put has written a larger file: it is removed unread.
         read_only: create and change nothing.
         durability: `"none"`, or `"full"` to fsync each value and its directory before `put`
@@ -95,21 +86,13 @@ class FileBackend(Backend):
         self._root = os.path.abspath(directory)
         self._read_only = read_only
         self._sync = durability == "full"
-        self._clock = clock
-        self._last_use = 0
-        self._touch_due: dict[str, int] = {}
-        self._noted: dict[str, int] = {}
-        self._write_notes_at = 0
-        self._cold: ColdSample | None = None
+        self._now = increasing(clock)
         #: Threads change shards one after the other: a file system may have no locks.
         self._changing = threading.Lock()
         self._patience = Backoff(PATIENCE)
         self._closed = False
-        #: Whether only this user can change the directory, as far as it was checked.
-        self._private = False
-        if not read_only:
-            with suppress(OSError):  # full or read-only now, but that may change
-                self._open_counters()
+        #: Whether this object has found or made the directory, which is kcache's.
+        self._claimed = False
         after_fork(self)
 
     def after_fork(self) -> None:
@@ -123,57 +106,38 @@ class FileBackend(Backend):
         return self._load(key, used=False)
 
     def use(self, key: str) -> bytes | None:
-        """Return what `get` returns, and record the use through the open file."""
+        """Return what `get` returns, and record the use."""
         return self._load(key, used=True)
 
     def _load(self, key: str, *, used: bool) -> bytes | None:
+        path = self._path(key)
         try:
-            with opened(f"{self._root}/{key[:2]}/{key}", os.O_RDONLY) as file:
-                status = os.fstat(file.fd)
-                require_ours(status, key)
+            fd = os.open(path, os.O_RDONLY | SAFE)
+            try:
+                status = os.fstat(fd)
                 size = status.st_size
+                if problem := foreign(status):
+                    raise CorruptEntryError(f"{key} can't be trusted: {problem}")
                 if size > self._most:
                     raise CorruptEntryError(
                         f"the file of {key} has {size} bytes, more than an entry can have"
                     )
-                value = os.read(file.fd, size)
-                if len(value) != size:
-                    raise BackendError(f"read {key}: expected {size} bytes, got {len(value)}")
-                if used:
-                    now = self._now()
-                    if now < self._touch_due.get(key, 0):
-                        self._noted[key] = now
-                    elif is_plain(status):
-                        self._record_use(key, file.fd, now)
-                return value
+                value = os.read(fd, size)
+            finally:
+                os.close(fd)
+            if len(value) != size:
+                raise BackendError(f"read {key}: expected {size} bytes, got {len(value)}")
+            if used and not self._read_only and is_plain(status):
+                with suppress(OSError):  # the value matters more than its recency
+                    self._set_time(path)
+            return value
         except FileNotFoundError:
             return None
         except OSError as error:
             raise failure("read", error) from error
 
-    def _record_use(self, key: str, fd: int, now: int) -> None:
-        """Set the mtime of an open file. Further uses are only noted for a while."""
-        if self._read_only:
-            return
-        if now >= self._write_notes_at or len(self._touch_due) >= MAX_NOTED:
-            self._write_notes()
-        # On a read-only file system, the value matters more than its recency.
-        with suppress(OSError):
-            os.utime(fd if _CAN_TOUCH_OPEN else self._path(key), ns=(now, now))
-        self._touch_due[key] = now + TOUCH_AGAIN
-
-    def _write_notes(self) -> None:
-        """Write the uses that were noted."""
-        noted, self._noted = self._noted, {}
-        self._touch_due = {}
-        self._write_notes_at = self._last_use + TOUCH_AGAIN
-        for key, used in list(noted.items()):  # another thread may still add one
-            with suppress(OSError):
-                os.utime(self._path(key), ns=(used, used))
-
     def put(self, key: str, value: bytes) -> int:
         """Store `value` under `key` atomically; return its stored size, `len(value)`."""
-        self._noted.pop(key, None)
         with self._translated("write"):
             try:
                 try:
@@ -194,17 +158,15 @@ class FileBackend(Backend):
 
     def delete(self, key: str) -> int:
         """Remove `key`; return the bytes freed, 0 if it was absent."""
-        if self._cold is not None:
-            self._cold.deleted(key)
         path = self._path(key)
         shard = int(key[:2], 16)
-        with self._translated("delete"), self._changing, self._open_counters() as counters:
-            count = self._locked(counters, shard)
+        with self._translated("delete"), self._locked(shard) as counters:
+            count = self._exact(counters, shard)
             size = size_of(path)
             if size is None:
                 return 0
             require_own_shard(f"{self._root}/{key[:2]}")
-            counters.begin(shard, count)
+            counters.write(shard, count._replace(under_way=1))
             with suppress(FileNotFoundError):
                 os.unlink(path)
             self._finish(counters, shard, count, -size, -1)
@@ -214,11 +176,9 @@ class FileBackend(Backend):
         """Record a use of `key` in its file's mtime."""
         if self._read_only:
             return
-        now = self._now()
-        self._noted.pop(key, None)
         with self._translated("touch"), suppress(FileNotFoundError):
             if is_plain(os.lstat(self._path(key))):
-                os.utime(self._path(key), ns=(now, now))
+                self._set_time(self._path(key))
 
     def usage(self) -> Usage:
         """Return the sums of the counters: one read of 8 KiB; the files if they are read-only."""
@@ -234,81 +194,68 @@ class FileBackend(Backend):
 
     def _counted(self) -> Usage:
         with self._open_counters() as counters:
-            for _ in range(3):
-                totals = counters.totals()
-                if totals is not None:
-                    return Usage(*totals)
+            if (totals := counters.totals()) is not None:
+                return Usage(*totals)
             counts = [counters.read(n) or self._lock_and_recount(n) for n in range(SHARDS)]
         return Usage(sum(n.bytes for n in counts), sum(n.entries for n in counts))
 
     def coldest(self) -> Iterator[EntryInfo]:
-        """Yield entries, coldest first, from a sample of the fullest shards; see `ColdSample`.
+        """Yield entries, coldest first, from the fullest shards; see `_survey.coldest`.
 
         Exact where the directory holds at most 2,048 entries, or is open for reading only.
         """
         if self._read_only:
             yield from sorted(self.scan(), key=lambda info: info.used_ns)
             return
-        self._write_notes()
-        if self._cold is None:
-            self._cold = ColdSample(self._root, self._open_counters, self._entries_of, self._clock)
         with self._translated("coldest"):
-            yield from self._cold.entries()
+            yield from coldest(self._counts, self._entries_of, self._now)
 
     def scan(self) -> Iterator[EntryInfo]:
         """Yield every entry, shard by shard."""
-        for name in _names:
+        for shard in range(SHARDS):
             with self._translated("scan"):
-                found = [
-                    EntryInfo(key, status.st_size, status.st_mtime_ns)
-                    for key, status in listing(f"{self._root}/{name}")
-                    if is_key(key)
-                ]
-            yield from found
+                entries, _ = listed(self._folder(shard))
+            yield from entries
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
         """Compare the counters with the files; look for orphans and for files of others.
 
         Open for reading only, it takes no locks: a shard that is being written may look wrong.
         """
-        with self._translated("check"):
-            if not os.path.isdir(self._root):
-                return
-            # A copy may be without counters, which the next writer will create.
-            recorded: list[ShardCount | None] = [ShardCount(ANY_SIZE, ANY_SIZE, 1)] * SHARDS
-            if self._read_only:
-                with (
-                    suppress(FileNotFoundError),
-                    ShardCounters(open_own(f"{self._root}/{_COUNTERS}", os.O_RDONLY)) as counters,
-                ):
-                    recorded = [counters.read(shard) for shard in range(SHARDS)]
-        for shard, count in enumerate(recorded):
-            with self._translated("check"):
-                found = self._check_shard(shard, count, repair=repair)
-            yield from found
+        if os.path.isdir(self._root):
+            for shard in range(SHARDS):
+                with self._translated("check"):
+                    found = self._problems(shard, repair=repair)
+                yield from found
 
-    def _check_shard(self, shard: int, recorded: ShardCount | None, *, repair: bool) -> list[str]:
+    def _problems(self, shard: int, *, repair: bool) -> list[str]:
         """Lock a shard, unless open for reading only; return what is wrong with it."""
-        folder = f"{self._root}/{_names[shard]}"
+        folder = self._folder(shard)
         if self._read_only:
-            return list(problems(folder, recorded))
-        with self._changing, self._open_counters() as counters:
-            found = list(problems(folder, self._lock(counters, shard), repair=repair))
+            # A copy may be without counters, which the next writer will create.
+            count: ShardCount | None = ShardCount(ANY_SIZE, ANY_SIZE, 1)
+            with (
+                suppress(FileNotFoundError),
+                open_own(f"{self._root}/{_COUNTERS}", os.O_RDONLY) as file,
+            ):
+                count = ShardCounters(file).read(shard)
+            return list(problems(folder, count))
+        with self._locked(shard) as counters:
+            found = list(problems(folder, counters.read(shard), repair=repair))
             if repair:
                 self._recount(counters, shard)
         return found
 
     def close(self) -> None:
-        """Write the uses that were noted. Idempotent."""
-        self._write_notes()
+        """Refuse further changes. Idempotent."""
         self._closed = True
 
     # -- writing -------------------------------------------------------------------------------
 
     def _put(self, key: str, value: bytes) -> None:
         shard = int(key[:2], 16)
-        with self._changing, self._open_counters() as counters:
-            self._replace(key, value, counters, self._locked(counters, shard))
+        with self._locked(shard) as counters:
+            self._replace(key, value, counters, self._exact(counters, shard))
             removed = counters.removed()
         if removed:  # another writer has created the directory again
             self._lock_and_recount(shard)
@@ -321,11 +268,12 @@ class FileBackend(Backend):
         # Process ids repeat in containers, and so would names that are made of them.
         temporary = f"{folder}/.{key[:16]}-{os.urandom(8).hex()}.tmp"
         try:
-            require_own_shard(folder, make=True)
+            require_own_shard(folder)
             replaced = size_of(path)
-            counters.begin(shard, count, size=len(value), entries=1)
+            counters.write(shard, ShardCount(count.bytes + len(value), count.entries + 1, 1))
             with opened(temporary, _CREATE) as file:
                 self._fill(file.fd, value)
+            self._set_time(temporary)
             os.replace(temporary, path)
         except BaseException as error:
             with suppress(OSError):
@@ -334,7 +282,7 @@ class FileBackend(Backend):
             # counts again.
             if isinstance(error, OSError):
                 with suppress(OSError):
-                    counters.finish(shard, count)
+                    counters.write(shard, count)
             raise
         self._finish(counters, shard, count, len(value) - (replaced or 0), replaced is None)
         if self._sync:
@@ -347,7 +295,7 @@ class FileBackend(Backend):
         if count.bytes + size < 0 or count.entries + entries < 0:
             self._recount(counters, shard)
         else:
-            counters.finish(shard, count, size=size, entries=entries)
+            counters.write(shard, ShardCount(count.bytes + size, count.entries + entries))
 
     def _fill(self, fd: int, value: bytes) -> None:
         rest = memoryview(value)
@@ -355,55 +303,51 @@ class FileBackend(Backend):
             rest = rest[os.write(fd, rest) :]
         if self._sync:
             os.fsync(fd)
-        now = self._now()
-        if _CAN_TOUCH_OPEN:
-            os.utime(fd, ns=(now, now))
 
-    def _locked(self, counters: ShardCounters, shard: int) -> ShardCount:
-        """Lock a shard; return its exact or overestimated count. The caller holds `_changing`."""
-        count = self._lock(counters, shard)
+    @contextmanager
+    def _locked(self, shard: int, seconds: float | None = None) -> Generator[ShardCounters]:
+        """Lock a shard in the block, against threads and processes; see `ShardCounters.lock`."""
+        with self._changing, self._open_counters() as counters:
+            counters.lock(shard, self._patience, seconds)
+            yield counters
+
+    def _exact(self, counters: ShardCounters, shard: int) -> ShardCount:
+        """Return the record of a locked shard, which is counted if it may be wrong."""
+        count = counters.read(shard)
         if count is None or (count.under_way and counters.locks_work):  # a writer was killed
             count, _ = self._recount(counters, shard)
         return count
 
-    def _lock(self, counters: ShardCounters, shard: int) -> ShardCount | None:
-        """Lock a shard; return its record, or None if it is damaged.
-
-        Raises:
-            NotOursError: the counters, and so the directory, belong to another program.
-        """
-        counters.lock(shard, self._patience)
-        count = counters.read(shard)
-        if count is None and not counters.is_known():
-            self._claim()
-        return count
-
     def _lock_and_recount(self, shard: int) -> ShardCount:
         """Lock a shard, count it, and write its record."""
-        with self._changing, self._open_counters() as counters:
-            self._lock(counters, shard)
+        with self._locked(shard) as counters:
             return self._recount(counters, shard)[0]
 
-    def _recount(self, counters: ShardCounters, shard: int) -> tuple[ShardCount, list[Used]]:
-        """List a locked shard: correct its record and return it with (mtime, key) of each entry."""
-        return recount(f"{self._root}/{_names[shard]}", shard, counters, most=self._most)
+    def _recount(self, counters: ShardCounters, shard: int) -> tuple[ShardCount, list[EntryInfo]]:
+        """Correct the record of a locked shard; return it, and the entries."""
+        return recount(self._folder(shard), shard, counters, most=self._most)
 
     # -- for `coldest` -------------------------------------------------------------------------
 
-    def _entries_of(self, shard: int) -> list[Used]:
-        """Return (mtime, key) of the entries of a shard, and correct its record on the way.
+    def _counts(self) -> list[ShardCount | None]:
+        with self._open_counters() as counters:
+            return counters.read_all()
 
-        At most `SAMPLE` entries of a shard are examined; it has more beyond half a million in all.
-        A shard whose holder was stopped has none.
+    def _entries_of(
+        self, shard: int, count: ShardCount | None, wait: bool
+    ) -> list[EntryInfo] | None:
+        """Return the entries of a shard; lock it, and correct its record, if that differs.
+
+        None if another process has locked it, unless this one is to wait.
         """
-        with self._changing, self._open_counters() as counters:
-            count = counters.read(shard)
-            if count is not None and count.entries > SAMPLE:
-                return random_entries(f"{self._root}/{_names[shard]}", SAMPLE)
-            with suppress(TimeoutError):
-                self._lock(counters, shard)
+        entries, _ = listed(self._folder(shard))
+        if count == (sum(info.size for info in entries), len(entries), 0):
+            return entries
+        try:
+            with self._locked(shard, None if wait else 0.0) as counters:
                 return self._recount(counters, shard)[1]
-        return []
+        except TimeoutError:
+            return [] if wait else None
 
     # -- opening -------------------------------------------------------------------------------
 
@@ -412,32 +356,23 @@ class FileBackend(Backend):
         if self._closed or self._read_only:
             how = "closed" if self._closed else "read-only"
             raise BackendError(f"{self._root} is {how}")
-        if not self._private:
-            self._make_root()
-        return open_counters(
-            f"{self._root}/{_COUNTERS}",
-            self._claim,
-            lambda shard: is_directory(f"{self._root}/{_names[shard]}"),
-        )
-
-    def _make_root(self) -> None:
-        make_folder(self._root)
-        require_private(self._root)
-        self._private = True
-
-    def _claim(self) -> None:
-        self._make_root()
-        claim(self._root)
+        if not self._claimed:
+            claim(self._root)
+            self._claimed = True
+        return open_counters(f"{self._root}/{_COUNTERS}", partial(claim, self._root))
 
     # -- small things --------------------------------------------------------------------------
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key[:2]}/{key}"
 
-    def _now(self) -> int:
-        """Return the time, later than any that this object has returned before."""
-        self._last_use = now = max(self._clock(), self._last_use + 1)
-        return now
+    def _folder(self, shard: int) -> str:
+        return f"{self._root}/{shard:02x}"
+
+    def _set_time(self, path: str) -> None:
+        """Record a use in the mtime of a file."""
+        now = self._now()
+        os.utime(path, ns=(now, now))
 
     @contextmanager
     def _translated(self, operation: str) -> Generator[None]:

@@ -92,26 +92,24 @@ def opened(path: str, flags: int, mode: int = 0o600) -> OwnFile:
     return OwnFile(path, opener=lambda path, _: os.open(path, flags | SAFE, mode))
 
 
-def is_own(status: os.stat_result) -> bool:
-    """Return whether a file may be written to: a plain file of the present user, with one name.
-
-    A second name (a hard link) may belong to a file of another program.
-    """
-    return is_plain(status) and status.st_uid == present_user()
-
-
 def is_plain(status: os.stat_result) -> bool:
     """Return whether something is a plain file with one name."""
     return stat.S_ISREG(status.st_mode) and status.st_nlink <= 1
 
 
 def owner_problem(status: os.stat_result) -> str:
-    """Return why `is_own` is false, in words that continue "it is"."""
+    """Return why a file may not be written to, in words that continue "it is"; empty if it may.
+
+    It must be a plain file of the present user with one name. A second name (a hard link) may
+    belong to a file of another program.
+    """
     if not stat.S_ISREG(status.st_mode):
         return "not a plain file, so not a file of kcache"
     if status.st_uid != present_user():
         return f"a file of user {status.st_uid}, and you are user {present_user()}"
-    return f"a file with {status.st_nlink} names; kcache makes no hard links"
+    if status.st_nlink > 1:
+        return f"a file with {status.st_nlink} names; kcache makes no hard links"
+    return ""
 
 
 def open_own(path: str, flags: int) -> OwnFile:
@@ -133,10 +131,9 @@ def open_own(path: str, flags: int) -> OwnFile:
                 f"it is {_NO_FILE[error.errno]}, not a file of kcache", path
             ) from error
         raise
-    status = os.fstat(file.fd)
-    if not is_own(status):
+    if problem := owner_problem(os.fstat(file.fd)):
         file.close()
-        raise NotOursError(f"it is {owner_problem(status)}", path)
+        raise NotOursError(f"it is {problem}", path)
     after_fork(file)
     return file
 
@@ -153,8 +150,10 @@ def has_header(file: OwnFile, header: bytes) -> bool:
 
 
 @contextmanager
-def replacing(path: str) -> Generator[str]:
+def replacing(path: str, mode: int = 0o666) -> Generator[str]:
     """Yield the path of an empty file, which takes the place of `path` at the end of the block.
+
+    It gets `mode`, less the umask.
 
     If the block raises, the file is removed. Only a killed process leaves it behind.
 
@@ -163,7 +162,7 @@ def replacing(path: str) -> Generator[str]:
     """
     folder, name = os.path.split(path)
     draft = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.tmp")
-    opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666).close()
+    opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode).close()
     try:
         yield draft
         os.replace(draft, path)

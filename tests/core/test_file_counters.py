@@ -12,8 +12,10 @@ from core.helpers import QUICK, in_child, key, look, umask
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kcache.util.locks import is_locked
 from kcache.util.open_file import open_own
-from kcache_backends._shards import SHARDS, ShardCounters, open_counters
+from kcache_backends import _shards
+from kcache_backends._shards import SHARDS, open_counters
 from kcache_backends.file import FileBackend
 
 COUNTERS = "counters"
@@ -62,6 +64,7 @@ def test_recreated_directories_are_private(mask: int, tmp_path: Path) -> None:
     """Else the next process would refuse it as writable by others."""
     place = tmp_path / "cache" / "file"
     with closing(FileBackend(place)) as backend:
+        backend.put(key(1), b"value")
         shutil.rmtree(tmp_path / "cache")
         with umask(mask):
             backend.put(key(1), b"value")
@@ -73,6 +76,7 @@ def test_processes_with_one_process_id_use_different_temporary_names(place: Path
     """As copies of one process do in several PID namespaces: all that Python knows is the same."""
     noted = place.with_name("noted")
     with closing(FileBackend(place)) as backend, noted.open("a") as names:
+        backend.put(key(2), b"another")
         real = os.replace
 
         def work() -> None:
@@ -87,14 +91,17 @@ def test_processes_with_one_process_id_use_different_temporary_names(place: Path
     assert len(set(noted.read_text().split())) == 2
 
 
-def test_no_shard_is_written_while_the_counters_are_made(tmp_path: Path) -> None:
+def test_no_shard_is_written_while_the_counters_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process that had opened the empty file counted its put, and then the record was zeroed."""
-    path, locked = str(tmp_path / "counters"), []
+    path, locked, write = str(tmp_path / COUNTERS), [], _shards.pwrite
 
-    def exists(shard: int) -> bool:
+    def pwrite(fd: int, data: bytes, at: int) -> int:
         with open_own(path, os.O_RDWR) as file:
-            locked.append(ShardCounters(file).is_locked(shard))
-        return False
+            locked.extend(is_locked(file, 32 * shard, 32) for shard in range(SHARDS))
+        return write(fd, data, at)
 
-    open_counters(path, lambda: None, exists).file.close()
+    monkeypatch.setattr(_shards, "pwrite", pwrite)
+    open_counters(path, lambda: None).file.close()
     assert locked == [True] * SHARDS
