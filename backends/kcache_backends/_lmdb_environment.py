@@ -26,7 +26,7 @@ T = TypeVar("T")
 #: How long a thread waits for another thread or process, in seconds. LMDB's own lock waits without
 #: end, so only the holder of the byte `_WRITING` asks for it.
 PATIENCE = 10.0
-#: ... if what it wants to do can as well be done later.
+#: ... if its operation can be done later.
 SHORT_WAIT = 0.1
 #: How long a fork waits for a transaction of this process, in seconds. A commit takes some 10 ms;
 #: on a busy disk it can take a second.
@@ -34,8 +34,6 @@ FORK_PATIENCE = 5.0
 #: A hit checks whether the open database was replaced if this many seconds have passed since the
 #: last check. Every change and every miss checks it.
 LOOK_AGAIN = 0.1
-#: How many notes of uses a transaction writes. Each takes 10 us and 2 pages of memory.
-WRITE_USES = 64
 #: A file that has no entries left is removed if it has more than this many bytes.
 SMALL_FILE = 1 << 20
 #: A reader that is this many transactions behind does not read; its process is stopped.
@@ -84,7 +82,7 @@ class Environment:
         #: The first error within the transaction.
         self._error: lmdb.Error | OSError | None = None
         #: When a hit is to look whether the database was replaced (`time.monotonic`).
-        self.look_at = 0.0
+        self._look_at = 0.0
         #: Uses that are not written yet, and when they are to be; 0: there are none.
         self.uses: dict[str, int] = {}
         self.uses_due = 0
@@ -126,14 +124,16 @@ class Environment:
         return files.failed(operation, self.root, error)
 
     def _own_transaction(self) -> lmdb.Transaction[bytes] | None:
-        return self.txn if _is_owned(self._busy) else None
+        return self.txn if self.txn is not None and _is_owned(self._busy) else None
 
     # -- reading -------------------------------------------------------------------------------
 
-    def read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T | None:
+    def read(
+        self, look: Callable[[lmdb.Transaction[bytes]], T], *, recent: bool = False
+    ) -> T | None:
         """Return what `look` finds in this thread's write transaction, or in one for reading.
 
-        None if there is no database.
+        None if there is no database. With `recent`, one that was replaced a moment ago will do.
 
         Raises:
             CorruptEntryError: the database is damaged; it has been replaced.
@@ -142,16 +142,16 @@ class Environment:
         try:
             if (own := self._own_transaction()) is not None:
                 return look(own)
-            return self._read(look)
+            return self._read(look, recent)
         except (lmdb.Error, OSError) as error:
             raise self._failed("read", error) from error
 
-    def _read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T | None:
+    def _read(self, look: Callable[[lmdb.Transaction[bytes]], T], recent: bool) -> T | None:
         reason: Exception = lmdb.Error("other processes replace the database at each try")
         for _ in range(_TRIES):
             env = None
             try:
-                if (env := self._current()) is None:
+                if (env := self._current(recent)) is None:
                     return None
                 txn = env.begin()
                 try:
@@ -169,11 +169,15 @@ class Environment:
             time.sleep(_PAUSE)
         raise reason
 
-    def _current(self) -> lmdb.Environment | None:
+    def _current(self, recent: bool) -> lmdb.Environment | None:
         """Return the database that is at its path now, opened if need be.
 
-        While another thread writes to a database that was replaced, that database is still read.
+        While another thread writes to a database that was replaced, that database is still read;
+        `recent` ones are checked every `LOOK_AGAIN` seconds.
         """
+        now = time.monotonic()
+        if recent and now < self._look_at and (env := self.env) is not None:
+            return env
         if self.env is None or self.is_replaced():
             try:
                 with _held(self._busy, PATIENCE if self.env is None else 0.0):
@@ -181,18 +185,18 @@ class Environment:
             except TimeoutError:
                 if self.env is None:
                     raise
-        self.look_at = time.monotonic() + LOOK_AGAIN
+        self._look_at = now + LOOK_AGAIN
         return self.env
 
     # -- writing -------------------------------------------------------------------------------
 
     @contextmanager
     def writing(
-        self, operation: str, patience: float | None = None, uses: int = WRITE_USES
+        self, operation: str, patience: float | None = None
     ) -> Generator[lmdb.Transaction[bytes]]:
         """Yield this thread's write transaction; the outermost block commits it.
 
-        It also writes the first `uses` of the noted uses. `patience` is `PATIENCE` if None.
+        It also writes the noted uses. `patience` is `PATIENCE` if None.
 
         Raises:
             FullError: the disk, or the map, is full.
@@ -210,12 +214,12 @@ class Environment:
                 self._locked(_WRITING, patience),
                 _held(self._busy, patience),
             ):
-                with self._transaction(uses) as txn:
+                with self._transaction() as txn:
                     begun = True
                     yield txn
                 if files.is_nearly_full(self.root, 0):
                     # The pages that this one has freed are usable after one more.
-                    with suppress(lmdb.Error, OSError), self._transaction(0) as txn:
+                    with suppress(lmdb.Error, OSError), self._transaction() as txn:
                         records.add_to_sums(txn, 0, 0)
         except (lmdb.Error, OSError) as error:
             if isinstance(error, OSError) and (begun or own is not None):  # the caller's
@@ -223,13 +227,13 @@ class Environment:
             raise self._failed(operation, error) from error
 
     @contextmanager
-    def _transaction(self, uses: int) -> Generator[lmdb.Transaction[bytes]]:
-        txn = self._begin()
-        env, written = self.env, dict[str, int]()
+    def _transaction(self) -> Generator[lmdb.Transaction[bytes]]:
+        txn, env = self._begin(), self.env
+        uses, self.uses, self.uses_due = self.uses, {}, 0
         try:
             self._error, self.txn = None, txn
-            records.move_uses(txn, self.uses, written, uses)
-            self.uses_due = self.uses_due if self.uses else 0
+            for key, used in list(uses.items()):
+                records.use(txn, bytes.fromhex(key), used)
             yield txn
             if self.env is not env or not self._is_whole():
                 raise BackendError(f"{self.root}: {self._lost or _CLOSED}")
@@ -238,9 +242,10 @@ class Environment:
             if self.env is env:  # otherwise this is a child of the process that began it
                 with suppress(lmdb.Error):
                     txn.abort()
-                for key, used in written.items():
-                    self.uses.setdefault(key, used)
-                self._recover(self._error or error)
+                reason = self._error or error
+                if not isinstance(reason, (lmdb.Error, OSError)):  # they could fail again
+                    self.uses = uses | self.uses
+                self._recover(reason)
             if self._error and isinstance(error, lmdb.Error):
                 raise self._error from error
             raise
@@ -367,7 +372,7 @@ class Environment:
         elif self.env is not None:
             self._numbers = {}
             self.env.close()
-        self.env, self.look_at = None, 0.0
+        self.env, self._look_at = None, 0.0
 
     # -- forks and the exit --------------------------------------------------------------------
 

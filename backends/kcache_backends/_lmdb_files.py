@@ -2,7 +2,7 @@
 
 Files of the folder::
 
-    lock                      shows that kcache made the folder; its first bytes are also locks
+    lock                      empty; its first bytes are locks
     db/data.mdb, db/lock.mdb  the database, and LMDB's table of readers
     old/                      a database that is about to be removed
 """
@@ -18,22 +18,12 @@ from stat import S_ISDIR
 import lmdb
 
 from kcache.backend import NO_ROOM, failure
-from kcache.directory import MARKER, claim
+from kcache.directory import claim
 from kcache.errors import BackendError, DiskFullError, FullError
-from kcache.util.locks import pread
-from kcache.util.open_file import (
-    NotOursError,
-    OwnFile,
-    has_header,
-    identity,
-    is_plain,
-    open_own,
-)
+from kcache.util.open_file import OwnFile, identity, is_plain, open_own
 from kcache.util.path_safety import foreign, make_directory, unsafe_part
 
 _FOLDER, _OLD, _DATA, _TABLE, _LOCK = "db", "old", "data.mdb", "lock.mdb", "lock"
-#: The first bytes of the file `lock`.
-_MARK = b"kcache lmdb 1\n"
 #: How many readers the table has, and its size in bytes. kcache writes it beforehand: LMDB would
 #: leave a hole, and the first access to a hole on a full disk would kill the process.
 _READERS, _TABLE_SIZE = 2000, 128 << 10
@@ -74,12 +64,11 @@ def data_of(root: str) -> str:
 def failed(operation: str, path: str, error: lmdb.Error | OSError) -> BackendError:
     """Return what a backend raises for an error of LMDB or of the operating system."""
     code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
-    full = code in NO_ROOM
-    if code == errno.EIO:  # LMDB reports this for a short write, as on a full disk
-        full = is_nearly_full(path, 0)
-    kind = DiskFullError if full else BackendError
-    if isinstance(error, lmdb.MapFullError):
-        kind = FullError
+    # LMDB reports EIO for a short write, as on a full disk.
+    if code in NO_ROOM or (code == errno.EIO and is_nearly_full(path, 0)):
+        kind: type[BackendError] = DiskFullError
+    else:
+        kind = FullError if isinstance(error, lmdb.MapFullError) else BackendError
     if isinstance(error, OSError):
         return kind(str(failure(operation, error)))
     hint = _SAME_PID if code == errno.EAGAIN else ""
@@ -99,30 +88,18 @@ def is_nearly_full(root: str, size: int) -> bool:
 
 
 def open_lock(root: str) -> OwnFile:
-    """Return the file `lock` of a folder that kcache made, or of an empty one, which it takes.
+    """Return the file `lock` of a folder, made with the folder if need be.
 
     Raises:
-        NotOursError: it holds files of another program. Nothing was changed.
+        NotOursError: the folder holds files of another program. Nothing was changed.
         OSError: it can't be opened or made.
     """
     path = os.path.join(root, _LOCK)
-    with suppress(FileNotFoundError):
-        file = open_own(path, os.O_RDWR)
-        if pread(file.fd, len(_MARK), 0) == _MARK:
-            return file
-    if os.path.isdir(root) and not set(os.listdir(root)) <= {_LOCK, MARKER}:
-        raise _foreign(root)
-    claim(root)
-    file = open_own(path, os.O_RDWR | os.O_CREAT)
-    if not has_header(file, _MARK):
-        raise _foreign(root)
-    os.fsync(file.fd)
-    return file
-
-
-def _foreign(root: str) -> NotOursError:
-    reason = "it was not made by kcache and stays as it is; name another directory"
-    return NotOursError(reason, root)
+    try:
+        return open_own(path, os.O_RDWR)
+    except FileNotFoundError:
+        claim(root)
+        return open_own(path, os.O_RDWR | os.O_CREAT)
 
 
 def _require_sound(root: str) -> int:
@@ -170,11 +147,8 @@ def open_database(root: str, map_size: int, *, read_only: bool) -> lmdb.Environm
     if read_only:
         if not os.path.lexists(data_of(root)):
             return None
-        _require_sound(root)
-        with open(os.path.join(root, _LOCK), "rb") as file:
-            if file.read(len(_MARK)) != _MARK:
-                raise _foreign(root)
         return _open(root, map_size, read_only=True)
+    claim(root)
     _remove(os.path.join(root, _OLD))
     try:
         return _open(root, map_size, read_only=False)

@@ -31,6 +31,9 @@ OVERHEAD = PAGE + _PAGE_HEADER - 1
 #: count as a use.
 FUTURE = 86_400_000_000_000
 
+#: A key and its record.
+Pair = tuple[bytes, bytes]
+
 _SUMS = b"c"
 _PAIR = struct.Struct("<QQ")
 _CHECK = struct.Struct("<I")
@@ -106,17 +109,6 @@ def use(txn: lmdb.Transaction[bytes], raw: bytes, used: int) -> None:
         put_info(txn, raw, used, before[1])
 
 
-def move_uses(
-    txn: lmdb.Transaction[bytes], noted: dict[str, int], written: dict[str, int], most: int
-) -> None:
-    """Write the first `most` of the noted uses, and move them to `written`."""
-    for key in list(islice(noted, most)):
-        used = noted.pop(key, None)  # another thread may have deleted it
-        if used is not None:
-            written[key] = used
-            use(txn, bytes.fromhex(key), used)
-
-
 def remove_info(txn: lmdb.Transaction[bytes], raw: bytes) -> tuple[int, int] | None:
     """Remove last use and stored size of an entry; return them, or None if there are none."""
     found = info(txn, raw)
@@ -126,36 +118,27 @@ def remove_info(txn: lmdb.Transaction[bytes], raw: bytes) -> tuple[int, int] | N
     return found
 
 
-def _rows(
-    txn: lmdb.Transaction[bytes], prefix: bytes, after: bytes, most: int
-) -> list[tuple[bytes, bytes]]:
+def _pairs(txn: lmdb.Transaction[bytes], prefix: bytes, after: bytes, most: int) -> list[Pair]:
     with txn.cursor() as cursor:
         pairs = iter(cursor) if cursor.set_range(prefix + after) else iter(())
         return list(takewhile(lambda pair: pair[0].startswith(prefix), islice(pairs, most)))
 
 
-def entry_rows(
+def rows(
     txn: lmdb.Transaction[bytes], after: bytes, most: int
 ) -> list[tuple[bytes, bytes, int, int]]:
-    """Return (place, key, last use, stored size) of entries by key, those from place `after` on."""
-    return [(name[1:], name[1:], *_unpack(row)) for name, row in _rows(txn, b"e", after, most)]
-
-
-def cold_rows(
-    txn: lmdb.Transaction[bytes], after: bytes, most: int
-) -> list[tuple[bytes, bytes, int, int]]:
-    """Return the same by last use."""
+    """Return (place, key, last use, stored size) of entries by last use, from a place on."""
     try:
-        rows = [
+        found = [
             (name[1:], name[9:], _TIME.unpack(name[1:9])[0], _SIZE.unpack(row)[0])
-            for name, row in _rows(txn, b"r", after, most)
+            for name, row in _pairs(txn, b"r", after, most)
         ]
     except struct.error as error:
         raise lmdb.CorruptedError(f"a row by recency: {error}") from None
-    wrong = any(info(txn, raw) != (used, size) for _, raw, used, size in rows)
-    if wrong or (not rows and not after and (sums(txn) or (0, 0))[1]):
+    wrong = any(info(txn, raw) != (used, size) for _, raw, used, size in found)
+    if wrong or (not found and not after and (sums(txn) or (0, 0))[1]):
         raise lmdb.CorruptedError("the index by recency differs from the entries")
-    return rows
+    return found
 
 
 # -- check -----------------------------------------------------------------------------------------
@@ -164,14 +147,14 @@ def cold_rows(
 def problems(txn: lmdb.Transaction[bytes]) -> list[str]:
     """Return where the records differ from the values."""
     try:
-        entries, rows = entry_rows(txn, b"", _ALL), cold_rows(txn, b"", _ALL)
-        counted = sums(txn) or (0, 0)
+        entries = {name[1:]: _unpack(row)[1] for name, row in _pairs(txn, b"e", b"", _ALL)}
+        used, counted = len(rows(txn, b"", _ALL)), sums(txn) or (0, 0)
     except lmdb.CorruptedError as error:
         return [str(error)]
     values = _names(txn, b"v")
-    if [b"v" + raw for _, raw, *_ in entries] != values or len(rows) != len(values):
-        return [f"{len(values)} values, {len(entries)} records, {len(rows)} rows by recency"]
-    right = (sum(size for *_, size in entries), len(entries))
+    if [b"v" + raw for raw in entries] != values or used != len(values):
+        return [f"{len(values)} values, {len(entries)} records, {used} rows by recency"]
+    right = (sum(entries.values()), len(entries))
     return [] if counted == right else [f"the sums are {counted}; right: {right}"]
 
 

@@ -7,18 +7,13 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from itertools import chain
 
-import lmdb
-
-from kcache.backend import Backend, EntryInfo, Usage
+from kcache.backend import Backend, EntryInfo, Usage, increasing
 from kcache.errors import BackendError, ConfigError, DiskFullError
 from kcache.util.mounts import FileSystem, file_system
 from kcache_backends import _lmdb_records as records
 from kcache_backends._lmdb_environment import SHORT_WAIT, Environment
 from kcache_backends._lmdb_files import DAMAGE, has_room
-
-_now = time.monotonic
 
 #: The file may grow to this many times the cap. At 1.25 times, fragmentation would leave no room.
 MAP_FACTOR = 2
@@ -29,9 +24,9 @@ SMALLEST_MAP = 1 << 20
 #: https://docs.kernel.org/arch/x86/x86_64/mm.html
 LARGEST_CAP = 16 << 40
 #: At most this many uses are noted, and the oldest is written after this many nanoseconds at the
-#: latest. So a read costs no write transaction. All notes are written at close and before an
-#: eviction.
-MAX_TOUCHED = 4096
+#: latest. So a read costs no write transaction. Each transaction writes all of them, which takes
+#: 10 us and 2 pages of memory for each.
+MAX_TOUCHED = 1024
 TOUCH_AFTER = 30_000_000_000
 #: How many rows one read transaction of `coldest` or `scan` looks at. A longer transaction would
 #: keep LMDB from using pages again.
@@ -53,7 +48,7 @@ class LmdbBackend(Backend):
     table of readers adds 128 KiB.
 
     Args:
-        directory: created, 0700, if it is not there.
+        directory: created, 0700, if it does not exist.
         max_size: the cap that the engine will keep, in bytes.
         read_only: create and change nothing.
         clock: nanoseconds since the epoch, for recency.
@@ -90,8 +85,7 @@ class LmdbBackend(Backend):
             )
         self._read_only = read_only
         self._max_size = max_size
-        self._clock = clock
-        self._last_use = 0
+        self._now = increasing(clock)
         map_size = max(records.stored_size(MAP_FACTOR * max_size), SMALLEST_MAP)
         #: None once it is closed.
         self._environment: Environment | None = Environment.of(
@@ -105,21 +99,10 @@ class LmdbBackend(Backend):
 
     def get(self, key: str) -> bytes | None:
         """Return a copy of the value under `key`, or None; never partial bytes."""
-        name = b"v" + bytes.fromhex(key)
-        environment = self._environment
-        if environment is not None and environment.txn is None and _now() < environment.look_at:
-            # The usual case takes the short way: a third of the time of the long one.
-            try:
-                txn = environment.env.begin()  # type: ignore[union-attr]
-                try:
-                    value = txn.get(name)
-                finally:
-                    txn.abort()
-            except (lmdb.Error, AttributeError):  # another thread has closed it
-                value = None
-            if value is not None and len(value) <= self._max_size:
-                return value
-        value = self._opened().read(lambda txn: txn.get(name))
+        name, environment = b"v" + bytes.fromhex(key), self._opened()
+        value = environment.read(lambda txn: txn.get(name), recent=True)
+        if value is None:
+            value = environment.read(lambda txn: txn.get(name))
         # What is larger was stored by a process with a larger cap.
         return None if value is None or len(value) > self._max_size else value
 
@@ -146,7 +129,6 @@ class LmdbBackend(Backend):
         raw, size = bytes.fromhex(key), records.stored_size(len(value))
         environment = self._writable()
         with environment.writing("write") as txn:
-            environment.uses.pop(key, None)
             old = records.put_info(txn, raw, self._now(), size)
             if not has_room(environment.env, self._root, size):
                 raise DiskFullError(
@@ -161,7 +143,6 @@ class LmdbBackend(Backend):
         raw = bytes.fromhex(key)
         environment = self._writable()
         with environment.writing("delete") as txn:
-            environment.uses.pop(key, None)
             old = records.remove_info(txn, raw)
             if old is None:
                 return 0
@@ -185,17 +166,19 @@ class LmdbBackend(Backend):
         offered: set[bytes] = set()
         # An entry that a wrong clock dated into the future would stay forever.
         future = records.time_key(self._now() + records.FUTURE)
-        for info in chain(self._rows(records.cold_rows, future), self._rows(records.cold_rows)):
-            raw = bytes.fromhex(info.key)
-            # Otherwise it was used since then, and the scan meets it again later.
-            if raw not in offered:
-                offered.add(raw)
-                yield info
+        for after in (future, b""):
+            start = after
+            while rows := self._opened().read(partial(records.rows, after=start, most=ROWS)):
+                for _, raw, used, size in rows:
+                    # An entry that was used since then has another place, and is met again.
+                    if raw not in offered:
+                        offered.add(raw)
+                        yield EntryInfo(raw.hex(), size, used)
+                start = rows[-1][0] + b"\0"
 
     def scan(self) -> Iterator[EntryInfo]:
-        """Yield every entry, in the order of the keys."""
-        self._write_uses(SHORT_WAIT)
-        return self._rows(records.entry_rows)
+        """Yield what `coldest` yields."""
+        return self.coldest()
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
         """Verify the file page by page, then the sums and the index by recency.
@@ -240,15 +223,6 @@ class LmdbBackend(Backend):
             raise BackendError(f"{self._root} is closed")
         return self._environment
 
-    def _rows(
-        self, look: Callable[..., list[tuple[bytes, bytes, int, int]]], after: bytes = b""
-    ) -> Iterator[EntryInfo]:
-        """Yield what `look` returns of the tree, `ROWS` at a time, each in a transaction."""
-        while rows := self._opened().read(partial(look, after=after, most=ROWS)):
-            for _, raw, used, size in rows:
-                yield EntryInfo(raw.hex(), size, used)
-            after = rows[-1][0] + b"\0"
-
     # -- writing -------------------------------------------------------------------------------
 
     def _writable(self) -> Environment:
@@ -256,14 +230,9 @@ class LmdbBackend(Backend):
             raise BackendError(f"{self._root} is read-only")
         return self._opened()
 
-    def _write_uses(self, patience: float, most: int = MAX_TOUCHED) -> None:
+    def _write_uses(self, patience: float) -> None:
         """Write the noted uses, if there are any and it can be done soon."""
         environment = self._opened()
         if environment.uses and not self._read_only:
-            with suppress(BackendError), environment.writing("touch", patience, most):
+            with suppress(BackendError), environment.writing("touch", patience):
                 pass
-
-    def _now(self) -> int:
-        """Return the time, later than any that this object has returned before."""
-        self._last_use = now = max(self._clock(), self._last_use + 1)
-        return now
