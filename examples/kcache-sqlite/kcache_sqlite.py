@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from kcache.backend import Backend, EntryInfo, Usage
+from kcache.backend import Backend, EntryInfo, Usage, increasing
 from kcache.errors import BackendError
 
 __all__ = ["SqliteBackend"]
@@ -61,8 +61,7 @@ class SqliteBackend(Backend):
         del max_size
         self._path = os.path.join(os.path.abspath(directory), "entries.db")
         self._read_only = read_only
-        self._clock = clock
-        self._last_use = 0
+        self._now = increasing(clock)
         self._closed = False
         self._begin_afresh()
         _backends.add(self)
@@ -194,10 +193,6 @@ class SqliteBackend(Backend):
         except FileNotFoundError:
             return None
         return status.st_dev, status.st_ino
-
-    def _now(self) -> int:
-        self._last_use = max(self._clock(), self._last_use + 1)
-        return self._last_use
 
     # -- fork ----------------------------------------------------------------------------------
 

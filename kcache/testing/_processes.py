@@ -108,39 +108,33 @@ class ProcessTests(ContractBase):
         """
         self.needs("shared")
         with self.opened(place) as backend:
-            for number in (1, 2, 3, 4):
-                backend.put(key(number), b"parent")
-                assert backend.use(key(number)) == b"parent"
+            names = self.fill(backend, 4)
             infos = backend.coldest()
             found = [next(infos).key]
 
-            def work() -> None:
+            def work(who: str) -> None:
                 for number in range(10):
-                    assert backend.get(key(1)) == b"parent"
-                    backend.put(key(f"child {number}"), b"child")
-                    backend.touch(key(1))
-                    backend.delete(key(f"child {number - 5}"))
+                    assert backend.use(names[0]) == sealed(names[0], 0, 100)
+                    backend.put(key(f"{who} {number}"), who.encode())
+                    backend.delete(key(f"{who} {number - 5}"))
+
+            def child() -> None:
+                work("child")
                 list(backend.coldest())
                 backend.close()
                 with self.opened(place) as own:
-                    assert own.get(key(1)) == b"parent"
-                    own.put(key(2), b"child")
-                    own.delete(key(3))
+                    own.put(names[1], b"child")
+                    own.delete(names[2])
 
-            def parent() -> None:
-                for number in range(10):
-                    assert backend.use(key(1)) == b"parent"
-                    backend.put(key(f"parent {number}"), b"parent")
-
-            run_forked(work, parent)
+            run_forked(child, lambda: work("parent"))
             found += [info.key for info in infos]
             assert len(set(found)) == len(found)
-            assert key(4) in found
-            children = {key(f"child {number}"): b"child" for number in range(5, 10)}
-            children[key(2)] = b"child"
-            parents = {key(f"parent {number}"): b"parent" for number in range(10)}
-            kept = {key(1): b"parent", key(4): b"parent"}
-            self.agree(backend, place, {**kept, **children, **parents})
+            assert names[3] in found
+            kept = {name: sealed(name, number, 100) for number, name in enumerate(names)}
+            del kept[names[2]]
+            both = [(who, number) for who in ("child", "parent") for number in range(5, 10)]
+            new = {key(f"{who} {number}"): who.encode() for who, number in both}
+            self.agree(backend, place, {**kept, **new, names[1]: b"child"})
 
     def test_a_fork_beside_busy_threads(self, place: Path) -> None:
         """A child forked while other threads work in the backend is not caught in their locks."""
@@ -177,14 +171,16 @@ class ProcessTests(ContractBase):
         """After any kill: no torn value, no lock left, `usage` not below the truth.
 
         The handle that was open all the time works, and the place can be opened at once. A kill
-        in the middle of a batch leaves all of it, some of it or nothing.
+        in the middle of a batch leaves all of it, some of it or nothing. Iterations of the writers
+        had begun.
         """
         self.needs("shared")
 
         def work(batched: bool, seed: int, report: Callable[[], object]) -> None:
             random = Random(seed)
             with self.opened(place) as backend:
-                while True:
+                iterations = [backend.coldest(), backend.scan()]
+                while all(next(infos, True) for infos in iterations):
                     # Waits for others are bounded: on a busy machine, one may time out.
                     with suppress(BackendError), backend.batch() if batched else nullcontext():
                         for _ in range(8):
@@ -217,23 +213,3 @@ class ProcessTests(ContractBase):
         # again.
         self.agree(backend, place)
         assert list(self.leftovers(place)) == []
-
-    def test_a_process_killed_while_it_reads(self, place: Path) -> None:
-        """A reader that is killed with iterations and a batch open blocks no other process."""
-        self.needs("shared")
-
-        def work(_: int, report: Callable[[], object]) -> None:
-            with self.opened(place) as other, other.batch():
-                for infos in (iterations := [other.coldest(), other.scan()]):
-                    next(infos)
-                while iterations:
-                    other.get(key(0))
-                    report()
-
-        with self.opened(place) as backend:
-            names = self.fill(backend, 30)
-            kill_writers(work, 1, Random(2))
-            for name in names:
-                assert backend.delete(name) > 0
-            self.agree(backend, place, {})
-            run_forked(lambda: self._check_after_kill(place))

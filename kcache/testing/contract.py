@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from kcache.backend import Backend
 from kcache.errors import BackendError
 from kcache.testing._base import key, run_forked, sealed, work_of
 from kcache.testing._processes import ProcessTests
-from kcache.testing.doubles import FakeClock, flipped, truncated
+from kcache.testing.doubles import flipped, truncated
 from kcache.testing.machine import DEFAULTS, BackendMachine
 
 #: A number of entries that `coldest` may not examine at its start.
@@ -185,98 +185,39 @@ class BackendContract(ProcessTests):
         assert place.read_bytes() == b"not a directory"
         assert os.listdir(tmp_path) == ["a file"]
 
-    def test_uses_of_another_process_count(self, place: Path) -> None:
-        """A use by another process counts, at the latest when that has closed its handle."""
-        self.needs("shared")
-        clock = FakeClock()
-        with self.opened(place, clock=clock) as backend:
-            names = self.fill(backend, 8, clock=clock)
-
-            def work() -> None:
-                with self.opened(place, clock=clock) as other:
-                    other.use(names[1])
-                    self.pass_time(clock)
-                    other.touch(names[0])
-
-            run_forked(work)
-            self.order(backend.coldest(), [*names[2:], names[1], names[0]])
-
-    def test_a_touch_brings_nothing_back(self, place: Path) -> None:
-        """A touch that is written late does not revive an entry that was deleted before."""
-        self.needs("shared")
-        with self.opened(place) as backend:
-            names = self.fill(backend, 4)
-            with self.opened(place) as other:
-                for name in names:
-                    other.use(name)
-                    other.touch(name)
-                backend.delete(names[0])
-                other.delete(names[1])
-                other.touch(names[1])
-                assert {info.key for info in other.coldest()} == {*names[2:]}
-            assert {info.key for info in backend.coldest()} == {*names[2:]}
-            assert self.look(place).keys() == {*names[2:]}
-            self.agree(backend, place)
-
     # -- read-only -------------------------------------------------------------------------------
 
     def test_reading_only_changes_nothing(self, place: Path) -> None:
-        """Everything is found, and no method changes a thing.
+        """Everything is found, and no method changes a thing; `put` raises `BackendError`.
 
-        `put` raises `BackendError`, others may do nothing.
+        A place that does not exist reads as an empty one, and is not created.
         """
         self.needs("persistent")
-        with self.opened(place) as backend:
-            names = self.fill(backend, 5)
-        before = self.snapshot(place)
-        assert before
-        with self.opened(place, read_only=True) as backend:
-            for infos in (backend.scan(), backend.coldest()):
-                assert sorted(info.key for info in infos) == sorted(names)
-            self.agree(backend, place)
-            for name, act in EVERYTHING.items():
-                with suppress(BackendError) if name in CHANGES else nullcontext():
-                    act(backend)
-            with pytest.raises(BackendError):
-                backend.put(key(1), b"other")
-            assert backend.get(key(1)) == sealed(key(1), 1, 100)
-        assert self.snapshot(place) == before
-
-    def test_reading_only_where_there_is_nothing(self, place: Path) -> None:
-        """A place that does not exist reads as an empty one, and is not created."""
-        self.needs("persistent")
-        with self.opened(place, read_only=True) as backend:
-            assert backend.get(key(1)) is None
-            assert backend.use(key(1)) is None
-            with suppress(BackendError):
-                backend.touch(key(1))
-            assert backend.usage() == (0, 0)
-            assert list(backend.scan()) == list(backend.coldest()) == []
-            assert list(backend.check()) == []
-            with suppress(BackendError):
-                backend.put(key(1), b"value")
+        with self.opened(place, read_only=True) as early:
+            self._use_everything(early, {})
             assert not place.exists()
-            with self.opened(place) as writer:
-                writer.put(key(1), b"value")
-                if self.shared:
-                    assert backend.get(key(1)) == b"value"
+            with self.opened(place) as backend:
+                names = self.fill(backend, 5)
+            before = self.snapshot(place)
+            assert before
+            expected = {name: sealed(name, number, 100) for number, name in enumerate(names)}
+            with self.opened(place, read_only=True) as late:
+                for backend in (early, late) if self.shared else (late,):
+                    self._use_everything(backend, expected)
+                    self.agree(backend, place, expected)
+            assert self.snapshot(place) == before
+
+    def _use_everything(self, backend: Backend, expected: Mapping[str, bytes]) -> None:
+        for name, act in EVERYTHING.items():
+            with suppress(BackendError) if name in CHANGES else nullcontext():
+                act(backend)
+        with pytest.raises(BackendError):
+            backend.put(key(1), b"other")
+        assert backend.get(key(1)) == backend.use(key(1)) == expected.get(key(1))
+        for infos in (backend.scan(), backend.coldest()):
+            assert sorted(info.key for info in infos) == sorted(expected)
 
     # -- closed ----------------------------------------------------------------------------------
-
-    def test_closing_one_handle_leaves_the_others(self, place: Path) -> None:
-        """Handles of one process are independent of each other."""
-        self.needs("shared")
-        first, second = self.open(place), self.open(place)
-        first.put(key(1), b"value")
-        first.close()
-        assert second.get(key(1)) == b"value"
-        second.put(key(2), b"value")
-        third = self.open(place)
-        second.close()
-        first.close()
-        third.delete(key(1))
-        self.agree(third, place, {key(2): b"value"})
-        third.close()
 
     def test_a_handle_that_is_closed_or_has_lost_its_place(self, place: Path) -> None:
         """Each method, and an iteration that has begun, works or raises `BackendError`.

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from kcache.backend import Backend, EntryInfo, Usage, WrappingBackend
+from kcache.backend import Backend, EntryInfo, Usage, WrappingBackend, increasing
 from kcache.util.forks import after_fork
 
 #: 2026-01-01, so that a backend which mixes this clock with the system's is soon found.
@@ -57,8 +57,7 @@ class MemoryBackend(Backend):
         self.closed = 0
         self._used: dict[str, int] = {}
         self._size = 0
-        self._last_use = 0
-        self._clock = clock
+        self._now = increasing(clock)
         self._lock = threading.Lock()
         after_fork(self)
 
@@ -112,11 +111,6 @@ class MemoryBackend(Backend):
     def close(self) -> None:
         """Count the call."""
         self.closed += 1
-
-    def _now(self) -> int:
-        """Return the time, later than any that this object has returned before."""
-        self._last_use = now = max(self._clock(), self._last_use + 1)
-        return now
 
     def after_fork(self) -> None:
         """Take a new lock in a child process: another thread may have held the old one."""

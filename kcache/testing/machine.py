@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ import hypothesis
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kcache.testing._base import ContractBase, StopError, key
+from kcache.backend import Backend, NoBackend
+from kcache.testing._base import ContractBase, StopError, key, run_forked
 from kcache.testing.doubles import FakeClock
 
 #: Keys that differ little, keys that share their first digits, and others.
@@ -62,7 +64,7 @@ class BackendMachine(RuleBasedStateMachine):
         self.random = Random(0)
         self.folder = Path(tempfile.mkdtemp(prefix="kcache-machine-"))
         self.place = self.folder / "place"
-        self.backend = suite.open(self.place, clock=self.clock)
+        self.backend: Backend = suite.open(self.place, clock=self.clock)
         #: The values, least recently used first, and the time of the last use.
         self.model: dict[str, tuple[bytes, int]] = {}
         #: Seconds by which the clock is behind, and whether it ever was.
@@ -71,26 +73,35 @@ class BackendMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Close the backend, and remove the place."""
         self.backend.close()
+        self.backend.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @rule(change=_CHANGES)
     def change(self, change: tuple[str, int | None]) -> None:
         """Put, delete or touch: the medium holds what is returned, whatever is replaced."""
         name, size = change
-        self.suite.pass_time(self.clock)
         before = self.suite.look(self.place).get(name, 0)
-        value = self.model.pop(name, None)
+        returned = self._do(name, size)
         if size is None:
-            assert self.backend.delete(name) == before
-        elif size == -1:
+            assert returned == before
+        elif size >= 0:
+            assert self.suite.look(self.place)[name] == returned <= size + self.backend.overhead
+
+    def _do(self, name: str, size: int | None) -> int:
+        """Do something to an entry, and to its model; return what the backend returns."""
+        self.suite.pass_time(self.clock)
+        value, _ = self.model.pop(name, (None, 0))
+        returned = 0
+        if size is None:
+            return self.backend.delete(name)
+        if size == -1:
             self.backend.touch(name)
-            if value is not None:
-                self.model[name] = value[0], self.clock()
         else:
-            made = self.random.choice((bytes, self.random.randbytes))(size)
-            stored = self.backend.put(name, made)
-            assert self.suite.look(self.place)[name] == stored <= size + self.backend.overhead
-            self.model[name] = made, self.clock()
+            value = self.random.choice((bytes, self.random.randbytes))(size)
+            returned = self.backend.put(name, value)
+        if value is not None:
+            self.model[name] = value, self.clock()
+        return returned
 
     @rule(name=st.sampled_from(KEYS))
     def get(self, name: str) -> None:
@@ -138,14 +149,8 @@ class BackendMachine(RuleBasedStateMachine):
 
     def _change_in_batch(self, changes: Sequence[tuple[str, int | None]]) -> None:
         for name, size in changes:
-            self.suite.pass_time(self.clock)
-            self.model.pop(name, None) if size != -1 else None
-            if size is None:
-                self.backend.delete(name)
-            elif size >= 0:
-                made = self.random.randbytes(size)
-                self.backend.put(name, made)
-                self.model[name] = made, self.clock()
+            if size != -1:  # whether a batch that fails leaves its uses is not said
+                self._do(name, size)
             self.get(name)
         assert self.backend.usage().entries == len(self.model)
 
@@ -185,6 +190,24 @@ class BackendMachine(RuleBasedStateMachine):
         self.change((KEYS[0], 0))  # a handle that has used nothing does not know the time
         self.clock.advance(-3600)
         self.behind, self.was_behind = self.behind + 3600, True
+
+    @precondition(lambda self: self.suite.shared and not self.behind and hasattr(os, "fork"))
+    @rule(changes=_SEVERAL)
+    def change_in_another_process(self, changes: Sequence[tuple[str, int | None]]) -> None:
+        """What another process did counts, its uses at the latest when it has closed its handle."""
+        own = self.backend
+
+        def work() -> None:
+            with self.suite.opened(self.place, clock=self.clock) as self.backend:
+                for change in changes:
+                    self._do(*change)
+
+        run_forked(work)
+        self.backend = NoBackend("the model does the same")
+        for change in changes:
+            self._do(*change)
+        self.backend = own
+        self.list_all()
 
     @precondition(lambda self: self.suite.persistent)
     @rule()

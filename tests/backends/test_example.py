@@ -72,6 +72,6 @@ def test_it_keeps_the_contract(installed: Path, tmp_path: Path) -> None:
     environ = {"PYTHONPATH": str(installed)}
     done = run(sys.executable, *words, cwd=tmp_path, environ=environ)
     assert done.returncode == 0, done.stdout[-8000:]
-    assert re.search(r"\b2\d passed", done.stdout), done.stdout
+    assert re.search(r"\b1\d passed", done.stdout), done.stdout
     # SQLite looks neither whose a directory is nor how long a value has grown.
     assert re.findall(r"\d+ skipped", done.stdout) == ["2 skipped"]
