@@ -57,9 +57,6 @@ _SMALLEST = _HEADER.size + _CHECKSUM
 _INFINITY = float("inf")
 
 _checksum = xxhash.xxh3_128_digest
-_unpack_header = _HEADER.unpack_from
-_HEADER_SIZE = _HEADER.size
-_new_entry = object.__new__
 _set = object.__setattr__
 
 
@@ -255,7 +252,7 @@ def decode(blob: bytes, key: str, *, producer: bytes = b"") -> Entry:
         position += size
     if len(payload) != count:
         raise CorruptEntryError("two sections have one name")
-    entry = _new_entry(Entry)
+    entry = object.__new__(Entry)
     _fill(entry, payload, metadata, cost)
     return entry
 
@@ -267,11 +264,13 @@ def _checked_header(blob: bytes, key: str, producer: bytes) -> tuple[float, int,
         IncompatibleEntryError, CorruptEntryError: as for `decode`.
     """
     end = len(blob) - _CHECKSUM
-    if end < _HEADER_SIZE:
+    if end < _HEADER.size:
         raise CorruptEntryError(f"too short: expected at least {_SMALLEST} bytes, got {len(blob)}")
     if _checksum(memoryview(blob)[:end]) != blob[end:]:
         raise CorruptEntryError("checksum mismatch")
-    magic, version, total, cost, stored_key, count, maker_length, text_length = _unpack_header(blob)
+    magic, version, total, cost, stored_key, count, maker_length, text_length = _HEADER.unpack_from(
+        blob
+    )
     if magic != _MAGIC:
         raise CorruptEntryError("not a kcache entry")
     if version != FORMAT_VERSION:
@@ -282,9 +281,9 @@ def _checked_header(blob: bytes, key: str, producer: bytes) -> tuple[float, int,
         raise CorruptEntryError(f"entry of another key: {stored_key.hex()}")
     if not 0.0 <= cost < _INFINITY:  # a NaN or an infinity would make every sum useless
         raise CorruptEntryError(f"a cost of {cost} seconds")
-    position = _HEADER_SIZE + maker_length
+    position = _HEADER.size + maker_length
     if maker_length or producer:
-        maker = blob[_HEADER_SIZE:position]
+        maker = blob[_HEADER.size : position]
         if maker != producer:
             raise IncompatibleEntryError(f"made by {maker.decode(errors='replace')!r}")
     if count > MAX_SECTIONS or text_length > MAX_METADATA:
@@ -307,8 +306,8 @@ def producer_of(blob: bytes) -> bytes:
     """Return the producer in an intact envelope; empty for anything else."""
     if len(blob) < _SMALLEST:
         return b""
-    length: int = _unpack_header(blob)[6]
-    return blob[_HEADER_SIZE : _HEADER_SIZE + length]
+    length: int = _HEADER.unpack_from(blob)[6]
+    return blob[_HEADER.size : _HEADER.size + length]
 
 
 class Candidate(NamedTuple):

@@ -1,4 +1,4 @@
-"""Child process: what a process of kcache's own gets from the program that starts it."""
+"""Child process: what a program passes on to the processes of kcache that it starts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Options for an interpreter in which only we decide what is imported: isolated, without `site`. It
-#: writes no compiled modules: on a full disk Python leaves cut ones, which it can't import then.
+#: Options for an interpreter that imports only what kcache imports: isolated, without `site`. It
+#: writes no compiled modules: a full disk would truncate them, and Python can't import those.
 ISOLATED = ("-I", "-S", "-B")
 #: Higher than any descriptor; close_range(2) closes them all at once.
 _MAX_DESCRIPTORS = 1 << 20

@@ -1,7 +1,7 @@
-"""CudaDriver: looks whether there is a driver, before anything of CUDA is called.
+"""CudaDriver: checks whether there is a driver, before CUDA is used.
 
 Without a driver, cuda.core 1.2.2 raises SystemError at its first call and hangs at the second. This
-look needs no package, and takes no time.
+check needs no package and takes no time.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ PUBLISHED = False
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that is most like `name`, or None if none is like it.
 
-    Capitals and the signs between words do not count: `MAXSIZE` is like `max_size`.
+    Case and separators are ignored: `MAXSIZE` is like `max_size`.
     """
     with importing:
         from difflib import get_close_matches  # noqa: PLC0415  1 ms

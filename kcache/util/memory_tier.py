@@ -116,10 +116,7 @@ class MemoryTier(Generic[K, V]):
                 self.changes += 1
             elif unless_since != self.changes:
                 return slot
-            self._newest = None
-            old = self._items.pop(key, None)
-            if old is not None:
-                self._used -= old.charge
+            self._forget(key)
             if charge <= self.max_size:
                 self._used += charge  # before it is there: an interrupt must not leave it uncounted
                 self._items[key] = slot
@@ -131,10 +128,12 @@ class MemoryTier(Generic[K, V]):
         """Forget `key`, if it is there."""
         with self._lock:
             self.changes += 1
-            self._newest = None
-            item = self._items.pop(key, None)
-            if item is not None:
-                self._used -= item.charge
+            self._forget(key)
+
+    def _forget(self, key: K) -> None:
+        self._newest = None
+        if (old := self._items.pop(key, None)) is not None:
+            self._used -= old.charge
 
     def clear(self) -> None:
         """Forget everything."""

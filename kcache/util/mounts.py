@@ -26,7 +26,7 @@ _LOCAL_FUSE = frozenset(
 )
 
 
-#: File systems that give each file a change time of their own, which no program can set.
+#: File systems that record when a file was last changed, as a time that no program can set.
 _KEEPS_CHANGE_TIME = frozenset(("btrfs", "ext4", "f2fs", "tmpfs", "xfs", "zfs"))
 
 

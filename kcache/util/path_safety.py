@@ -128,10 +128,8 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
     owner = user if owner is None else owner
     trusts, roots = {user, owner, _ROOT}, True
 
-    current, links, status = "/", 0, os.lstat("/")
-    problem = _problem_above(current, status, user, trusts, roots)
-    roots = _is_roots(status)
-    left = [part for part in reversed(path.split("/")) if part]
+    current, links, problem = "", 0, ""
+    left = _reversed_parts(path)
     while left and not problem:
         name = left.pop()
         if name in (".", ".."):  # of a link: the path itself is absolute and has none
@@ -148,9 +146,7 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
             if not _is_trusted(status.st_uid, trusts, roots):
                 return f"{here} is a link that user {status.st_uid} made"
-            target = os.readlink(here)
-            current = "/" if target.startswith("/") else current
-            left += [part for part in reversed(target.split("/")) if part]
+            left += _reversed_parts(os.readlink(here))
             continue
         if not stat.S_ISDIR(status.st_mode):
             return ""  # the caller has a better message
@@ -160,6 +156,11 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
     if not problem and owner == user:
         _known.add((path, user))
     return problem
+
+
+def _reversed_parts(path: str) -> list[str]:
+    parts = [part for part in reversed(path.split("/")) if part]
+    return [*parts, "/"] if path.startswith("/") else parts
 
 
 def _problem_above(

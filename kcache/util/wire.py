@@ -1,4 +1,4 @@
-"""Wire: messages between a program and processes of kcache, lists of byte strings, bounded.
+"""Wire: messages between a program and processes of kcache: bounded lists of byte strings.
 
 A frame is the magic `KCW1`, a u32 count, one u64 length per field, then the fields, little-endian.
 Nothing in it can run code, and nothing is allocated before its length was checked. If a reader gets
