@@ -188,6 +188,7 @@ def _fork(command: list[str], message: bytes, passed: list[int], env: Env, logs:
         return
     try:
         if os.fork() == 0:
+            os.setsid()  # Ctrl-C does not reach it
             _run(command, message, passed, env, logs)
     finally:  # a forked process never returns from here
         os._exit(0)

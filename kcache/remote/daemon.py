@@ -125,7 +125,7 @@ class RemoteDaemon:
             group = self._groups.pop(client, 0)
             if group not in self._groups.values():
                 self._warned.pop(group, None)
-            leases = [lease for lease, holder in self._leases.items() if holder is client]
+            leases = [lease for lease, holder in list(self._leases.items()) if holder is client]
         for lease in leases:
             self._release(lease)
 
@@ -222,9 +222,12 @@ class RemoteDaemon:
         return [b"taken", token]
 
     def _release(self, lease: Lease | None) -> None:
-        if lease is None or self._leasing is None or self._leases.pop(lease, False) is False:
+        if lease is None or self._leasing is None:
             return
-        self._remotes[self._leasing].ask_leases(methodcaller("release", *lease))
+        with self._lock:
+            holder = self._leases.pop(lease, False)
+        if holder is not False:
+            self._remotes[self._leasing].ask_leases(methodcaller("release", *lease))
 
     def _renew(self, remote: GuardedStorage) -> None:
         """Renew the leases of programs while they and this process live."""
