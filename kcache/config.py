@@ -31,10 +31,6 @@ DEFAULT_WAIT = 300.0
 #: 1 EiB. A larger cap is reduced to it: no file system has more, and sums of sizes stay below
 #: 2**63.
 _MAX_BYTES = 1 << 60
-HEADER_CHECKS = ("always", "once")
-RELOCATIONS = ("on", "off")
-ON_MISS = ("compile", "error")
-LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def _parse_choice(value: str, *, name: str, allowed: tuple[str, ...]) -> str:
@@ -125,6 +121,19 @@ class Variable(NamedTuple):
         return "KCACHE_DIR" if self.setting == "directory" else f"KCACHE_{self.setting.upper()}"
 
 
+def _flag(setting: str, meaning: str) -> Variable:
+    """Return a variable that switches something on."""
+    return Variable(setting, "1 or 0", meaning, parse_flag, False)
+
+
+def _choice(
+    setting: str, words: tuple[str, ...], meaning: str, default: str | None = None
+) -> Variable:
+    """Return a variable that holds one of some words."""
+    allowed = f"{', '.join(words[:-1])} or {words[-1]}"
+    return Variable(setting, allowed, meaning, partial(_parse_choice, allowed=words), default)
+
+
 VARIABLES: tuple[Variable, ...] = (
     Variable(
         "backend",
@@ -155,40 +164,20 @@ VARIABLES: tuple[Variable, ...] = (
         parse_size,
         DEFAULT_MEMORY_SIZE,
     ),
-    Variable(
-        "read_only",
-        "1 or 0",
-        "Use the entries that are there, and write nothing.",
-        parse_flag,
-        False,
-    ),
-    Variable(
-        "disable",
-        "1 or 0",
-        "Compile every time, and neither read nor write the cache.",
-        parse_flag,
-        False,
-    ),
-    Variable(
-        "recache",
-        "1 or 0",
-        "Compile every time, and replace the entries that are there.",
-        parse_flag,
-        False,
-    ),
-    Variable(
+    _flag("read_only", "Use the entries that are there, and write nothing."),
+    _flag("disable", "Compile every time, and neither read nor write the cache."),
+    _flag("recache", "Compile every time, and replace the entries that are there."),
+    _choice(
         "header_check",
-        "always or once",
+        ("always", "once"),
         "Check the headers on every request, or once per process.",
-        partial(_parse_choice, allowed=HEADER_CHECKS),
         "always",
     ),
-    Variable(
+    _choice(
         "relocation",
-        "on or off",
+        ("on", "off"),
         "Whether a kernel that shows no path may be used in another directory, container or "
         "machine.",
-        partial(_parse_choice, allowed=RELOCATIONS),
         "on",
     ),
     Variable(
@@ -210,11 +199,10 @@ VARIABLES: tuple[Variable, ...] = (
         "The time limit of one compile.",
         partial(parse_seconds, zero=False),
     ),
-    Variable(
+    _choice(
         "on_miss",
-        "compile or error",
+        ("compile", "error"),
         "Compile a kernel that is not in the cache, or fail with the reason.",
-        partial(_parse_choice, allowed=ON_MISS),
         "compile",
     ),
     Variable(
@@ -236,11 +224,10 @@ VARIABLES: tuple[Variable, ...] = (
         "A file to record every requested kernel in, for kcache warm.",
         parse_directory,
     ),
-    Variable(
+    _choice(
         "log",
-        "debug, info, warning or error",
+        ("debug", "info", "warning", "error"),
         "Log messages of this level and above to standard error.",
-        partial(_parse_choice, allowed=LOG_LEVELS),
     ),
 )
 
@@ -317,6 +304,16 @@ class Config(NamedTuple):
             else:
                 settings[name] = Setting(variable.default, "default")
         return cls(**settings)
+
+    @property
+    def layers(self) -> tuple[Address, ...]:
+        """Those of `remote` that are read-only directories and bundles."""
+        return tuple(each for each in self.remote.value if each.kind == "layer")
+
+    @property
+    def remotes(self) -> tuple[Address, ...]:
+        """The others of `remote`."""
+        return tuple(each for each in self.remote.value if each.kind != "layer")
 
     @property
     def forbids_writing(self) -> bool:

@@ -285,7 +285,7 @@ class KernelCache:
         kernel = None
         if not self.config.disable.value:
             kernel = self._tiers.hit(request, started, found=self._tiers.lookup(request))
-        if kernel is None and self.config.remote.value:
+        if kernel is None and self.config.remotes:
             remotes = self._on_miss().remotes
             if remotes is not None and remotes.client.worth_asking:
                 found = remotes.lookup(request)

@@ -335,8 +335,7 @@ def push(cache: HasEngine, wanted: Selection | None) -> list[Pushed]:
         ConfigError: no remote can be written to, or the key file can't be used to sign.
         BackendError: the entries can't be listed.
     """
-    addresses = cache.config.remote.value
-    writable = [each for each in addresses if each.kind != "layer" and each.writable]
+    writable = [address for address in cache.config.remotes if address.writable]
     if not writable:
         raise ConfigError("KCACHE_REMOTE has no address that can be written to")
     sealer, backend = signer_of(cache), backend_of(cache, "pushed")

@@ -35,22 +35,20 @@ _KINDS = {"http": "HTTP", "redis": "Redis", "objects": "object store"}
 
 def diagnose(config: Config) -> Iterator[Finding]:
     """Yield a finding for the signing keys, for each layer and for each remote."""
-    addresses, key_file = config.remote.value, config.signing_key_file.value
-    if addresses or key_file is not None:
-        yield _keys(key_file, writes=any(address.writable for address in addresses))
-    for address in addresses:
-        if address.kind == "layer":
-            yield _layer(address, key_file)
+    key_file = config.signing_key_file.value
+    if config.remote.value or key_file is not None:
+        yield _keys(key_file, writes=any(address.writable for address in config.remotes))
+    for address in config.layers:
+        yield _layer(address, key_file)
     yield from diagnose_remotes(config)
 
 
 def diagnose_remotes(config: Config) -> Iterator[Finding]:
     """Yield a finding for each remote, in their order; a problem if it does not answer."""
     key_file = config.signing_key_file.value
-    remotes = [address for address in config.remote.value if address.kind != "layer"]
-    if remotes:
-        with ThreadPoolExecutor(len(remotes)) as pool:
-            yield from pool.map(_remote, remotes, repeat(key_file))
+    if config.remotes:
+        with ThreadPoolExecutor(len(config.remotes)) as pool:
+            yield from pool.map(_remote, config.remotes, repeat(key_file))
     try:
         remotes_socket(config)
     except OSError as error:

@@ -289,7 +289,7 @@ class Tiers:
         self.local = LocalTier(engine, once=config.header_check.value == "once", peek=peek)
         self.reads = not (config.disable.value or config.recache.value)
         self.all: tuple[LocalTier | SharedTier, ...] = (self.local,)
-        if config.remote.value and (self.reads or peek):
+        if config.layers and (self.reads or peek):
             with importing:
                 from kcache.kernels.tiers import open_read_only_tiers  # noqa: PLC0415  2 ms
 

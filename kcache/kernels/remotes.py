@@ -221,16 +221,15 @@ def remote_status(config: Config) -> list[dict[str, Any]]:
         path = remotes_socket(config)
         running = (path and status(path)) or {}
     found = {str(each["address"]): each for each in running.get("remotes", [])}
-    shown = [address.redacted() for address in config.remote.value if address.kind != "layer"]
+    shown = [address.redacted() for address in config.remotes]
     return [found.get(address, {"address": address, "breaker": "unknown"}) for address in shown]
 
 
 def _setup(config: Config) -> Setup | None:
     """Return the setup of the daemon for the remotes that the settings name; None if none."""
-    addresses = tuple(each for each in config.remote.value if each.kind != "layer")
-    if not addresses:
+    if not config.remotes:
         return None
-    return Setup(addresses, _followed(config), environment.remote_variables())
+    return Setup(config.remotes, _followed(config), environment.remote_variables())
 
 
 def _followed(config: Config) -> dict[str, str]:

@@ -67,7 +67,7 @@ class Resolver:
         self._flight = tiers.engine.flight
         self._config = config = opened.config
         self.remotes: RemoteTier | None = None
-        if config.remote.value:
+        if config.remotes:
             with importing:
                 from kcache.kernels.remotes import RemoteTier, open_remotes  # noqa: PLC0415  13 ms
 

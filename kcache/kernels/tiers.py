@@ -46,16 +46,13 @@ def open_layers(
     Raises:
         ConfigError: a layer that the program named is not safe, or not a cache.
     """
-    addresses, source = config.remote
     key_file = config.signing_key_file.value
     layers: list[ReadOnlyTier] = []
-    for address in addresses:
-        if address.kind != "layer":
-            continue
+    for address in config.layers:
         try:
             layers.append(open_layer(address, key_file))
         except (KcacheError, OSError) as error:
-            if isinstance(error, ConfigError) and source == "argument":
+            if isinstance(error, ConfigError) and config.remote.source == "argument":
                 raise
             warn(f"{error}. The cache works without this layer")
     return layers
