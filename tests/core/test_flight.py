@@ -155,6 +155,7 @@ def test_without_locks_each_process_creates(
     def refuse(*_: object, **__: object) -> bool:
         raise OSError(code, "no locks")
 
+    monkeypatch.setattr("kcache.util.log._logged", set())  # each process warns once
     with closing(shelf.open()) as engine:
         engine.backend.usage()
         monkeypatch.setattr("kcache.util.locks._range_lock", refuse)
