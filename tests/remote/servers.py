@@ -277,8 +277,9 @@ def s3(place: Path) -> Iterator[S3]:
     """Start a server that answers as S3 does."""
     try:
         import moto  # noqa: F401
-    except ImportError:
-        missing("there is no moto (pip install 'moto[s3]' flask flask-cors)")
+        import obstore  # noqa: F401
+    except ImportError as error:
+        missing(f"{error} (pip install 'moto[s3]' flask flask-cors obstore)")
     port = free_port()
     place.mkdir(parents=True, exist_ok=True)
     code = "import sys; from moto.server import main; main(sys.argv[1:])"
