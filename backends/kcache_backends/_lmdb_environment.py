@@ -23,23 +23,23 @@ from kcache_backends._lmdb_files import DAMAGE
 
 T = TypeVar("T")
 
-#: How long a thread waits for another thread or process, in seconds. LMDB's own lock waits without
-#: end, so only the holder of the byte `_WRITING` asks for it.
+#: How long a thread waits for another thread or process, in seconds. LMDB's own lock has no
+#: time-out, so a thread acquires it only after it has locked the byte `_WRITING`.
 PATIENCE = 10.0
-#: ... if its operation can be done later.
+#: How long a thread waits, in seconds, for what can be done later.
 SHORT_WAIT = 0.1
 #: How long a fork waits for a transaction of this process, in seconds. A commit takes some 10 ms;
 #: on a busy disk it can take a second.
 FORK_PATIENCE = 5.0
 #: A hit checks whether the open database was replaced if this many seconds have passed since the
-#: last check. Every change and every miss checks it.
+#: last check. Every change and every miss makes this check.
 LOOK_AGAIN = 0.1
 #: A file that has no entries left is removed if it has more than this many bytes.
 SMALL_FILE = 1 << 20
-#: A reader that is this many transactions behind does not read; its process is stopped.
+#: The process of a reader that is more than this many transactions behind counts as stopped.
 _BEHIND = 16
-#: How often an operation is tried if another thread or process opens or replaces its database, and
-#: the pause in between, in seconds.
+#: How often a read is tried while other threads or processes open or replace the database, and the
+#: pause between two tries, in seconds.
 _TRIES, _PAUSE = 5, 1e-3
 #: The bytes of the file `lock` that are locked: one to open or replace the database, one to write.
 _OPENING, _WRITING = 0, 1
@@ -48,22 +48,23 @@ _CLOSED = "the program has closed descriptors that LMDB had open"
 
 
 class Environment:
-    """The LMDB database of one real path, shared by whatever uses it in this process.
+    """The LMDB database of one real path, shared by all its users in this process.
 
-    LMDB must not open a file twice in one process, so `of` returns the environment that is there.
-    The last reference to it closes the database. A database that is damaged is replaced by an empty
-    one, and one that was removed is made again.
+    A process must not open an LMDB file twice, so `of` returns the existing environment if there is
+    one. The database is closed with the last reference to this object. A damaged database is
+    replaced by an empty one, and a removed database is created again.
 
-    Threads: safe to share. The one that holds `_busy` writes, opens or closes. The
-    others read; before py-lmdb closes, it ends reads that are under way, and they are tried again.
-    Processes: if one is stopped in the middle of a change, others wait `PATIENCE` seconds, and then
-    change nothing for a minute; reads are not affected. Fork: the database is closed before it,
-    and each side opens it again. So a fork waits for a transaction of this process, at
-    most `FORK_PATIENCE`. Exit: the same, while daemon threads run.
+    Threads: may share it. Only the thread that holds `_busy` writes, opens or closes; the others
+    read. When py-lmdb closes the database, it ends the reads that are under way, and `read` tries
+    them again. Processes: if a process is stopped in the middle of a change, others wait `PATIENCE`
+    seconds for it. During the next minute, they do not wait: a change that meets the lock fails at
+    once. Reads are not affected. Fork: the database is closed before the fork, and parent and child
+    open it again. So a fork waits for a transaction of this process, at most `FORK_PATIENCE`
+    seconds. Exit: if daemon threads still run, the exit waits in the same way.
 
     Args:
         root: the folder, a real path.
-        map_size: the most that the data file may grow to, bytes.
+        map_size: the size up to which the data file may grow, in bytes.
         read_only: create and change nothing.
     """
 
@@ -81,20 +82,20 @@ class Environment:
         self.txn: lmdb.Transaction[bytes] | None = None
         #: The first error within the transaction.
         self._error: lmdb.Error | OSError | None = None
-        #: When a hit is to look whether the database was replaced (`time.monotonic`).
+        #: When a hit next checks whether the database was replaced (`time.monotonic`).
         self._look_at = 0.0
-        #: Uses that are not written yet, and when they are to be; 0: there are none.
+        #: Uses of entries that are not written yet, and when they are due; 0 if there are none.
         self.uses: dict[str, int] = {}
         self.uses_due = 0
-        #: What identifies the data file, and each descriptor of the database.
+        #: The identity of the data file, and of the file behind each descriptor of the database.
         self._file: tuple[int, int] | None = None
         self._numbers: dict[int, tuple[int, int]] = {}
-        #: Whether to open it again, with a larger map or for writing.
+        #: Whether to open the database again, with a larger map or for writing.
         self._outgrown = False
-        #: Why this process can't open it any more.
+        #: Why this process can't open the database any more; empty if it can.
         self._lost = ""
         self._patience = Backoff(PATIENCE)
-        #: Held by the thread that waits for other processes to let it write.
+        #: Held by the thread that writes, also while it waits for other processes.
         self._writer = threading.RLock()
         #: Held to write, to open and to close; and whether a fork holds it.
         self._busy, self._suspended = threading.RLock(), False
@@ -102,7 +103,7 @@ class Environment:
 
     @classmethod
     def of(cls, root: str, map_size: int, *, read_only: bool) -> Environment:
-        """Return the environment of `root`, made if there is none."""
+        """Return the environment of `root`; make it if there is none."""
         with cls._guard:
             found = cls._all.get(root)
             if found is None:
@@ -118,7 +119,7 @@ class Environment:
             self._close()
 
     def _failed(self, operation: str, error: lmdb.Error | OSError) -> BackendError:
-        """Translate an error; within a transaction its first one, which is why others follow."""
+        """Translate an error; within a transaction, its first error, which caused the others."""
         if self._own_transaction():
             error = self._error = self._error or error
         return files.failed(operation, self.root, error)
@@ -131,13 +132,14 @@ class Environment:
     def read(
         self, look: Callable[[lmdb.Transaction[bytes]], T], *, recent: bool = False
     ) -> T | None:
-        """Return what `look` finds in this thread's write transaction, or in one for reading.
+        """Return what `look` finds in this thread's write transaction, or in a read transaction.
 
-        None if there is no database. With `recent`, one that was replaced a moment ago will do.
+        The result is None if there is no database. With `recent`, the database that is read may
+        have been replaced up to `LOOK_AGAIN` seconds ago.
 
         Raises:
-            CorruptEntryError: the database is damaged; it has been replaced.
-            BackendError: it can't be read.
+            CorruptEntryError: the database is damaged; if possible, it has been replaced.
+            BackendError: the database can't be read.
         """
         try:
             if (own := self._own_transaction()) is not None:
@@ -164,16 +166,16 @@ class Environment:
             except lmdb.Error as error:  # closed by another thread, enlarged by a process, ...
                 reason = error
                 with suppress(TimeoutError), _held(self._busy, SHORT_WAIT):
-                    if env is None or env is self.env:  # an interrupt may have left a closed one
+                    if env is None or env is self.env:  # an interrupt may have left it closed
                         self._close()
             time.sleep(_PAUSE)
         raise reason
 
     def _current(self, recent: bool) -> lmdb.Environment | None:
-        """Return the database that is at its path now, opened if need be.
+        """Return the database that is at the path now, or None; open it if necessary.
 
-        While another thread writes to a database that was replaced, that database is still read;
-        `recent` ones are checked every `LOOK_AGAIN` seconds.
+        While another thread writes to a database that was replaced, that database is still read.
+        With `recent`, the path is checked only every `LOOK_AGAIN` seconds.
         """
         now = time.monotonic()
         if recent and now < self._look_at and (env := self.env) is not None:
@@ -196,12 +198,13 @@ class Environment:
     ) -> Generator[lmdb.Transaction[bytes]]:
         """Yield this thread's write transaction; the outermost block commits it.
 
-        It also writes the noted uses. `patience` is `PATIENCE` if None.
+        The transaction also writes the noted uses. `patience` is the time to wait for other threads
+        and processes, in seconds; None stands for `PATIENCE`.
 
         Raises:
             FullError: the disk, or the map, is full.
-            BackendError: the database can't be opened or written, or another process, or thread,
-                neither finishes its own transaction nor dies.
+            BackendError: the database can't be opened or written, or another thread or process does
+                not finish its own transaction in time.
         """
         own, begun = self._own_transaction(), False
         try:
@@ -209,7 +212,7 @@ class Environment:
                 yield own
                 return
             patience = PATIENCE if patience is None else patience
-            with (  # no stack of contexts, which is a cycle
+            with (  # not an ExitStack, which is a reference cycle
                 _held(self._writer, patience),
                 self._locked(_WRITING, patience),
                 _held(self._busy, patience),
@@ -218,11 +221,11 @@ class Environment:
                     begun = True
                     yield txn
                 if files.is_nearly_full(self.root, 0):
-                    # The pages that this one has freed are usable after one more.
+                    # The pages that this transaction freed are usable after one more transaction.
                     with suppress(lmdb.Error, OSError), self._transaction() as txn:
                         records.add_to_sums(txn, 0, 0)
         except (lmdb.Error, OSError) as error:
-            if isinstance(error, OSError) and (begun or own is not None):  # the caller's
+            if isinstance(error, OSError) and (begun or own is not None):  # from the caller's block
                 raise
             raise self._failed(operation, error) from error
 
@@ -239,11 +242,12 @@ class Environment:
                 raise BackendError(f"{self.root}: {self._lost or _CLOSED}")
             txn.commit()
         except BaseException as error:
-            if self.env is env:  # otherwise this is a child of the process that began it
+            if self.env is env:  # otherwise, this is a child of the process that began `txn`
                 with suppress(lmdb.Error):
                     txn.abort()
                 reason = self._error or error
-                if not isinstance(reason, (lmdb.Error, OSError)):  # they could fail again
+                # After an error of LMDB or the disk, uses are dropped: they could fail again.
+                if not isinstance(reason, (lmdb.Error, OSError)):
                     self.uses = uses | self.uses
                 self._recover(reason)
             if self._error and isinstance(error, lmdb.Error):
@@ -256,7 +260,7 @@ class Environment:
                 self._begin_anew()
 
     def _begin(self) -> lmdb.Transaction[bytes]:
-        """Begin a transaction; again if another process has enlarged the database."""
+        """Begin a transaction; try again if another process has enlarged the database."""
         for again in (True, False):
             self._refresh()
             try:
@@ -269,14 +273,14 @@ class Environment:
         raise BackendError(f"{self.root} is read-only")
 
     def _recover(self, error: BaseException) -> None:
-        """Do what can be done after a failed transaction, so that the next one may succeed.
+        """After a failed transaction, try to make the next one succeed.
 
-        A process that is stopped while it reads keeps all pages that were in use then. So if the
-        map is full because of one, only an empty database helps.
+        Pages that were in use when a process was stopped in the middle of a read stay in use. So if
+        the map is full because of such a process, only an empty database helps.
         """
         with suppress(lmdb.Error, OSError, BackendError):
             if isinstance(error, lmdb.MapFullError) and self.env is not None:
-                self.env.reader_check()  # those that were killed
+                self.env.reader_check()  # removes readers that were killed
                 last: int = self.env.info()["last_txnid"]
                 readers = (line.split() for line in self.env.readers().splitlines()[1:])
                 if any(int(at) + _BEHIND < last for *_, at in readers if at.isdigit()):
@@ -289,7 +293,7 @@ class Environment:
     # -- the file ------------------------------------------------------------------------------
 
     def is_replaced(self) -> bool:
-        """Return whether another file, or none, is in place of the open database."""
+        """Return whether the open database is not the file at its path, or must be opened again."""
         try:
             found = identity(os.stat(self._data, follow_symlinks=False))
         except OSError:
@@ -297,7 +301,7 @@ class Environment:
         return found != self._file or self._outgrown
 
     def begin_anew(self, env: lmdb.Environment | None) -> None:
-        """Replace the damaged database `env` by an empty one, unless that is done already."""
+        """Replace the damaged database `env` by an empty one, unless that was done before."""
         with suppress(TimeoutError), _held(self._busy, SHORT_WAIT):
             if env is self.env and not self.read_only:
                 self._begin_anew()
@@ -312,22 +316,22 @@ class Environment:
                 files.discard(self.root)
 
     def _refresh(self) -> None:
-        """Open the database if it is not open, or not the one that is at its path."""
+        """Open the database that is at the path, unless it is open already."""
         if self.env is not None and not self.is_replaced():
             return
         self._close()
         if self._lost or is_ending():
             raise BackendError(f"{self.root}: {self._lost or 'the interpreter ends'}")
-        self._numbers, self._file = {}, None  # whatever is interrupted below is opened again
+        self._numbers, self._file = {}, None  # if the rest is interrupted, it is opened again
         self._open()
         if self.env is not None:
             self._outgrown = False
             self._file = identity(os.stat(self._data, follow_symlinks=False))
 
     def _open(self) -> None:
-        """Open the database, or for reading only if the medium or the rights allow no more.
+        """Open the database for writing, or only for reading if writing is not permitted.
 
-        It is assigned to `self.env` at once: a process can't open the database a second time.
+        `self.env` is assigned at once: a process can't open the database a second time.
         """
         if not self.read_only:
             try:
@@ -344,11 +348,11 @@ class Environment:
 
     @contextmanager
     def _locked(self, which: int, patience: float) -> Generator[OwnFile]:
-        """Yield the folder's file `lock`, of which a byte is locked in the block.
+        """Yield the folder's file `lock`, and keep one of its bytes locked in the block.
 
         Raises:
             NotOursError: the folder holds files of another program.
-            OSError: it can't be opened; TimeoutError: another process has the lock all the time.
+            OSError: the file can't be opened; TimeoutError: another process kept the lock.
         """
         with files.open_lock(self.root) as file:
             try:
@@ -358,13 +362,13 @@ class Environment:
                 unlock(file, which)
 
     def _is_whole(self) -> bool:
-        """Return whether the program has not closed the descriptors, as far as known."""
+        """Return whether the program has left all known descriptors of the database open."""
         return all(files.leads_to(each, at) for each, at in self._numbers.items())
 
     def _close(self) -> None:
         """Close the database, unless that would close files of the program.
 
-        Then it stays open until the process ends, because LMDB must not open a file twice.
+        In that case, it stays open until the process ends, and is not opened again.
         """
         if self.env is not None and not self._is_whole():
             files.leak(self.env)
@@ -379,8 +383,8 @@ class Environment:
     def suspend(self) -> None:
         """Close the database, and keep other threads from opening it until `resume`.
 
-        Within a transaction of its own thread, or while another one takes longer than
-        `FORK_PATIENCE`, it stays open.
+        The database stays open if this thread is in a transaction, or if the transaction of another
+        thread takes longer than `FORK_PATIENCE` seconds.
         """
         self._suspended = not _is_owned(self._busy)
         if self._suspended and self._busy.acquire(timeout=FORK_PATIENCE):
@@ -409,7 +413,11 @@ def _is_owned(mutex: threading.RLock) -> bool:
 
 @contextmanager
 def _held(mutex: threading.RLock, patience: float) -> Generator[None]:
-    """Hold a lock between threads in the block; a thread that holds it already gets none."""
+    """Hold a lock between threads in the block.
+
+    Raises:
+        TimeoutError: another thread did not release it in time, or this thread holds it already.
+    """
     if _is_owned(mutex) or not mutex.acquire(timeout=patience):
         raise TimeoutError(errno.ETIMEDOUT, "another thread is writing")
     try:

@@ -1,4 +1,4 @@
-"""LMDB files: the folder of a database: checks who made it, opens and removes the database.
+"""LMDB files: checks who owns the folder of a database, opens and removes the database.
 
 Files of the folder::
 
@@ -24,18 +24,19 @@ from kcache.util.open_file import OwnFile, identity, is_plain, open_own
 from kcache.util.path_safety import foreign, make_directory, unsafe_part
 
 _FOLDER, _OLD, _DATA, _TABLE, _LOCK = "db", "old", "data.mdb", "lock.mdb", "lock"
-#: How many readers the table has, and its size in bytes. kcache writes it beforehand: LMDB would
-#: leave a hole, and the first access to a hole on a full disk would kill the process.
+#: How many readers the table has room for, and its size in bytes. kcache allocates the table
+#: beforehand: LMDB would leave a hole in the file, and on a full disk, the first access to a hole
+#: would kill the process.
 _READERS, _TABLE_SIZE = 2000, 128 << 10
-#: How much larger the map is than a file that exceeds its limit (because of an earlier, larger
-#: cap): an eviction copies the pages of the index that it changes.
+#: A file may exceed its limit, because the cap was larger before. Then the map exceeds the file by
+#: this many bytes and a sixteenth: an eviction copies the pages of the index that it changes.
 _SPARE = 1 << 20
 #: A disk with fewer free bytes than this is nearly full. An eviction of 16 entries copies up to 48
 #: pages of the index.
 _MARGIN = 1 << 18
-#: How much of the file stays free then.
+#: The share of the file's pages that is then reserved for evictions.
 _FREE = 0.1
-#: How many descriptors are looked at to find LMDB's three.
+#: How many descriptors are examined to find LMDB's three.
 _NEAR = 16
 _SAME_PID = "; containers that share it must share their process ids, too, or use file or zstd"
 
@@ -62,7 +63,7 @@ def data_of(root: str) -> str:
 
 
 def failed(operation: str, path: str, error: lmdb.Error | OSError) -> BackendError:
-    """Return what a backend raises for an error of LMDB or of the operating system."""
+    """Return the exception of a backend for an error of LMDB or of the operating system."""
     code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
     # LMDB reports EIO for a short write, as on a full disk.
     if code in NO_ROOM or (code == errno.EIO and is_nearly_full(path, 0)):
@@ -76,7 +77,7 @@ def failed(operation: str, path: str, error: lmdb.Error | OSError) -> BackendErr
 
 
 def is_nearly_full(root: str, size: int) -> bool:
-    """Return whether a disk has hardly more than `size` free bytes."""
+    """Return whether the disk has fewer free bytes than `size` and `_MARGIN` together."""
     with suppress(OSError):  # the folder was removed
         if sys.platform != "win32":
             disk = os.statvfs(root)
@@ -88,11 +89,11 @@ def is_nearly_full(root: str, size: int) -> bool:
 
 
 def open_lock(root: str) -> OwnFile:
-    """Return the file `lock` of a folder, made with the folder if need be.
+    """Return the file `lock` of a folder, opened; make it, and the folder, if necessary.
 
     Raises:
         NotOursError: the folder holds files of another program. Nothing was changed.
-        OSError: it can't be opened or made.
+        OSError: the file can't be opened or made.
     """
     path = os.path.join(root, _LOCK)
     try:
@@ -106,8 +107,8 @@ def _require_sound(root: str) -> int:
     """Return the length of the data file; 0 if there is none.
 
     Raises:
-        BackendError: another user can write to the database, or exchange it.
-        lmdb.InvalidError: there is something else in its place: a link, a pipe, a directory.
+        BackendError: another user can write to the database, or replace it.
+        lmdb.InvalidError: a link, a pipe or the like is in place of a file or of the folder.
     """
     status = os.stat(root)
     if problem := foreign(status) or unsafe_part(root, status.st_uid):
@@ -128,21 +129,21 @@ def _require_sound(root: str) -> int:
 
 
 def open_database(root: str, map_size: int, *, read_only: bool) -> lmdb.Environment | None:
-    """Open the database of a folder; the caller excludes others who open or remove it.
+    """Open the database of a folder. The caller keeps others from opening or removing it.
 
-    Where a process that only reads can't enter itself into the table of readers, a writer may reuse
-    a page that is being read. The value then fails its checksum.
+    If a process that only reads can't register in the table of readers, a writer may reuse a page
+    that is being read. The value then fails its checksum.
 
     Args:
         root: the folder.
-        map_size: the most that the data file may grow to, bytes.
-        read_only: change nothing, and return None if there is no database. Otherwise it is made,
-            and one that is damaged is replaced.
+        map_size: the size up to which the data file may grow, in bytes.
+        read_only: change nothing, and return None if there is no database. Otherwise, a
+            missing database is created, and a damaged one is replaced.
 
     Raises:
         NotOursError: the folder holds files of another program.
-        BackendError: another user can write to it.
-        lmdb.Error, OSError: it can't be opened.
+        BackendError: another user can write to the database.
+        lmdb.Error, OSError: the database can't be opened.
     """
     if read_only:
         if not os.path.lexists(data_of(root)):
@@ -167,7 +168,7 @@ def _open(root: str, map_size: int, *, read_only: bool) -> lmdb.Environment:
         file = open_own(table, os.O_RDWR | os.O_CREAT)
         if not os.fstat(file.fd).st_size:
             os.posix_fallocate(file.fd, 0, _TABLE_SIZE)
-        del file  # LMDB's locks would end if it was closed later
+        del file  # closing it after `lmdb.open` would release LMDB's locks
     env = lmdb.open(
         os.fsencode(folder),  # a path may hold any bytes
         map_size=map_size if size <= map_size else size + size // 16 + _SPARE,
@@ -175,7 +176,7 @@ def _open(root: str, map_size: int, *, read_only: bool) -> lmdb.Environment:
         readonly=read_only,
         lock=not read_only or os.access(table, os.W_OK),
         max_readers=_READERS,
-        metasync=False,  # a power cut may undo the last transactions, but it damages none
+        metasync=False,  # a power cut may undo the last transactions, but damages nothing
         readahead=False,
         max_spare_txns=4,
         lib_version=0,  # the format that every release of py-lmdb reads
@@ -183,7 +184,7 @@ def _open(root: str, map_size: int, *, read_only: bool) -> lmdb.Environment:
     try:
         pages, size = env.info()["last_pgno"] + 1, os.path.getsize(data_of(root))
         if pages > 2 and size < pages * env.stat()["psize"]:
-            # a further read would kill this process
+            # reading the missing pages would kill this process
             raise lmdb.CorruptedError(f"{size} bytes of {pages} pages")
         env.reader_check()
     except BaseException:
@@ -193,11 +194,11 @@ def _open(root: str, map_size: int, *, read_only: bool) -> lmdb.Environment:
 
 
 def discard(root: str) -> None:
-    """Remove a database. A process that has it open keeps the old file until it looks.
+    """Remove a database. A process that has it open uses the old file until its next check.
 
     Raises:
-        BackendError: its folder holds a file of another program.
-        OSError: it can't be removed.
+        BackendError: the folder of the database holds a file of another program.
+        OSError: the database can't be removed.
     """
     folder, old = os.path.join(root, _FOLDER), os.path.join(root, _OLD)
     with suppress(NotADirectoryError):
@@ -212,7 +213,10 @@ def discard(root: str) -> None:
 
 
 def _remove(folder: str) -> None:
-    """Remove a directory with a database, never through a link; it stays if it holds more."""
+    """Remove a database and its directory.
+
+    A symbolic link is not followed, and the directory stays if it holds other files.
+    """
     for path in (folder, os.path.join(folder, _DATA), os.path.join(folder, _TABLE), folder):
         for remove in (os.unlink, os.rmdir):
             with suppress(OSError):
@@ -220,9 +224,10 @@ def _remove(folder: str) -> None:
 
 
 def has_room(env: lmdb.Environment | None, root: str, size: int) -> bool:
-    """Return whether a value may be written. On a nearly full disk, some pages are for evictions.
+    """Return whether a value of `size` bytes may be written.
 
-    LMDB copies what it changes, so without a free page it could not even evict.
+    On a nearly full disk, some pages are reserved for evictions: LMDB copies each page that it
+    changes, so without free pages, it could not even evict.
     """
     if env is None or not is_nearly_full(root, size):
         return True
@@ -235,9 +240,9 @@ def has_room(env: lmdb.Environment | None, root: str, size: int) -> bool:
 
 
 def descriptors(root: str, near: int) -> dict[int, tuple[int, int]]:
-    """Return the descriptors of a database that was just opened, and the files they lead to.
+    """Return the descriptors of a database that was just opened, and the identities of their files.
 
-    LMDB does not return them. They follow `near`, another one that was just opened, unless
+    LMDB does not report them. They follow `near`, a descriptor that was opened just before, unless
     other threads open files at the same time.
     """
     with os.scandir(os.path.join(root, _FOLDER)) as items:
@@ -247,7 +252,7 @@ def descriptors(root: str, near: int) -> dict[int, tuple[int, int]]:
 
 
 def leads_to(number: int, file: tuple[int, int]) -> bool:
-    """Return whether a descriptor leads to a file."""
+    """Return whether a descriptor is open and leads to the file with this identity."""
     try:
         return identity(os.fstat(number)) == file
     except OSError:
@@ -255,9 +260,9 @@ def leads_to(number: int, file: tuple[int, int]) -> bool:
 
 
 def leak(each: object) -> None:
-    """Keep an object of LMDB from being freed, at the end of the process too.
+    """Keep an object of LMDB from being freed, even at the end of the process.
 
-    To free it would close files of the program, or wait for threads that no longer exist.
+    Freeing it would close files of the program, or wait for threads that no longer exist.
     """
     import ctypes  # noqa: PLC0415  2 ms
 

@@ -1,16 +1,16 @@
 """LMDB records: reads, writes and checks the B-tree, except for the values.
 
 The keys of the tree begin with a letter. Numbers are little-endian, except the times in keys, which
-are big-endian so that they sort; KEY is the 32 bytes that the hexadecimal digits say::
+are big-endian so that they sort; KEY is the key as 32 bytes::
 
     c             u64 bytes, u64 entries, u32 CRC-32 of both: the sums over all entries
     e KEY         u64 time of the last use in nanoseconds, u64 stored size, u32 CRC-32 of both
     r time KEY    u64 stored size: the entries by last use
     v KEY         the value
 
-There is one tree and not LMDB's named ones. The Python binding opens those in a write transaction,
-and a process that only reads would have to wait for it. If a record fails its check, the file is
-damaged. LMDB: http://www.lmdb.tech/doc/.
+All records are in one tree, not in LMDB's named databases. The Python binding opens a named
+database in a write transaction, for which a process that only reads would have to wait. If a record
+fails its check, the file is damaged. LMDB: http://www.lmdb.tech/doc/.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import lmdb
 
 PAGE = min(mmap.PAGESIZE, 32768)
 _PAGE_HEADER = 16
-#: By how many bytes a stored size exceeds the length of its value, at most.
+#: A stored size exceeds the length of its value by at most this many bytes.
 OVERHEAD = PAGE + _PAGE_HEADER - 1
 
-#: A use that is further in the future than this, in nanoseconds, is a clock's error. It does not
-#: count as a use.
+#: A recorded use that is further in the future than this, in nanoseconds, comes from a wrong clock,
+#: and does not count.
 FUTURE = 86_400_000_000_000
 
 #: A key and its record.
@@ -40,7 +40,7 @@ _CHECK = struct.Struct("<I")
 _SIZE = struct.Struct("<Q")
 _TIME = struct.Struct(">Q")
 _LATEST = (1 << 64) - 1
-#: More rows than there are.
+#: More rows than any database has.
 _ALL = 1 << 62
 
 
@@ -72,7 +72,7 @@ def add_to_sums(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
     """Add a change's bytes and entries to the sums; negative numbers subtract."""
     before = sums(txn) or (0, 0)
     if before[0] + size < 0 or before[1] + entries < 0:
-        raise lmdb.CorruptedError(f"sums of {before}, less than there is")
+        raise lmdb.CorruptedError(f"the sums are {before}, less than what is removed")
     txn.put(_SUMS, _pack(before[0] + size, before[1] + entries))
 
 
@@ -90,7 +90,7 @@ def info(txn: lmdb.Transaction[bytes], raw: bytes) -> tuple[int, int] | None:
 def put_info(
     txn: lmdb.Transaction[bytes], raw: bytes, used: int, size: int
 ) -> tuple[int, int] | None:
-    """Write last use and stored size of an entry; return those before, or None."""
+    """Write the last use and stored size of an entry; return the previous ones, or None."""
     before = info(txn, raw)
     if before is not None:
         txn.delete(b"r" + _TIME.pack(before[0]) + raw)
@@ -100,7 +100,7 @@ def put_info(
 
 
 def use(txn: lmdb.Transaction[bytes], raw: bytes, used: int) -> None:
-    """Write a use of an entry, if it exists and no later use is known.
+    """Write a use of an entry, if the entry exists and no later use is recorded.
 
     A recorded use that is later by `FUTURE` or more is overwritten.
     """
@@ -110,7 +110,7 @@ def use(txn: lmdb.Transaction[bytes], raw: bytes, used: int) -> None:
 
 
 def remove_info(txn: lmdb.Transaction[bytes], raw: bytes) -> tuple[int, int] | None:
-    """Remove last use and stored size of an entry; return them, or None if there are none."""
+    """Remove the last use and stored size of an entry; return them, or None if it has none."""
     found = info(txn, raw)
     if found is not None:
         txn.delete(b"e" + raw)
@@ -127,7 +127,10 @@ def _pairs(txn: lmdb.Transaction[bytes], prefix: bytes, after: bytes, most: int)
 def rows(
     txn: lmdb.Transaction[bytes], after: bytes, most: int
 ) -> list[tuple[bytes, bytes, int, int]]:
-    """Return (place, key, last use, stored size) of entries by last use, from a place on."""
+    """Return (place, key, last use, stored size) of entries, least recently used first.
+
+    These are at most `most` entries, from the place `after` on.
+    """
     try:
         found = [
             (name[1:], name[9:], _TIME.unpack(name[1:9])[0], _SIZE.unpack(row)[0])
@@ -145,7 +148,7 @@ def rows(
 
 
 def problems(txn: lmdb.Transaction[bytes]) -> list[str]:
-    """Return where the records differ from the values."""
+    """Return the differences between records and values, in words."""
     try:
         entries = {name[1:]: _unpack(row)[1] for name, row in _pairs(txn, b"e", b"", _ALL)}
         used, counted = len(rows(txn, b"", _ALL)), sums(txn) or (0, 0)
@@ -155,11 +158,11 @@ def problems(txn: lmdb.Transaction[bytes]) -> list[str]:
     if [b"v" + raw for raw in entries] != values or used != len(values):
         return [f"{len(values)} values, {len(entries)} records, {used} rows by recency"]
     right = (sum(entries.values()), len(entries))
-    return [] if counted == right else [f"the sums are {counted}; right: {right}"]
+    return [] if counted == right else [f"the sums are {counted}, expected {right}"]
 
 
 def _names(txn: lmdb.Transaction[bytes], prefix: bytes) -> list[bytes]:
-    """Return the keys that begin with a letter: 41 bytes each at most, whatever the values."""
+    """Return the keys that begin with a letter, at most 41 bytes each; values are not read."""
     with txn.cursor() as cursor:
         keys = cursor.iternext(values=False) if cursor.set_range(prefix) else iter(())
         return list(takewhile(lambda name: name.startswith(prefix), keys))

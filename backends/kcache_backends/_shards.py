@@ -1,14 +1,15 @@
 """ShardCounters: bytes and entries of each of 256 shards, in one file of 8 KiB.
 
 Record of 32 bytes per shard, little-endian: u64 bytes, u64 entries, u64 that is 1 while an
-operation is under way, u64 check. The check is an odd linear combination of the other three plus a
-constant. So one record verifies itself, and the sums verify all 256 at once.
+operation is under way, u64 check. The check is a linear combination of the other three, with
+odd coefficients, plus a constant. So one record verifies itself, and the sums of the four fields
+verify all 256 records at once.
 A process writes a record only while it holds the shard's lock. For a put, it adds to the record and
 then changes the tree. For a delete, it changes the tree and then subtracts. So after a kill at any
 instant, the record is at or above the truth, and it says that an operation is under way. The next
 process that takes the lock sees this and counts the shard again.
 
-Below the counters are the calls of `os` of the backend, with the errors that are expected.
+The functions at the end call `os` for the backend, and handle the errors that are expected.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ANY_SIZE = 1 << 62
 #: How long a process waits for a lock, in seconds. A holder keeps it for a few milliseconds.
 PATIENCE = 10.0
 
-#: Matches the names of the temporary files that the file backend makes. It may remove these.
+#: Matches the names of the temporary files that the file backend makes, and may remove.
 is_temporary = partial(re.fullmatch, r"\.[0-9a-f]{16}(-[0-9a-f]+)+\.tmp")
 
 _RECORD = struct.Struct("<4Q")
@@ -46,7 +47,7 @@ _SALT = 0x6B63616368652F31
 class ShardCount(NamedTuple):
     """How many bytes and entries one shard holds.
 
-    `under_way` is 1 if the last writer has not finished: it works, or it was killed.
+    `under_way` is 1 if the last writer has not finished: it still works, or it was killed.
     """
 
     bytes: int
@@ -59,7 +60,7 @@ def _pack(count: ShardCount) -> bytes:
 
 
 def _check(size: int, entries: int, under_way: int, records: int = 1) -> int:
-    """Return the fourth field of a record, or the sum of those of some records."""
+    """Return the check of a record; for sums over some records, the sum of their checks."""
     return (size * _ODD[0] + entries * _ODD[1] + under_way * _ODD[2] + records * _SALT) & _MASK
 
 
@@ -71,24 +72,25 @@ def _unpack(raw: bytes) -> ShardCount | None:
 
 
 def open_counters(path: str, make: Callable[[], object]) -> ShardCounters:
-    """Open the counters' file for reading and writing, or make it.
+    """Open the counters' file for reading and writing; make it if it does not exist.
 
-    A new one has zeros, or records that ask for a recount for shards that are there already.
+    In a new file, the records of shards that exist already are invalid, so that these shards are
+    counted. All other records are zero.
 
     Args:
         path: the file.
         make: called before the file is made; raises OSError if the directory is not a cache.
 
     Raises:
-        NotOursError: something else than a file of kcache is there.
-        TimeoutError: the process that makes the file, or writes to a shard, does not finish.
+        NotOursError: the path leads to something other than a file of kcache.
+        TimeoutError: another process that makes the file, or changes a shard, does not finish.
     """
     try:
         return ShardCounters(open_own(path, os.O_RDWR))
     except FileNotFoundError:
         make()
     file = open_own(path, os.O_RDWR | os.O_CREAT)
-    # Who opened it empty may have locked a shard already, and counted it.
+    # A process that opened the empty file may already have locked a shard and counted it.
     lock(file, 0, _ALL.size, timeout=PATIENCE)
     if os.fstat(file.fd).st_size < _ALL.size:
         found, empty = {*os.listdir(os.path.dirname(path))}, _pack(ShardCount(0, 0))
@@ -101,8 +103,8 @@ def open_counters(path: str, make: Callable[[], object]) -> ShardCounters:
 class ShardCounters:
     """The counters of one directory, open for one operation; a `with` statement closes them.
 
-    Threads and processes: `lock` excludes both per shard, until the file is closed. Reading needs
-    no lock.
+    Threads and processes: `lock` keeps all others from locking the shard until the file is closed.
+    Reading needs no lock.
 
     Attributes:
         file: closed with this object at the latest.
@@ -123,21 +125,21 @@ class ShardCounters:
         self.file.close()
 
     def removed(self) -> bool:
-        """Return whether the open file has lost its name."""
+        """Return whether the open file was deleted."""
         return os.fstat(self.file.fd).st_nlink == 0
 
     def lock(self, shard: int, patience: Backoff, seconds: float | None = None) -> None:
-        """Lock a shard, against threads and processes; see `Backoff.lock`.
+        """Lock a shard against other threads and processes; see `Backoff.lock`.
 
         Raises:
-            TimeoutError: its holder neither finishes nor dies: a process that was stopped, say.
+            TimeoutError: the holder did not release it in time, perhaps a stopped process.
         """
         self._locked = True
         start, length = shard * _RECORD.size, _RECORD.size
         self.locks_work = patience.lock(self.file, start, length, seconds=seconds)
 
     def read(self, shard: int) -> ShardCount | None:
-        """Return one shard's record, or None where it is damaged."""
+        """Return one shard's record, or None if it is damaged."""
         return _unpack(pread(self.file.fd, _RECORD.size, shard * _RECORD.size))
 
     def read_all(self) -> list[ShardCount | None]:
@@ -150,9 +152,9 @@ class ShardCounters:
         pwrite(self.file.fd, _pack(count), shard * _RECORD.size)
 
     def totals(self) -> tuple[int, int] | None:
-        """Return (bytes, entries) of all shards from one read, or None where a record is damaged.
+        """Return (bytes, entries) of all shards from one read, or None if a record is damaged.
 
-        A record that is caught in mid-write looks damaged, too.
+        A record that is just being written may look damaged, too.
         """
         raw = pread(self.file.fd, _ALL.size, 0)
         if len(raw) < _ALL.size:
@@ -184,7 +186,7 @@ def is_directory(path: str) -> bool:
 
 
 def require_own_shard(directory: str) -> None:
-    """Make the directory of a shard, unless it is there; reject a link, which leads elsewhere.
+    """Make the directory of a shard unless it exists; reject a link, which leads elsewhere.
 
     Raises:
         NotOursError: it is not a directory; FileNotFoundError: its parent does not exist.

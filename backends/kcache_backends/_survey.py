@@ -16,12 +16,12 @@ from kcache_backends._shards import ShardCount, ShardCounters, is_directory, is_
 SAMPLE = 2048
 #: If there are more, it sorts this many at a time...
 PART = 256
-#: ... and offers this share of them before it takes the next. A smaller share is closer to exact
-#: LRU. A larger share needs fewer stats per eviction (4 here).
+#: ... and offers this share of them before it sorts the next part. A smaller share is closer to
+#: exact LRU. A larger share needs fewer calls of stat per eviction (4 here).
 SHARE = 0.25
 
-#: A use that is further in the future than this, in nanoseconds, is a clock's error. It does not
-#: count as a use.
+#: A recorded use that is further in the future than this, in nanoseconds, comes from a wrong clock,
+#: and does not count.
 FUTURE = 86_400_000_000_000
 
 #: Without file locks, a temporary file counts as an orphan when it is this old, in seconds.
@@ -32,7 +32,7 @@ File = tuple[str, os.stat_result]
 
 
 def listed(folder: str) -> tuple[list[EntryInfo], list[File]]:
-    """Return the entries of a shard, and its other regular files; some may vanish in between.
+    """Return the entries of a shard, and its other regular files, without those that vanish.
 
     A symbolic link is not followed: its target is not in the cache.
     """
@@ -58,14 +58,14 @@ def coldest(
 ) -> Iterator[EntryInfo]:
     """Yield every entry, least recently used first, each once.
 
-    Exact if there are at most `SAMPLE` entries. Otherwise, it lists the shards that hold most until
-    it has `PART` entries, offers the coldest of them, and continues with the next shards. The
+    Exact if there are at most `SAMPLE` entries. Otherwise, it lists the fullest shards until it has
+    `PART` entries, offers the coldest of them, and continues with the next shards. The
     entries of a shard that is being changed, perhaps by a stopped process, come after all others.
 
     Args:
         counts: returns the records of all shards.
-        entries_of: returns the entries of a shard with this record; None if it is being changed,
-            unless it is to wait for that.
+        entries_of: takes a shard, its record, and whether to wait while the shard is being changed;
+            returns the entries, or None if the shard is being changed and it does not wait.
         now: the time, in nanoseconds.
     """
     offered: set[str] = set()
@@ -99,9 +99,10 @@ def coldest(
 def recount(
     folder: str, shard: int, counters: ShardCounters, *, most: int
 ) -> tuple[ShardCount, list[EntryInfo]]:
-    """Correct the record of a locked shard; return it, and the entries.
+    """Correct the record of a locked shard; return the record and the entries.
 
-    It removes orphans, and files of more than `most` bytes, which no put can have written.
+    This removes temporary files without a writer, and files of more than `most` bytes, which no put
+    can have written.
     """
     found, others = listed(folder)
     entries = [info for info in found if info.size <= most]
@@ -125,9 +126,9 @@ def recount(
 def problems(folder: str, count: ShardCount | None, *, repair: bool = False) -> Iterator[str]:
     """Yield what is wrong with a shard. `count` is its record; None if the record is damaged.
 
-    With repair, entries of other shards are removed. The traces of a killed process are not
-    reported: a record that is marked as being changed and is too high, and temporary files. The
-    shard's next writer mends both.
+    With `repair`, files that would be entries of other shards are removed. The traces of a killed
+    process are not reported: a record that is marked as being changed and is too high, and
+    temporary files. The shard's next writer mends both.
     """
     entries, others = listed(folder)
     strays = [name for name, _ in others if not is_temporary(name)]
@@ -149,7 +150,7 @@ def problems(folder: str, count: ShardCount | None, *, repair: bool = False) -> 
     if orphans:
         yield f"shard {shard}: {_files(orphans, 'temporary ')} without a writer"
     if strays:
-        yield f"shard {shard}: {_files(len(strays))} of other names than its entries"
+        yield f"shard {shard}: {_files(len(strays))} whose names are not those of its entries"
 
 
 def _files(count: int, kind: str = "") -> str:

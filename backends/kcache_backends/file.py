@@ -1,4 +1,4 @@
-"""FileBackend: one file for each entry, in 256 shards. The tree is the truth; no index.
+"""FileBackend: one file for each entry, in 256 shards. The files are the truth; no index.
 
 Layout of the directory::
 
@@ -47,24 +47,25 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 class FileBackend(Backend):
     """Values as files, renamed into place; recency as their mtime.
 
-    Threads: safe to share. Processes: any number; writers of one shard exclude each other with a
+    Threads: may share it. Processes: any number; writers of one shard exclude each other with a
     byte-range lock, readers never wait. Crash: a process killed at any instant leaves no torn value
     and no lock; a half-written temporary file is counted until its shard's next writer removes
     it. Power cut: without `durability="full"` the last entries may come back empty or torn, which
-    the engine's checksum turns into misses. Fork: it keeps nothing open. A process that is stopped
+    the engine's checksum turns into misses. Fork: it keeps no file open. A process that is stopped
     in a put or delete delays others that change the same shard, once a minute by `PATIENCE`
     seconds.
 
     Sizes are lengths of the files. What a file system adds (blocks, directories) is not counted:
-    at most 4 KiB per entry and 4 KiB per shard on the usual ones.
+    at most 4 KiB per entry and 4 KiB per shard on common file systems.
 
     Args:
         directory: the first change creates it, 0700, if it does not exist.
-        max_size: the cap. No put has written a larger file: it is removed unread.
+        max_size: the cap in bytes. A file that is larger than both the cap and 32 MiB is never
+            read, and is removed when its shard is next counted.
         read_only: create and change nothing.
         durability: `"none"`, or `"full"` to fsync each value and its directory before `put`
             returns.
-        clock: nanoseconds since the epoch, for recency.
+        clock: returns nanoseconds since the epoch, for recency.
 
     Raises:
         ConfigError: `durability` has another value.
@@ -81,17 +82,17 @@ class FileBackend(Backend):
     ) -> None:
         if durability not in ("none", "full"):
             raise ConfigError(f"durability: expected 'none' or 'full', got {durability!r}")
-        #: No value is larger.
+        #: A larger file is never read.
         self._most = ANY_SIZE if max_size is None else max(max_size, MOST_ABOVE_CAP)
         self._root = os.path.abspath(directory)
         self._read_only = read_only
         self._sync = durability == "full"
         self._now = increasing(clock)
-        #: Threads change shards one after the other: a file system may have no locks.
+        #: Held to change a shard, by one thread at a time: a file system may have no locks.
         self._changing = threading.Lock()
         self._patience = Backoff(PATIENCE)
         self._closed = False
-        #: Whether this object has found or made the directory, which is kcache's.
+        #: Whether the directory was found to be kcache's, or was made.
         self._claimed = False
         after_fork(self)
 
@@ -181,7 +182,7 @@ class FileBackend(Backend):
                 self._set_time(self._path(key))
 
     def usage(self) -> Usage:
-        """Return the sums of the counters: one read of 8 KiB; the files if they are read-only."""
+        """Return the sums of the counters, by one read of 8 KiB; if read-only, of the files."""
         with self._translated("usage"):
             try:
                 if not self._read_only:
@@ -202,7 +203,7 @@ class FileBackend(Backend):
     def coldest(self) -> Iterator[EntryInfo]:
         """Yield entries, coldest first, from the fullest shards; see `_survey.coldest`.
 
-        Exact where the directory holds at most 2,048 entries, or is open for reading only.
+        Exact if the directory holds at most 2,048 entries, or is open for reading only.
         """
         if self._read_only:
             yield from sorted(self.scan(), key=lambda info: info.used_ns)
@@ -218,9 +219,10 @@ class FileBackend(Backend):
             yield from entries
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
-        """Compare the counters with the files; look for orphans and for files of others.
+        """Compare the counters with the files; look for orphans and for files of other names.
 
-        Open for reading only, it takes no locks: a shard that is being written may look wrong.
+        A backend that is open for reading only takes no locks, so a shard that is being written may
+        look wrong.
         """
         if os.path.isdir(self._root):
             for shard in range(SHARDS):
@@ -229,7 +231,7 @@ class FileBackend(Backend):
                 yield from found
 
     def _problems(self, shard: int, *, repair: bool) -> list[str]:
-        """Lock a shard, unless open for reading only; return what is wrong with it."""
+        """Lock a shard, unless the backend is read-only; return what is wrong with the shard."""
         folder = self._folder(shard)
         if self._read_only:
             # A copy may be without counters, which the next writer will create.
@@ -261,11 +263,11 @@ class FileBackend(Backend):
             self._lock_and_recount(shard)
 
     def _replace(self, key: str, value: bytes, counters: ShardCounters, count: ShardCount) -> None:
-        """Write a value, then the new totals of its shard."""
+        """Write a value; before it, raise its shard's record, and then correct the record."""
         path = self._path(key)
         folder = f"{self._root}/{key[:2]}"
         shard = int(key[:2], 16)
-        # Process ids repeat in containers, and so would names that are made of them.
+        # Different containers have the same process ids, so names of these could collide.
         temporary = f"{folder}/.{key[:16]}-{os.urandom(8).hex()}.tmp"
         try:
             require_own_shard(folder)
@@ -291,7 +293,7 @@ class FileBackend(Backend):
     def _finish(
         self, counters: ShardCounters, shard: int, count: ShardCount, size: int, entries: int
     ) -> None:
-        """Write what a shard holds now; count it if its record can't have been right."""
+        """Write the new record of a shard; count the shard if the old record must be wrong."""
         if count.bytes + size < 0 or count.entries + entries < 0:
             self._recount(counters, shard)
         else:
@@ -306,25 +308,25 @@ class FileBackend(Backend):
 
     @contextmanager
     def _locked(self, shard: int, seconds: float | None = None) -> Generator[ShardCounters]:
-        """Lock a shard in the block, against threads and processes; see `ShardCounters.lock`."""
+        """Lock a shard in the block; see `ShardCounters.lock`."""
         with self._changing, self._open_counters() as counters:
             counters.lock(shard, self._patience, seconds)
             yield counters
 
     def _exact(self, counters: ShardCounters, shard: int) -> ShardCount:
-        """Return the record of a locked shard, which is counted if it may be wrong."""
+        """Return the record of a locked shard; count the shard if the record may be wrong."""
         count = counters.read(shard)
         if count is None or (count.under_way and counters.locks_work):  # a writer was killed
             count, _ = self._recount(counters, shard)
         return count
 
     def _lock_and_recount(self, shard: int) -> ShardCount:
-        """Lock a shard, count it, and write its record."""
+        """Lock a shard, count its files, and write its record."""
         with self._locked(shard) as counters:
             return self._recount(counters, shard)[0]
 
     def _recount(self, counters: ShardCounters, shard: int) -> tuple[ShardCount, list[EntryInfo]]:
-        """Correct the record of a locked shard; return it, and the entries."""
+        """Correct the record of a locked shard; return the record and the entries."""
         return recount(self._folder(shard), shard, counters, most=self._most)
 
     # -- for `coldest` -------------------------------------------------------------------------
@@ -336,9 +338,10 @@ class FileBackend(Backend):
     def _entries_of(
         self, shard: int, count: ShardCount | None, wait: bool
     ) -> list[EntryInfo] | None:
-        """Return the entries of a shard; lock it, and correct its record, if that differs.
+        """Return the entries of a shard; if its record differs, lock it and correct the record.
 
-        None if another process has locked it, unless this one is to wait.
+        If another process keeps the shard locked, the result is None, or with `wait`, after a
+        time-out, empty.
         """
         entries, _ = listed(self._folder(shard))
         if count == (sum(info.size for info in entries), len(entries), 0):
@@ -352,7 +355,7 @@ class FileBackend(Backend):
     # -- opening -------------------------------------------------------------------------------
 
     def _open_counters(self) -> ShardCounters:
-        """Open the counters for one operation; make them, with the directory, if need be."""
+        """Open the counters for one operation; make them, and the directory, if necessary."""
         if self._closed or self._read_only:
             how = "closed" if self._closed else "read-only"
             raise BackendError(f"{self._root} is {how}")

@@ -23,35 +23,35 @@ SMALLEST_MAP = 1 << 20
 #: which has 128 TiB:
 #: https://docs.kernel.org/arch/x86/x86_64/mm.html
 LARGEST_CAP = 16 << 40
-#: At most this many uses are noted, and the oldest is written after this many nanoseconds at the
-#: latest. So a read costs no write transaction. Each transaction writes all of them, which takes
-#: 10 us and 2 pages of memory for each.
+#: Uses are noted first, so that a read costs no write transaction: at most this many are noted, and
+#: the first use after this many nanoseconds writes them. Each write transaction writes all noted
+#: uses; each of these takes 10 us and 2 pages of memory.
 MAX_TOUCHED = 1024
 TOUCH_AFTER = 30_000_000_000
-#: How many rows one read transaction of `coldest` or `scan` looks at. A longer transaction would
-#: keep LMDB from using pages again.
+#: How many rows one read transaction of `coldest` or `scan` reads. A longer transaction would keep
+#: LMDB from reusing pages.
 ROWS = 256
 
 
 class LmdbBackend(Backend):
     """Values in an LMDB database: `get` copies from mapped memory, puts are transactions.
 
-    Threads: safe to share. Processes: any number on one machine; writers take turns, readers never
+    Threads: may share it. Processes: any number on one machine; one writes at a time, readers never
     wait. Crash: a process killed at any instant leaves the last committed state and no lock. Power
     cut: the last puts may be missing. Fork: the child opens the database again. A database that is
-    found to be damaged is replaced by an empty one, and so is one that is full because a process
-    was stopped in the middle of a read. Most damage is found. Some damage to the pages of the tree
-    can kill the process, and so can a program that truncates the file while it is open.
+    found to be damaged is replaced by an empty one, and so is a database that is full because a
+    process was stopped in the middle of a read. Most damage is found. Some damage to the pages of
+    the tree can kill the process, and so can a program that truncates the file while it is open.
 
     Stored sizes are whole pages (4 KiB on most machines): `ceil((length + 16) / page)` of them. The
-    file never grows beyond twice the cap, or 1 MiB, and shrinks when its last entry is deleted; the
-    table of readers adds 128 KiB.
+    file never grows beyond the larger of twice the cap and 1 MiB, and shrinks when its last entry
+    is deleted; the table of readers adds 128 KiB.
 
     Args:
         directory: created, 0700, if it does not exist.
         max_size: the cap that the engine will keep, in bytes.
         read_only: create and change nothing.
-        clock: nanoseconds since the epoch, for recency.
+        clock: returns nanoseconds since the epoch, for recency.
         file_system: returns the file system that a path is on, for tests.
 
     Raises:
@@ -87,7 +87,7 @@ class LmdbBackend(Backend):
         self._max_size = max_size
         self._now = increasing(clock)
         map_size = max(records.stored_size(MAP_FACTOR * max_size), SMALLEST_MAP)
-        #: None once it is closed.
+        #: None once this backend is closed.
         self._environment: Environment | None = Environment.of(
             self._root, map_size, read_only=read_only
         )
@@ -103,11 +103,11 @@ class LmdbBackend(Backend):
         value = environment.read(lambda txn: txn.get(name), recent=True)
         if value is None:
             value = environment.read(lambda txn: txn.get(name))
-        # What is larger was stored by a process with a larger cap.
+        # A larger value was stored by a process with a larger cap.
         return None if value is None or len(value) > self._max_size else value
 
     def touch(self, key: str) -> None:
-        """Note a use of `key`, to be written with the next ones.
+        """Note a use of `key`, which is written together with later uses.
 
         A hit waits for no writer: while another process writes, the uses wait for the next call.
         Uses that can't be written (a full disk) are dropped: the value matters more than its
@@ -118,7 +118,7 @@ class LmdbBackend(Backend):
             uses = environment.uses
             uses[key] = now = self._now()
             if now >= environment.uses_due or len(uses) >= MAX_TOUCHED:
-                if environment.uses_due:  # the first use only starts the time that they may wait
+                if environment.uses_due:  # the first use only sets the time
                     self._write_uses(0.0)
                 environment.uses_due = now + TOUCH_AFTER
                 if len(uses) >= MAX_TOUCHED:
@@ -132,7 +132,8 @@ class LmdbBackend(Backend):
             old = records.put_info(txn, raw, self._now(), size)
             if not has_room(environment.env, self._root, size):
                 raise DiskFullError(
-                    f"write {self._root}: the rest of the disk is left to evictions"
+                    f"write {self._root}: the disk is nearly full; the remaining space is reserved "
+                    "for evicting entries"
                 )
             txn.put(b"v" + raw, value)
             records.add_to_sums(txn, size - (old[1] if old else 0), old is None)
@@ -152,7 +153,7 @@ class LmdbBackend(Backend):
 
     @contextmanager
     def batch(self) -> Generator[None]:
-        """Make the changes in the block one transaction; a batch within a batch is part of it."""
+        """Make the block's changes one transaction; an inner batch is part of the outer one."""
         with self._writable().writing("write"):
             yield
 
@@ -170,7 +171,7 @@ class LmdbBackend(Backend):
             start = after
             while rows := self._opened().read(partial(records.rows, after=start, most=ROWS)):
                 for _, raw, used, size in rows:
-                    # An entry that was used since then has another place, and is met again.
+                    # An entry that was used since then has moved in the index, and is found again.
                     if raw not in offered:
                         offered.add(raw)
                         yield EntryInfo(raw.hex(), size, used)
@@ -183,8 +184,8 @@ class LmdbBackend(Backend):
     def check(self, *, repair: bool = False) -> Iterator[str]:
         """Verify the file page by page, then the sums and the index by recency.
 
-        With repair, a file with any damage is replaced by an empty one. Open for reading only, it
-        does not block writers, and a file that is being written may look damaged.
+        With `repair`, a file with any damage is replaced by an empty one. A backend that is open
+        for reading only does not block writers, so a file that is being written may look damaged.
         """
         from lmdb import verify  # noqa: PLC0415  it reads the bytes of the file
 
@@ -231,7 +232,7 @@ class LmdbBackend(Backend):
         return self._opened()
 
     def _write_uses(self, patience: float) -> None:
-        """Write the noted uses, if there are any and it can be done soon."""
+        """Write the noted uses, unless other writers need more than `patience` seconds."""
         environment = self._opened()
         if environment.uses and not self._read_only:
             with suppress(BackendError), environment.writing("touch", patience):

@@ -16,15 +16,15 @@ import zstandard
 from kcache.backend import Backend, WrappingBackend
 from kcache.errors import BackendError, ConfigError, CorruptEntryError
 
-#: The levels of the format's library: negative ones are faster, 22 is the smallest.
+#: The levels of the format's library: negative ones are faster, 22 makes values smallest.
 LEVELS = range(-7, 23)
 DEFAULT_LEVEL = 3
 #: A value with more bytes than this is neither compressed nor decompressed: a damaged frame may
 #: claim any size, and the claimed size is allocated. The largest known CUBINs have some hundred MB.
 MAX_SIZE = 1 << 30
 #: A frame holds at most this many times its own length, or `SMALL` bytes. A value that compresses
-#: better is stored uncompressed. A planted frame of 32 KB could grow to 1 GiB; CUBINs shrink to 1/4
-#: to 1/30.
+#: better is stored uncompressed. A malicious frame of 32 KB could grow to 1 GiB; CUBINs shrink to
+#: 1/4 to 1/30.
 MAX_RATIO = 256
 SMALL = 1 << 20
 
@@ -40,7 +40,8 @@ class ZstdBackend(WrappingBackend):
 
     Args:
         inner: the backend that keeps the values; closed with this one.
-        level: of compression, -7 (fast) to 22 (small). Entries of every level can be read.
+        level: the level of compression, -7 (fast) to 22 (small). Entries of every level can be
+            read.
         max_size: the cap that the engine keeps; a frame that claims to hold more is damaged.
 
     Raises:
@@ -56,14 +57,14 @@ class ZstdBackend(WrappingBackend):
         super().__init__(inner)
         self.level = level
         self.overhead += _PREFIX
-        #: Contexts of one thread: threads must not share the library's contexts.
+        #: The contexts of each thread: threads must not share the library's contexts.
         self._local = threading.local()
 
     def get(self, key: str) -> bytes | None:
         """Return the value under `key`, or None.
 
         Raises:
-            CorruptEntryError: `put` has not written what is stored.
+            CorruptEntryError: the stored bytes are not what `put` writes.
         """
         stored = self.inner.get(key)
         return None if stored is None else self._decompress(stored)
