@@ -1,7 +1,7 @@
 """For authors of backends: the contract as tests, a model, and backends to test against.
 
-`BackendContract` and `BackendMachine` need pytest and Hypothesis, the extra `testing`; the rest
-needs nothing. Nothing else in kcache imports this package.
+`BackendContract` and `BackendMachine` need pytest and Hypothesis (the extra `testing`); the rest
+needs no other package. Nothing else in kcache imports this package.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ __all__ = [
     "truncated",
 ]
 
-#: What needs pytest and Hypothesis, and the modules in which pytest explains failed assertions.
+#: The names that need pytest and Hypothesis, and the modules in which pytest explains failed
+#: assertions.
 _NEEDS_TOOLS = {"BackendContract": "contract", "BackendMachine": "machine"}
 _EXPLAINED = (*_NEEDS_TOOLS.values(), "_base", "_processes")
 
@@ -42,7 +43,7 @@ def __getattr__(name: str) -> object:
 
 
 def _require() -> None:
-    """Raise ImportError with what to install if the tools are missing."""
+    """Raise ImportError, which says what to install, if one of the tools is missing."""
     try:
         import hypothesis  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]
         import pytest  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]

@@ -25,7 +25,8 @@ import pytest
 from kcache.backend import Backend
 from kcache.testing.doubles import FakeClock
 
-#: A child or thread that takes longer than this many seconds hangs. No test here takes this long.
+#: A child or thread that takes longer than this many seconds counts as hanging. No test here takes
+#: this long.
 PATIENCE = 60
 
 
@@ -65,7 +66,7 @@ def kill_writers(
 ) -> None:
     """Start processes that write without end; kill them after a random number of operations.
 
-    Each calls `work` with a seed, and a function to call after every operation.
+    Each process calls `work` with a seed, and a function to call after every operation.
     """
     reading, writing = os.pipe()
     with open(reading, "rb", buffering=0) as reports:
@@ -87,10 +88,10 @@ def kill_writers(
 
 
 class StopError(Exception):
-    """Raised in a batch by a test."""
+    """Raised by a test within a batch."""
 
 
-#: The cap of a place, unless a test names another: more than any test puts.
+#: The cap of a place, unless a test sets another one: more than any test puts.
 MAX_SIZE = 64 << 20
 
 
@@ -106,7 +107,7 @@ def sealed(name: str, number: int, size: int) -> bytes:
 
 
 def intact(name: str, value: bytes) -> bool:
-    """Return whether `value` is one that `sealed` made for `name`: whole, unmixed, its own."""
+    """Return whether `value` is what `sealed` made for `name`: not torn, mixed or another's."""
     return value == sealed(name, int.from_bytes(value[:8], "little"), len(value))
 
 
@@ -133,7 +134,7 @@ def as_threads(*works: Callable[[], object]) -> None:
 
 
 def anything(backend: Backend, random: Random, names: Sequence[str], largest: int) -> None:
-    """Do something to one of a few entries, and check what comes back."""
+    """Do a random operation on one of a few entries, and check its result."""
     name, choice = random.choice(names), random.randrange(12)
     if choice < 5:
         size = random.randrange(16, largest)
@@ -182,14 +183,15 @@ class ContractBase:
 
     Attributes:
         persistent: values are still there when the place is opened again.
-        shared: several handles, of any number of processes, may use one place at a time.
+        shared: several handles, in any number of processes, may use the same place at the same
+            time.
         exact_order: `coldest` follows the last use exactly, at least for a few hundred entries.
         heals: an open handle works again after its directory was removed.
-        takes_clock: `open` passes its clock on.
-        resolution: the time between two uses, in nanoseconds, that is enough to keep their order.
-        kills: how often the writers of a test are killed.
-        refuses_strangers: a place that has files of others is refused, and not changed.
-        bounds_reads: values beyond the cap are not read into memory.
+        takes_clock: `open` passes `clock` to the backend.
+        resolution: if two uses are this many nanoseconds apart, their order is kept.
+        kills: how often a test kills writers of each kind (with batches, and without).
+        refuses_strangers: a place that has files of other programs is rejected, and not changed.
+        bounds_reads: values that are larger than the cap are not read into memory.
     """
 
     persistent: bool = True
@@ -215,21 +217,21 @@ class ContractBase:
         """Return the backend, opened at `place`, which does not exist before the first time.
 
         `max_size` is the cap in bytes, `clock` returns nanoseconds since the epoch; None stands
-        for the system's.
+        for the system's clock.
         """
         raise NotImplementedError
 
     def look(self, place: Path) -> Mapping[str, int]:
         """Return the stored size of every key at `place`, as `Backend.usage` counts it.
 
-        It reads the medium itself, without the backend. It is called while handles are open, and
-        while other processes put and delete; then it may miss changes since its start. A place that
-        does not exist holds nothing.
+        This method reads the medium itself, without the backend. The tests call it while handles
+        are open, and while other processes put and delete; then it may miss changes since its
+        start. A place that does not exist holds nothing.
         """
         raise NotImplementedError
 
     def read_raw(self, place: Path, key: str) -> bytes:
-        """Return the bytes that the medium holds for `key`. Without it, damage is not tested."""
+        """Return the bytes that the medium holds for `key`; if missing, damage is not tested."""
         pytest.skip("read_raw is not supplied")
 
     def write_raw(self, place: Path, key: str, image: bytes) -> None:
@@ -241,7 +243,7 @@ class ContractBase:
         return ()
 
     def snapshot(self, place: Path) -> Mapping[str, object]:
-        """Return all that must not change at `place` while it is open for reading only."""
+        """Return everything that must not change at `place` while it is open for reading only."""
         found: dict[str, object] = {}
         for path in sorted(place.rglob("*")):
             status = path.stat()
@@ -264,7 +266,7 @@ class ContractBase:
         assert threading.active_count() <= before, "a thread is left"
 
     def opened(self, place: Path, **options: Any) -> closing[Backend]:  # noqa: ANN401
-        """Open the backend for a `with` block, which closes it at its end; options of `open`."""
+        """Open the backend for a `with` block, which closes it; `options` are those of `open`."""
         return closing(self.open(place, **options))
 
     def needs(self, *attributes: str) -> None:
@@ -287,7 +289,7 @@ class ContractBase:
     def agree(
         self, backend: Backend, place: Path, expected: Mapping[str, bytes] | None = None
     ) -> None:
-        """Assert that usage equals the medium's entries, and that these are the expected ones."""
+        """Assert that `usage` agrees with the medium's entries, and these with `expected`."""
         sizes = self.look(place)
         assert backend.usage() == (sum(sizes.values()), len(sizes))
         if expected is not None:
@@ -296,14 +298,14 @@ class ContractBase:
                 assert backend.get(name) == value
 
     def not_below_the_truth(self, backend: Backend, place: Path) -> None:
-        """Assert that usage is not below the size of the medium's entries."""
+        """Assert that `usage` is not below the size and number of the medium's entries."""
         sizes = self.look(place)
         usage = backend.usage()
         assert usage.bytes >= sum(sizes.values())
         assert usage.entries >= len(sizes)
 
     def sound(self, backend: Backend, names: Collection[str]) -> None:
-        """Assert that every value under `names` is whole, or a miss."""
+        """Assert that each of `names` has a whole value or none."""
         for name in names:
             value = backend.get(name)
             assert value is None or intact(name, value), f"a torn or mixed value under {name}"

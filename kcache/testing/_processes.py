@@ -33,11 +33,11 @@ NEW = b"new!" * 2000
 class ProcessTests(ContractBase):
     """Threads never see a torn or mixed value, and the count is right when they are done.
 
-    Any number of processes may use one place; one that is killed at any instant does no harm.
+    Any number of processes may use the same place; a process that is killed does no harm.
     """
 
     def test_a_batch_is_of_one_thread(self, place: Path) -> None:
-        """Other threads read and write during a batch; if it fails, their changes stay."""
+        """Other threads read and write during a batch; if the batch fails, their changes stay."""
         with self.opened(place) as backend:
             inside, ended = threading.Event(), threading.Event()
 
@@ -65,7 +65,7 @@ class ProcessTests(ContractBase):
     # -- threads -----------------------------------------------------------------------------------
 
     def test_eight_threads_on_four_keys(self, place: Path) -> None:
-        """Any operations at once, with one handle or several: no torn or mixed value."""
+        """Simultaneous operations, on one handle or several, yield no torn or mixed value."""
         with self.opened(place) as backend:
 
             def work(seed: int) -> None:
@@ -82,7 +82,7 @@ class ProcessTests(ContractBase):
     def test_an_iteration_may_end_in_another_thread(self, place: Path) -> None:
         """An iterator that one thread began can be continued, and dropped, by another.
 
-        Each of two iterations at once yields every entry.
+        Each of two simultaneous iterations yields every entry.
         """
         with self.opened(place) as backend:
             names = self.fill(backend, 20)
@@ -137,7 +137,7 @@ class ProcessTests(ContractBase):
             self.agree(backend, place, {**kept, **new, names[1]: b"child"})
 
     def test_a_fork_beside_busy_threads(self, place: Path) -> None:
-        """A child forked while other threads work in the backend is not caught in their locks."""
+        """A child that is forked while other threads use the backend does not wait for them."""
         self.needs("shared")
         with self.opened(place) as backend:
             done = threading.Event()
@@ -171,8 +171,8 @@ class ProcessTests(ContractBase):
         """After any kill: no torn value, no lock left, `usage` not below the truth.
 
         The handle that was open all the time works, and the place can be opened at once. A kill
-        in the middle of a batch leaves all of it, some of it or nothing. Iterations of the writers
-        had begun.
+        in the middle of a batch leaves all of it, some of it or nothing. The writers have
+        iterations under way.
         """
         self.needs("shared")
 
@@ -181,7 +181,7 @@ class ProcessTests(ContractBase):
             with self.opened(place) as backend:
                 iterations = [backend.coldest(), backend.scan()]
                 while all(next(infos, True) for infos in iterations):
-                    # Waits for others are bounded: on a busy machine, one may time out.
+                    # The wait for other processes is limited, and may time out on a busy machine.
                     with suppress(BackendError), backend.batch() if batched else nullcontext():
                         for _ in range(8):
                             anything(backend, random, NAMES, LARGEST)

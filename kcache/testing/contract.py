@@ -34,7 +34,7 @@ from kcache.testing._processes import ProcessTests
 from kcache.testing.doubles import flipped, truncated
 from kcache.testing.machine import DEFAULTS, BackendMachine
 
-#: A number of entries that `coldest` may not examine at its start.
+#: More entries than `coldest` may examine at its start.
 _LARGE = 3_000
 _CAP = 1 << 20
 _THEIRS = b"a file of the program\n" * 500
@@ -76,7 +76,7 @@ def _open_files(below: Path) -> list[str]:
 
 
 class BackendContract(ProcessTests):
-    """Subclass it in a test module, supply `open` and `look`, and pytest runs every promise.
+    """Subclass it in a test module, supply `open` and `look`, and pytest tests every promise.
 
     Each test checks one promise, which its docstring states. The tests compare the answers of the
     backend with `look` and the other hooks. These read the medium itself, so the backend can't
@@ -86,7 +86,7 @@ class BackendContract(ProcessTests):
     The tests fork and kill processes, where the system can fork.
 
     Attributes:
-        machine_settings: Hypothesis's settings for `BackendMachine`; None for its own.
+        machine_settings: Hypothesis's settings for `BackendMachine`; None stands for its defaults.
     """
 
     machine_settings: hypothesis.settings | None = None
@@ -104,7 +104,7 @@ class BackendContract(ProcessTests):
         run_state_machine_as_test(Machine, settings=self.machine_settings or DEFAULTS)
 
     def test_usage_is_never_below_the_truth_while_others_write(self, place: Path) -> None:
-        """While others put and delete, `usage` is at least what is held before and after it."""
+        """While others put and delete, `usage` is at least what is held before and afterwards."""
         self.needs("shared")
         with self.opened(place) as backend:
 
@@ -134,7 +134,7 @@ class BackendContract(ProcessTests):
     def test_a_large_cache_costs_no_more_than_a_small_one(self, place: Path) -> None:
         """With more entries, `usage` and the start of `coldest` make no more calls.
 
-        They hold no more memory either. A read-only handle, and one that opens after a crash, may
+        They use no more memory, either. A read-only handle, and one that opens after a crash, may
         count afresh.
         """
         usages: list[tuple[int, int]] = []
@@ -152,9 +152,9 @@ class BackendContract(ProcessTests):
             assert more_size <= 2 * size + 65_536
 
     def test_more_than_max_size_is_put_or_refused(self, place: Path) -> None:
-        """The cap is the engine's business: a put beyond it works, or raises `BackendError`.
+        """The engine enforces the cap: a put beyond it works, or raises `BackendError`.
 
-        Either way what was put stays whole and counted, and there is room again after deletes.
+        In both cases, what was put stays whole and counted, and there is room again after deletes.
         """
         cap = 1 << 20
         with self.opened(place, max_size=cap) as backend:
@@ -188,7 +188,7 @@ class BackendContract(ProcessTests):
     # -- read-only -------------------------------------------------------------------------------
 
     def test_reading_only_changes_nothing(self, place: Path) -> None:
-        """Everything is found, and no method changes a thing; `put` raises `BackendError`.
+        """Reads find everything, no method changes anything, and `put` raises `BackendError`.
 
         A place that does not exist reads as an empty one, and is not created.
         """
@@ -222,7 +222,7 @@ class BackendContract(ProcessTests):
     def test_a_handle_that_is_closed_or_has_lost_its_place(self, place: Path) -> None:
         """Each method, and an iteration that has begun, works or raises `BackendError`.
 
-        If the place was removed, the handle finds nothing, and then works again.
+        If the place was removed, a handle of a backend that `heals` works again.
         """
         for act in EVERYTHING.values():
             for removed in (False, True) if self.persistent else (False,):
@@ -251,7 +251,7 @@ class BackendContract(ProcessTests):
                 shutil.rmtree(place, ignore_errors=True)
 
     def test_opening_many_times_leaks_nothing(self, place: Path) -> None:
-        """Handles that are opened and closed leave no file open, and none on the medium."""
+        """Handles that are opened and closed leave no file open, and no leftovers on the medium."""
         with self.opened(place) as backend:
             backend.put(key(1), b"value")
         opened = len(_open_files(Path("/")))
@@ -288,7 +288,7 @@ class BackendContract(ProcessTests):
     # -- other people's files ----------------------------------------------------------------------
 
     def test_a_directory_of_others_is_left_alone(self, place: Path) -> None:
-        """A place with other files is rejected by `BackendError`, and nothing changes."""
+        """A place with other files is rejected with `BackendError`, and nothing changes."""
         self.needs("persistent", "refuses_strangers")
         (place / "photos").mkdir(parents=True)
         for name in ("notes", "counters", "lock", "photos/one"):
@@ -303,7 +303,7 @@ class BackendContract(ProcessTests):
         assert self.snapshot(place) == before
 
     def test_what_is_larger_than_the_cap_is_not_read(self, place: Path) -> None:
-        """A value that grew on the medium beyond all bounds is `None` or a `BackendError`."""
+        """A read of a value that grew far beyond the cap returns None or raises `BackendError`."""
         self.needs("bounds_reads")
         with self.opened(place, max_size=_CAP) as backend:
             for name in (key(1), key(2)):

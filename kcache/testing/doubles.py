@@ -16,10 +16,10 @@ START = 1_767_225_600_000_000_000
 class FakeClock:
     """A clock for backends and engines: call it for nanoseconds, call `seconds` for seconds.
 
-    Threads: safe to read from any; move it from one.
+    Threads: several may read it; only one may advance it.
 
     Args:
-        now_ns: nanoseconds since the epoch at which it starts.
+        now_ns: the time at which it starts, in nanoseconds since the epoch.
     """
 
     def __init__(self, now_ns: int = START) -> None:
@@ -39,16 +39,16 @@ class FakeClock:
 
 
 class MemoryBackend(Backend):
-    """Values in a dict, least recently used first; gone with the object.
+    """Values in a dict, least recently used first; they end with the object.
 
-    Threads: safe to share. Processes: each has its own; a forked child continues with a copy.
+    Threads: may share it. Processes: each has its own values; a forked child continues with a copy.
 
     Args:
-        clock: nanoseconds since the epoch, for recency.
+        clock: returns nanoseconds since the epoch, for recency.
 
     Attributes:
-        values: what is held, least recently used first. For looking at; change it through `put`
-            and `delete`.
+        values: the values, least recently used first. Only read this; to change it, use `put` and
+            `delete`.
         closed: how often `close` was called. A closed backend still works.
     """
 
@@ -123,14 +123,14 @@ class FaultyBackend(WrappingBackend):
     Threads, processes: as the inner backend. The recorded calls belong to this object.
 
     Args:
-        inner: a new `MemoryBackend` if none is given.
+        inner: the other backend; None stands for a new `MemoryBackend`.
 
     Attributes:
         faults: method name -> an exception, which each call raises, or a function, which each call
             calls first.
         calls: names of the methods that were called, in order.
         damage: a function that changes a value before `get` or `use` returns it, such as `flipped`
-            or `truncated`; None returns it as it is.
+            or `truncated`; None leaves values unchanged.
     """
 
     def __init__(self, inner: Backend | None = None) -> None:
@@ -160,7 +160,7 @@ class FaultyBackend(WrappingBackend):
 
 
 def flipped(offset: int = 0, bits: int = 1) -> Callable[[bytes], bytes]:
-    """Return a damage for `FaultyBackend.damage`: the byte at `offset`, exclusive-or `bits`."""
+    """Return a function for `FaultyBackend.damage` that XORs the byte at `offset` with `bits`."""
 
     def flip(value: bytes) -> bytes:
         image = bytearray(value)
@@ -172,5 +172,5 @@ def flipped(offset: int = 0, bits: int = 1) -> Callable[[bytes], bytes]:
 
 
 def truncated(length: int) -> Callable[[bytes], bytes]:
-    """Return a damage for `FaultyBackend.damage`: all but the first `length` bytes cut off."""
+    """Return a function for `FaultyBackend.damage` that keeps only the first `length` bytes."""
     return lambda value: value[:length]

@@ -1,4 +1,4 @@
-"""BackendMachine: a backend against a dict in the order of use, under random operations."""
+"""BackendMachine: compares a backend with a dict in the order of use, by random operations."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _LISTINGS = st.sampled_from(["coldest", "scan"])
 
 
 class BackendMachine(RuleBasedStateMachine):
-    """One handle of a backend at its own place, with a clock, against a model.
+    """Compares one handle of a backend, with its own place and clock, with a model.
 
     Args:
         suite: opens the backend, and looks at its medium.
@@ -78,7 +78,7 @@ class BackendMachine(RuleBasedStateMachine):
 
     @rule(change=_CHANGES)
     def change(self, change: tuple[str, int | None]) -> None:
-        """Put, delete or touch: the medium holds what is returned, whatever is replaced."""
+        """Put, delete or touch; a returned size is that on the medium, whatever is replaced."""
         name, size = change
         before = self.suite.look(self.place).get(name, 0)
         returned = self._do(name, size)
@@ -105,14 +105,14 @@ class BackendMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(KEYS))
     def get(self, name: str) -> None:
-        """`get` returns the value as it was put, and is no use."""
+        """`get` returns the value that was put, and does not count as a use."""
         found = self.backend.get(name)
         assert found == self.model.get(name, (None, 0))[0]
         assert type(found) in (bytes, type(None))
 
     @rule(name=st.sampled_from(KEYS))
     def use(self, name: str) -> None:
-        """`use` returns the same, and is a use."""
+        """`use` returns the same, and counts as a use."""
         self.suite.pass_time(self.clock)
         value = self.model.pop(name, None)
         assert self.backend.use(name) == (None if value is None else value[0])
@@ -149,7 +149,7 @@ class BackendMachine(RuleBasedStateMachine):
 
     def _change_in_batch(self, changes: Sequence[tuple[str, int | None]]) -> None:
         for name, size in changes:
-            if size != -1:  # whether a batch that fails leaves its uses is not said
+            if size != -1:  # the contract leaves open whether a failed batch keeps its uses
                 self._do(name, size)
             self.get(name)
         assert self.backend.usage().entries == len(self.model)
@@ -186,7 +186,7 @@ class BackendMachine(RuleBasedStateMachine):
 
     @rule()
     def set_the_clock_back(self) -> None:
-        """The uses of one handle stay in their order."""
+        """The uses of one handle stay in their order, although the clock is set back."""
         self.change((KEYS[0], 0))  # a handle that has used nothing does not know the time
         self.clock.advance(-3600)
         self.behind, self.was_behind = self.behind + 3600, True
@@ -194,7 +194,7 @@ class BackendMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.suite.shared and not self.behind and hasattr(os, "fork"))
     @rule(changes=_SEVERAL)
     def change_in_another_process(self, changes: Sequence[tuple[str, int | None]]) -> None:
-        """What another process did counts, its uses at the latest when it has closed its handle."""
+        """The changes of another process are seen, its uses once it has closed its handle."""
         own = self.backend
 
         def work() -> None:
@@ -212,7 +212,7 @@ class BackendMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.suite.persistent)
     @rule()
     def open_anew(self) -> None:
-        """Another handle finds the same, when the clock is right again."""
+        """A new handle finds the same, once the clock is right again."""
         self.clock.advance(self.behind + 1)
         self.behind = 0.0
         self.backend.close()
