@@ -22,7 +22,7 @@ GROUP = "kcache.backends"
 #: A key has this many lower-case hexadecimal digits (a SHA-256 digest).
 KEY_LENGTH = 64
 
-#: Errors of a full disk: evicting entries of this cache helps.
+#: Error numbers of a full disk or quota: evicting entries of this cache helps.
 NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 _HEX = "0123456789abcdef"
@@ -44,13 +44,13 @@ def check_key(key: object) -> None:
 
 
 def failure(operation: str, error: OSError) -> BackendError:
-    """Return what a backend raises for an error of the operating system."""
+    """Return the exception of a backend for an error of the operating system."""
     where = f" {error.filename}" if error.filename else ""
     return BackendError(f"{operation}{where}: {error.strerror or error}")
 
 
 def increasing(clock: Callable[[], int]) -> Callable[[], int]:
-    """Return a clock whose times increase with each call, although `clock` may be set back."""
+    """Return a clock whose times increase with each call, even if `clock` is set back."""
     last = 0
 
     def now() -> int:
@@ -121,7 +121,7 @@ class Backend(ABC):
     def touch(self, key: str) -> None:
         """Record a use of `key`; an absent key is ignored.
 
-        The record may be buffered; then only a crash loses it.
+        The record may be buffered. It may be lost in a crash, or if it can't be written.
         """
 
     def use(self, key: str) -> bytes | None:
@@ -138,15 +138,15 @@ class Backend(ABC):
     def batch(self) -> AbstractContextManager[None]:
         """Return a context in which this thread's changes may take effect together, at its end.
 
-        The engine evicts and stores inside one batch. A backend with transactions makes them one;
-        then `usage` in the block is exact, and if the block or its end raises, nothing was changed.
-        Other backends, and this default, make each change at once.
+        The engine evicts and stores inside one batch. A backend with transactions makes the
+        batch one transaction: `usage` in the block is exact, and if the block or its end raises,
+        nothing was changed. Other backends, and this default, make each change at once.
         """
         return nullcontext()
 
     @abstractmethod
     def usage(self) -> Usage:
-        """Return bytes and entries stored by every process, in constant time."""
+        """Return the bytes and entries that all processes have stored, in constant time."""
 
     @abstractmethod
     def coldest(self) -> Iterator[EntryInfo]:
@@ -158,7 +158,7 @@ class Backend(ABC):
 
     @abstractmethod
     def scan(self) -> Iterator[EntryInfo]:
-        """Yield every entry in any order, also while others delete entries."""
+        """Yield every entry in any order, even while others delete entries."""
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
         """Yield a sentence for each fault of the medium itself.
@@ -187,7 +187,7 @@ class WrappingBackend(Backend):
         self.overhead = inner.overhead
 
     def inner_for(self, method: str) -> Backend:
-        """Return the other backend, before a method of it is called."""
+        """Return the other backend; called before each call of one of its methods."""
         del method
         return self.inner
 
@@ -237,7 +237,7 @@ class WrappingBackend(Backend):
 
 
 class NoBackend(Backend):
-    """A backend that takes every value and keeps none.
+    """A backend that accepts every value and keeps none.
 
     It replaces a backend that could not be opened, after a warning to the user. Compiled kernels
     are then kept in the memory tier only.
@@ -295,7 +295,7 @@ _FIRST_PARTY = {
 
 
 def backend_names() -> list[str]:
-    """Return the names of every backend that is installed, sorted."""
+    """Return the names of all installed backends, sorted."""
     return sorted({*_FIRST_PARTY, *_registered().names})
 
 
@@ -312,10 +312,10 @@ def is_backend(name: str) -> bool:
 
 
 def require_backend(value: str, *, name: str = "backend") -> str:
-    """Return the name of a backend that is installed; `name` is what gives it, for the error.
+    """Return `value`, the name of an installed backend; errors say that `name` has this value.
 
     Raises:
-        ConfigError: it is not a name; UnknownBackendError: it is not installed.
+        ConfigError: `value` is not a name; UnknownBackendError: no such backend is installed.
     """
     if not isinstance(value, str) or not value.strip():  # pyright: ignore
         raise ConfigError(f"{name}: expected the name of a backend, got {value!r}")
@@ -331,7 +331,7 @@ def open_backend(name: str, folder: str, *, max_size: int, read_only: bool = Fal
     Raises:
         UnknownBackendError: no backend of that name is installed.
         ConfigError: the backend rejects `max_size`.
-        BackendError: it can't be opened there, or imported.
+        BackendError: the backend can't be opened there, or imported.
     """
     require_backend(name)
     try:

@@ -72,7 +72,7 @@ def _require_shallow(value: object) -> None:
     """Reject metadata that is nested so deeply that recursive code could overflow the stack.
 
     Raises:
-        ValueError: there are more than `_MANY_LEVELS`.
+        ValueError: there are more than `_MANY_LEVELS` levels.
     """
     level = [value]
     for _ in range(_MANY_LEVELS):
@@ -91,8 +91,8 @@ def _require_shallow(value: object) -> None:
 class Entry:
     """The content under one key: named byte strings, and JSON metadata about them.
 
-    Immutable, so safe to share between threads. Two entries are equal when payload and
-    metadata are.
+    Immutable, so threads may share it. Two entries are equal if their payloads and metadata are
+    equal.
 
     Args:
         payload: section name -> bytes. At most `MAX_SECTIONS` sections, names of 1 to 255 UTF-8
@@ -224,9 +224,9 @@ def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
 
 
 def decode(blob: bytes, key: str, *, producer: bytes = b"") -> Entry:
-    """Return the entry in an envelope that was stored under `key`, every part of it checked.
+    """Check every part of an envelope that was stored under `key`, and return its entry.
 
-    It allocates no more than the envelope's own length, plus its metadata as Python objects.
+    This allocates no more than the length of the envelope, and its metadata as Python objects.
 
     Raises:
         IncompatibleEntryError: an undamaged envelope of another format version or producer.
@@ -251,7 +251,7 @@ def decode(blob: bytes, key: str, *, producer: bytes = b"") -> Entry:
         payload[name] = blob[position : position + size]
         position += size
     if len(payload) != count:
-        raise CorruptEntryError("two sections have one name")
+        raise CorruptEntryError("two sections have the same name")
     entry = object.__new__(Entry)
     _fill(entry, payload, metadata, cost)
     return entry
@@ -294,7 +294,7 @@ def _checked_header(blob: bytes, key: str, producer: bytes) -> tuple[float, int,
 def _metadata_in(text: bytes) -> dict[str, JSON]:
     metadata = _decode_json(text.decode())
     if b"\\u" in text or text.count(b"[") + text.count(b"{") > _MANY_LEVELS:
-        # Fails for lone surrogates, and for deeply nested metadata.
+        # These raise for lone surrogates, and for deeply nested metadata.
         _compact(metadata).encode()
         _require_shallow(metadata)
     if type(metadata) is not dict:
@@ -347,7 +347,7 @@ def sets_in(manifest: Entry) -> list[bytes]:
 
 
 def merged(old: Entry, new: Entry, most: int) -> Entry | None:
-    """Return a manifest with the sets of both, the new ones first; None if `old` has all of them.
+    """Return a manifest with the sets of both, those of `new` first; None if `old` has all of them.
 
     If there are more than `MAX_SETS`, or they have more than `most` bytes, the oldest are dropped.
     At least one set is kept.
