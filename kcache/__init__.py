@@ -10,6 +10,9 @@ The public names are imported from their modules at their first use (PEP 562), s
 
 from __future__ import annotations
 
+import os
+from _thread import RLock  # `threading` is not loaded yet
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kcache._version import __version__
@@ -103,16 +106,23 @@ _MODULES = {
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
+#: For `kcache.util.forks`; made here because the import of that module has to hold it, too.
+importing = RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(  # noqa: TID251  as above
+        before=importing.acquire,
+        after_in_parent=importing.release,
+        after_in_child=importing.release,
+    )
+
 
 def __getattr__(name: str) -> object:
     module = _HOME.get(name)
     if module is None:
         raise AttributeError(f"module 'kcache' has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415  see above
-
-    from kcache.util.forks import importing  # noqa: PLC0415  see above
-
     with importing:
+        from importlib import import_module  # noqa: PLC0415  see above
+
         value = getattr(import_module(f"kcache.{module}"), name)
     globals()[name] = value
     return value

@@ -301,7 +301,8 @@ def backend_names() -> list[str]:
 
 def _registered() -> EntryPoints:
     """Return the backends of other packages."""
-    from importlib.metadata import entry_points  # noqa: PLC0415  25 ms
+    with importing:
+        from importlib.metadata import entry_points  # noqa: PLC0415  25 ms
 
     return entry_points(group=GROUP)
 

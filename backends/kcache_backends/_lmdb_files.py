@@ -20,6 +20,7 @@ import lmdb
 from kcache.backend import NO_ROOM, failure
 from kcache.directory import claim
 from kcache.errors import BackendError, DiskFullError, FullError
+from kcache.util.forks import importing
 from kcache.util.open_file import OwnFile, identity, is_plain, open_own
 from kcache.util.path_safety import foreign, make_directory, unsafe_part
 
@@ -264,7 +265,8 @@ def leak(each: object) -> None:
 
     Freeing it would close files of the program, or wait for threads that no longer exist.
     """
-    import ctypes  # noqa: PLC0415  2 ms
+    with importing:
+        import ctypes  # noqa: PLC0415  2 ms
 
     with suppress(AttributeError):  # PyPy has no reference counts
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))

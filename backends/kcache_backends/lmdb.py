@@ -10,6 +10,7 @@ from functools import partial
 
 from kcache.backend import Backend, EntryInfo, Usage, increasing
 from kcache.errors import BackendError, ConfigError, DiskFullError
+from kcache.util.forks import importing
 from kcache.util.mounts import FileSystem, file_system
 from kcache_backends import _lmdb_records as records
 from kcache_backends._lmdb_environment import SHORT_WAIT, Environment
@@ -187,7 +188,8 @@ class LmdbBackend(Backend):
         With `repair`, a file with any damage is replaced by an empty one. A backend that is open
         for reading only does not block writers, so a file that is being written may look damaged.
         """
-        from lmdb import verify  # noqa: PLC0415  it reads the bytes of the file
+        with importing:
+            from lmdb import verify  # noqa: PLC0415  it reads the bytes of the file
 
         environment = self._opened()
         self._write_uses(SHORT_WAIT)

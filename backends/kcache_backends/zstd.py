@@ -15,6 +15,7 @@ import zstandard
 
 from kcache.backend import Backend, WrappingBackend
 from kcache.errors import BackendError, ConfigError, CorruptEntryError
+from kcache.util.forks import importing
 
 #: The levels of the format's library: negative ones are faster, 22 makes values smallest.
 LEVELS = range(-7, 23)
@@ -124,7 +125,8 @@ def zstd_file(
     level: int = DEFAULT_LEVEL,
 ) -> ZstdBackend:
     """Return the backend called `zstd`: compressed values in files."""
-    from kcache_backends.file import FileBackend  # noqa: PLC0415  not the other one, too
+    with importing:
+        from kcache_backends.file import FileBackend  # noqa: PLC0415  not the other one, too
 
     inner = FileBackend(directory, max_size=max_size, read_only=read_only)
     return ZstdBackend(inner, level=level, max_size=max_size)
@@ -142,7 +144,8 @@ def zstd_lmdb(
     Raises:
         BackendError: as `LmdbBackend`.
     """
-    from kcache_backends.lmdb import LmdbBackend  # noqa: PLC0415  not the other one, too
+    with importing:
+        from kcache_backends.lmdb import LmdbBackend  # noqa: PLC0415  not the other one, too
 
     inner = LmdbBackend(directory, max_size=max_size, read_only=read_only)
     return ZstdBackend(inner, level=level, max_size=max_size)

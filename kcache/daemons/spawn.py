@@ -14,6 +14,7 @@ from contextlib import suppress
 from kcache._version import __version__
 from kcache.daemons.sockets import above_standard, bound, connected, folder_in, require_private
 from kcache.util.child_process import ISOLATED, children_are_elsewhere
+from kcache.util.forks import importing
 from kcache.util.locks import locked_directory
 from kcache.util.wire import heading
 
@@ -161,7 +162,8 @@ def spawn(
 
 def _run(command: list[str], message: bytes, passed: list[int], env: Env, logs: bool) -> None:
     """Start the process of a daemon; raise OSError."""
-    import subprocess  # noqa: PLC0415  4 ms, for which the launcher does not wait
+    with importing:
+        import subprocess  # noqa: PLC0415  4 ms, for which the launcher does not wait
 
     try:
         subprocess.run(

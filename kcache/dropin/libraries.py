@@ -9,6 +9,7 @@ import zlib
 
 from kcache._version import __version__
 from kcache.dropin import run_environment as env
+from kcache.util.forks import importing
 from kcache.util.path_safety import make_private, present_user, unsafe_part
 
 TYPE_CHECKING = False
@@ -45,7 +46,8 @@ def find(environment: Mapping[str, str]) -> str:
     folder = find_usable(environment)
     if folder is not None:
         return folder
-    from kcache.dropin.build import BuildError, build  # noqa: PLC0415  8 ms
+    with importing:
+        from kcache.dropin.build import BuildError, build  # noqa: PLC0415  8 ms
 
     folder = _own_folder(environment)
     try:
@@ -75,7 +77,8 @@ def find_usable(environment: Mapping[str, str]) -> str | None:
     if _are_in(folder):
         _check(folder)
         return folder
-    from kcache.dropin.build import compiler  # noqa: PLC0415  8 ms
+    with importing:
+        from kcache.dropin.build import compiler  # noqa: PLC0415  8 ms
 
     if compiler() is None:
         raise MissingError(_NO_COMPILER)

@@ -32,7 +32,7 @@ from urllib.parse import quote
 from kcache.backend import is_key
 from kcache.errors import BundleError
 from kcache.remote.signing import SealError
-from kcache.util.forks import after_fork, at_fork
+from kcache.util.forks import after_fork, at_fork, importing
 
 if TYPE_CHECKING:
     import sqlite3
@@ -229,7 +229,8 @@ def _sqlite() -> ModuleType:
         BundleError: there is none.
     """
     try:
-        import sqlite3  # noqa: PLC0415
+        with importing:
+            import sqlite3  # noqa: PLC0415
     except ImportError as error:
         reason = f"bundles need the module sqlite3, which this Python lacks ({error})"
         raise BundleError(reason) from error

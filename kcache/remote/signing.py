@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kcache.errors import ConfigError
 from kcache.remote.credentials import own_file, require_unreadable
+from kcache.util.forks import importing
 from kcache.util.open_file import SAFE
 from kcache.util.path_safety import unsafe_part
 
@@ -185,9 +186,10 @@ def _cryptography() -> tuple[Any, Any, Any]:
         ConfigError: the package `cryptography` is missing.
     """
     try:
-        from cryptography import exceptions  # noqa: PLC0415
-        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
-        from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
+        with importing:
+            from cryptography import exceptions  # noqa: PLC0415
+            from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+            from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
     except ImportError as error:
         needs = "the package cryptography: install kcache with the extra signing"
         raise ConfigError(f"signing keys need {needs}") from error

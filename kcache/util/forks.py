@@ -18,6 +18,8 @@ import threading
 from functools import partial
 from weakref import ref
 
+import kcache
+
 TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,14 +44,27 @@ def after_fork(each: Forked) -> None:
 
 
 def at_fork(before: Callable[[], object], after: Callable[[], object]) -> None:
-    """Call `before` before every fork, and `after` in both processes after it."""
+    """Call `before` before every fork, and then `after` in both processes.
+
+    `after` is not called for a fork that began before this call, or if `before` failed.
+    """
+    forking = set[int]()
+
+    def begin() -> None:
+        before()
+        forking.add(threading.get_ident())
+
+    def end() -> None:
+        if threading.get_ident() in forking:
+            forking.remove(threading.get_ident())
+            after()
+
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=before, after_in_parent=after, after_in_child=after)
+        os.register_at_fork(before=begin, after_in_parent=end, after_in_child=end)
 
 
-#: Held during each import inside a function; they take 0.1 s at most.
-importing = threading.RLock()
-at_fork(importing.acquire, importing.release)
+#: Held during each import inside a function; they take 0.1 s at most. A fork waits for it.
+importing = kcache.importing
 
 
 # -- the end ---------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from core.helpers import (
     key,
     nobodys_directory,
     output_of,
+    python,
 )
 from faults.places import NAMES, agrees, has, mount, put_all, sealed, truth
 
@@ -191,3 +192,42 @@ def test_forks_beside_the_first_use_leave_no_child_waiting(tmp_path: Path, long:
     runs = 80 if long else 3
     for run in range(runs):
         assert output_of(FIRST, str(tmp_path / "cache"), str(0.12 * run / runs)) == "well"
+
+
+BESIDE = """
+import os, signal, sys, threading, time
+import kcache
+module, use, place = sys.argv[1:]
+begun = threading.Event()
+class Slow:
+    def find_spec(name, path=None, target=None):
+        if name == module and not begun.is_set():
+            begun.set()
+            time.sleep(0.3)
+sys.meta_path.insert(0, Slow)
+thread = threading.Thread(target=exec, args=(use, globals()))
+thread.start()
+assert begun.wait(60)
+pid = os.fork()
+if not pid:
+    signal.alarm(10)
+    exec(use)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+thread.join()
+"""
+IMPORTS = [
+    ("kcache.util.forks", "kcache.Backend"),
+    ("importlib.metadata", "kcache.Backend; kcache.backend.backend_names()"),
+    ("kcache_backends.file", "kcache.open_engine(place, backend='zstd').close()"),
+    ("kcache_backends.lmdb", "kcache.open_engine(place, backend='zstd+lmdb').close()"),
+]
+
+
+@pytest.mark.parametrize(("module", "use"), IMPORTS)
+def test_a_fork_beside_an_import_leaves_no_child_waiting(
+    module: str, use: str, tmp_path: Path
+) -> None:
+    """The hooks of locks that are imported while the fork waits are not called for that fork."""
+    done = python(BESIDE, module, use, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
