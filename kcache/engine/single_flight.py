@@ -120,8 +120,12 @@ class SingleFlight:
         offset = len(_MARK) + (int(key[:16], 16) >> 2 ^ is_fallback << 61)
         try:
             file = open_file_of_cache(self._path, os.O_RDWR, lambda file: has_header(file, _MARK))
-            if lock(file, offset):
-                return file, True
+            try:
+                if lock(file, offset):
+                    return file, True
+            except BaseException:  # the traceback of an interrupt may keep the file, and its lock
+                release(file)
+                raise
             reason = "this file system has no locks"
         except TimeoutError:
             return None, False

@@ -12,7 +12,8 @@ import pytest
 from core.helpers import entry, key, together
 from faults.places import held_locks, stopped
 
-from kcache import CacheEngine, open_engine
+from kcache import CacheEngine, KernelCache, open_engine
+from kcache.util import locks
 
 
 def is_usable(engine: CacheEngine) -> None:
@@ -83,3 +84,23 @@ def test_an_interrupt_in_a_wait_leaves_the_cache_usable(leader: str, tmp_path: P
             go.set()
             thread.join()
         is_usable(engine)
+
+
+def test_an_interrupt_as_a_lock_is_acquired_releases_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The traceback is kept, as an interactive interpreter keeps it."""
+    real = locks._range_lock
+
+    def interrupted(*arguments: int) -> None:
+        monkeypatch.undo()
+        assert real(*arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    with KernelCache(tmp_path, wait=1) as cache:
+        cache.engine.backend.usage()
+        monkeypatch.setattr(locks, "_range_lock", interrupted)
+        with pytest.raises(KeyboardInterrupt) as kept:
+            cache.engine.get_or_create(key(2), entry)
+        is_usable(cache.engine)
+        assert (cache.stats().wait_timeouts, kept.typename) == (0, "KeyboardInterrupt")
