@@ -16,15 +16,16 @@ from typing import NamedTuple
 
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
 MAJORS = (12, 13)
-#: What the dynamic loader puts in place of `$PLATFORM` in programs for 64 and for 32 bits: what the
-#: kernel reports, and for 64 bits what glibc before 2.37 calls a processor.
+#: What the dynamic loader may put in place of `$PLATFORM`, in programs for 64 bits and for 32 bits:
+#: the platform that the kernel reports; in programs for 64 bits, glibc before 2.37 may use its own
+#: name of the processor.
 _PLATFORMS = {"x86_64": ("x86_64", "haswell", "xeon_phi")}
 _PLATFORMS_32 = {"x86_64": ("i386", "i486", "i586", "i686")}
-#: A folder for its name alone: see `libraries.preloaded`.
+#: A folder that is there only for its name: see `libraries.preloaded`.
 _ASAN = "libasan.so"
 _WHY_ASAN = "AddressSanitizer takes a library whose path has this folder's name for its own.\n"
 _FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared")
-#: The sources for nvcc, from `native/`, and its client and recorder.
+#: The folder of the sources for nvcc, seen from `native/`, and the names of what is built there.
 _NVCC = os.path.join("..", "..", "nvcc", "native")
 CLIENT, RECORDER = "kcache-nvcc", "libkcache_recorder.so"
 _NVCC_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden")
@@ -55,7 +56,8 @@ class Toolchain(NamedTuple):
 def name(major: int, kind: str = "nvrtc") -> str:
     """Return the name of a library for a major version of NVRTC.
 
-    `nvrtc` is the interface library; `preload` leads programs to it.
+    The kind `nvrtc` is the interface library. Programs preload the kind `preload`, which makes them
+    load the interface library.
     """
     return f"libkcache_{kind}{major}.so"
 
@@ -69,7 +71,7 @@ def build(folder: str, *, flags: Sequence[str] = (), toolchain: Toolchain | None
     """Compile all libraries into a new `folder`, all of them or none.
 
     Args:
-        folder: the folder for them; it is left as it is if it exists.
+        folder: the folder for them; if it exists, it is left unchanged.
         flags: further flags for the interface libraries, such as a sanitizer's.
         toolchain: by default, the C compiler of this machine.
 
@@ -90,7 +92,7 @@ def build(folder: str, *, flags: Sequence[str] = (), toolchain: Toolchain | None
         for command in _commands_for_nvcc(os.path.join(temporary, toolchain.machine)):
             _run([*toolchain.command, *_NVCC_FLAGS, *command])
         _spread(temporary, toolchain)
-        with suppress(OSError):  # another build was faster
+        with suppress(OSError):  # another build has made it first
             os.rename(temporary, folder)
     except OSError as error:
         raise BuildError(f"{folder} can't be written: {error}") from error
@@ -130,7 +132,11 @@ def _make_folder(path: str) -> None:
 
 
 def _spread(folder: str, toolchain: Toolchain) -> None:
-    """Put the preloaded libraries, or empty ones, wherever `$PLATFORM` may lead."""
+    """Make a folder for each value that the loader may put in place of `$PLATFORM`.
+
+    A folder for 64 bits gets the preloaded libraries. A folder for 32 bits gets empty libraries, so
+    that a program for 32 bits loads them without an error message.
+    """
     machine = toolchain.machine
     for platform in _PLATFORMS.get(machine, ())[1:]:
         _make_folder(os.path.join(folder, platform))
@@ -141,7 +147,7 @@ def _spread(folder: str, toolchain: Toolchain) -> None:
         for major in MAJORS:
             output = os.path.join(folder, platform, name(major, "preload"))
             empty = ("-nostdlib", "-shared", "-x", "c", os.devnull)
-            with suppress(BuildError):  # then nothing for 32 bits can be built, nor is there any
+            with suppress(BuildError):  # this compiler has no support for 32 bits
                 _run([*toolchain.command_32, *empty, "-o", output])
     _make_folder(os.path.join(folder, _ASAN))
     with open(os.path.join(folder, _ASAN, "README"), "w", encoding="ascii") as file:

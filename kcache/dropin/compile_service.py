@@ -1,4 +1,4 @@
-"""Compile service: answers the programs under `kcache run`, from one cache."""
+"""CompileService: answers the programs under `kcache run` from one cache, in a daemon."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from kcache.nvcc.handler import NvccHandler
     from kcache.remote import daemon_client
 
-#: Seconds that a service outlives its program to warn of remotes that do not answer.
+#: Seconds that the daemon stays after its program has ended, to warn of silent remotes.
 _LAST_WARNINGS = 2.0
 
 
 def make(settings: bytes, group: int, stderr_fd: int) -> CompileService:
-    """Return the handlers of a service; `kcache.daemons.daemon_server` calls this.
+    """Return the object that answers in the daemon; `kcache.daemons.daemon_server` calls this.
 
     Args:
         settings: as `run_environment.service` has packed them; empty if no program will ask.
         group: the process group whose programs are warned of trouble; 0 for none.
-        stderr_fd: a descriptor of the program's standard error; this process closes it soon.
+        stderr_fd: a descriptor of the program's standard error; it is closed after the warnings.
     """
     os.chdir("/")  # the program's directory may be removed, or its disk unmounted
     if env.current().get(env.LOG):
@@ -53,7 +53,7 @@ def make(settings: bytes, group: int, stderr_fd: int) -> CompileService:
 def _complain(service: CompileService, stderr_fd: int, group: int) -> None:
     """Warn of wrong variables and of remotes that do not answer, while the program runs.
 
-    It checks only variables that are set, because its imports delay the first answer.
+    If no variable of kcache is set, nothing is checked: the imports would delay the first answer.
     """
 
     def warn(line: str) -> None:
@@ -73,9 +73,9 @@ def _complain(service: CompileService, stderr_fd: int, group: int) -> None:
 
 
 class CompileService:
-    """Answers programs, and counts that. The cache is opened once, by the first thread.
+    """Answers programs, and counts the answers. The first thread that needs the cache opens it.
 
-    Threads: safe to share.
+    Threads: several may use one object.
 
     Args:
         settings: the settings of the cache, for `status`.
@@ -86,7 +86,7 @@ class CompileService:
     """
 
     patient = True
-    #: Nothing is done for a program that has ended.
+    #: There is never work left for a program that has ended.
     pending = 0
 
     def __init__(self, settings: dict[str, str]) -> None:
@@ -104,7 +104,7 @@ class CompileService:
             self.answers().warm_up()
 
     def answers(self) -> NvrtcHandler:
-        """Return what answers from the cache; raises what opening a cache raises."""
+        """Return the handler for NVRTC; raises what opening the cache raises."""
         with self._making:
             if self._handler is None:
                 from kcache.dropin.nvrtc_handler import NvrtcHandler  # noqa: PLC0415
@@ -131,7 +131,7 @@ class CompileService:
             self._handler.cache.close()
 
     def leave(self, client: Client) -> None:
-        """Forget nothing: the counts stay."""
+        """Do nothing: the counts of a client that leaves are kept."""
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -160,7 +160,7 @@ class CompileService:
             case [protocol.NVCC, standing, *fields]:
                 return self._start_nvcc(standing, fields, client)
             case [protocol.NOTE, reason]:
-                with suppress(Exception):  # it sets the log
+                with suppress(Exception):  # opening the cache sets up the log
                     self.answers()
                 self._left(reason.decode(errors="replace"))
                 return [DONE]
@@ -188,7 +188,7 @@ class CompileService:
         if standing != protocol.standing():
             return [NO, b"another user, root directory or mount namespace"]
         cache = self.answers().cache
-        with self._making:  # the first may have to build the libraries
+        with self._making:  # the first call may have to build the libraries
             if self._nvcc is None:
                 recorder = libraries.for_nvcc(env.current(), libraries.RECORDER)
                 self._nvcc = NvccHandler(cache, recorder)
@@ -201,20 +201,20 @@ class CompileService:
 # -- counts ----------------------------------------------------------------------------------------
 
 _NAMES = ("hits", "misses", "failed", "handed_over", "programs")
-#: The counts of the cache in the summary.
+#: The counts of the cache that the summary shows, too.
 _REMOTE_COUNTS = ("remote_hits", "remote_misses", "remote_errors")
 _CACHE_COUNTS = ("saved_seconds", *_REMOTE_COUNTS)
 
-#: Most names of programs, and most reasons, that are counted one by one.
+#: How many names of programs, and how many reasons, are counted one by one. The rest is "others".
 _MOST = 256
-#: Most processes that are remembered. One that asks again after this many others counts twice.
+#: How many processes are remembered. One that asks again after so many others counts twice.
 _MOST_PROCESSES = 1 << 14
 
 
 class Counts:
     """Counts answers and the processes that asked.
 
-    Threads: safe to share. The counts are in memory only, and end with the process.
+    Threads: several may use one object. The counts are only in memory, and end with the process.
     """
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ class Counts:
             self._counts["failed" if failed else "hits" if hit else "misses"] += 1
 
     def handed(self, reason: str) -> None:
-        """Count a compile that the program, or this server, left to the real NVRTC."""
+        """Count a compile that the program, or this daemon, left to the real NVRTC."""
         with self._lock:
             self._counts["handed_over"] += 1
             self._reasons[_bounded(reason, self._reasons)] += 1
@@ -275,7 +275,7 @@ def since(before: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary(counts: dict[str, Any]) -> str:
-    """Return one line about what a server did."""
+    """Return one line about what a daemon did."""
     who = ", ".join(
         name if number == 1 else f"{number} x {name}" for name, number in counts["names"].items()
     )

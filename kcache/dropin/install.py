@@ -15,18 +15,18 @@ from kcache.errors import CompilerNotFoundError, DropinError
 from kcache.nvrtc import library
 
 _installing = threading.Lock()
-#: The path of the NVRTC that was replaced in this process, if one was.
+#: Empty, or the path of the NVRTC that was replaced in this process.
 _installed: list[str] = []
 
 
 def install() -> None:
     """Answer all calls of NVRTC in this process from the cache, for CuPy, torch and others.
 
-    Call this before the first use of NVRTC. For most packages, you may import them first. A second
-    call does nothing, and a call under `kcache run` does nothing, either. Some packages open NVRTC
-    by an absolute path, even if it is loaded already. Only `kcache run` reaches these packages.
+    Call this before the first use of NVRTC. Most packages may be imported before. A second call, or
+    a call under `kcache run`, does nothing. Some packages open NVRTC by an absolute path, even if
+    another NVRTC is loaded. Only `kcache run` reaches these packages.
 
-    Threads: safe. Fork: the child uses the same server, which ends with this process.
+    Threads: safe. Fork: the child uses the same daemon, which ends with this process.
 
     Raises:
         DropinError: it is too late, this is not Linux, or the interface library is missing; the
@@ -68,11 +68,11 @@ def _load(folder: str, found: library.Library) -> None:
     match = re.match(r"libnvrtc\.so\.(\d+)", os.path.basename(found.path))
     path = os.path.join(folder, name(int(match[1]))) if match else ""
     if not os.path.isfile(path):
-        raise DropinError(f"kcache has no library in place of {found.path}")
+        raise DropinError(f"kcache has no library that can replace {found.path}")
     try:
         interface = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-        # First of all: the program's calls go to the interface library from now on, and it must
-        # know the real one even if a later step fails.
+        # This comes first: the program's calls go to the interface library from now on, which must
+        # know the real NVRTC even if a later step fails.
         interface.kcache_dropin_set_real(os.fsencode(found.path))
         variables = env.of_service(env.current())
         logs = bool(env.settings(variables))

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _PACKAGED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib")
 _SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
 _NVCC_SOURCES = os.path.join(os.path.dirname(os.path.dirname(_SOURCES)), "nvcc", "native")
-#: The program that stands before nvcc, and what nvcc's tools preload.
+#: The program that is started in place of nvcc, and the library that nvcc's tools preload.
 CLIENT, RECORDER = "kcache-nvcc", "libkcache_recorder.so"
-#: The later the version, the sooner a program finds its library.
+#: The loader searches them in this order, so the latest version is first.
 _PRELOADED = ("libkcache_preload13.so", "libkcache_preload12.so")
 _MACHINE = os.uname().machine if sys.platform == "linux" else ""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-#: Of the vector that the kernel passes to a program (getauxval(3)).
+#: The type of the entry for the platform in the auxiliary vector; see getauxval(3).
 _AT_PLATFORM = 15
 
 
@@ -70,7 +70,7 @@ def find_usable(environment: Mapping[str, str]) -> str | None:
         raise MissingError("`kcache run` and `kcache.install` need Linux")
     named = environment.get(env.LIBRARIES)
     if not named and _are_in(_PACKAGED):
-        return _PACKAGED  # it is as safe as this module
+        return _PACKAGED  # as safe as this module, so it needs no check
     folder = os.path.abspath(named) if named else ""
     if not folder or not _are_in(folder):
         folder = _own_folder(environment)
@@ -86,7 +86,7 @@ def find_usable(environment: Mapping[str, str]) -> str | None:
 
 
 def problem(environment: Mapping[str, str]) -> str:
-    """Return why no program can be served here, or empty."""
+    """Return why `kcache run` can answer no program here, or an empty text."""
     try:
         find_usable(environment)
     except (MissingError, OSError) as error:
@@ -101,23 +101,24 @@ def _are_in(folder: str) -> bool:
 def preloaded(folder: str) -> list[str]:
     """Return the paths that a program has to preload, in order.
 
-    A program for 32 bits, and one with another C library, can't load ours. glibc would complain,
-    but finds an empty library through `$PLATFORM`; musl does not know `$PLATFORM`, finds nothing,
-    and prints nothing.
+    A program for 32 bits, or with another C library than glibc, can't load kcache's libraries. In
+    a program for 32 bits, glibc would print an error, but `$PLATFORM` leads it to an empty library.
+    musl does not expand `$PLATFORM`. It finds no file, and prints nothing.
 
-    AddressSanitizer ends a program in which another library comes before its own, which it knows
-    by a part of the path that the loader has. No library with a `malloc` may come first. Ours has
-    none, so that part is in its path. A runtime that is linked into the program ends it if a mapped
-    file is named so. No file is: the kernel knows the path without the detour.
+    AddressSanitizer ends a program if another library is loaded before its own, because no library
+    with a `malloc` may come first. kcache's libraries have no `malloc`. AddressSanitizer finds its
+    own library by the text `libasan.so` in the loader's path, so the returned paths have the detour
+    `libasan.so/..`. If AddressSanitizer is linked into the program statically, it ends the program
+    if a mapped file has this text in its path. That is not the case: the kernel resolves `..`.
 
     Raises:
-        MissingError: the loader would refuse their paths, or misread them, and complain in each
+        MissingError: the loader would refuse or misread these paths, and print an error in each
             process; see ld.so(8) on LD_PRELOAD.
     """
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         raise MissingError(f"no program can preload from {folder}: it is mounted noexec")
     if any(character in folder for character in " :$"):
-        raise MissingError(f"no program can preload from {folder}: it has a space, a colon or a $")
+        raise MissingError(f"no program can preload from {folder}: the path has a space, : or $")
     platform = "$PLATFORM" if _has_platform() else _MACHINE
     return [os.path.join(folder, "libasan.so", "..", platform, name) for name in _PRELOADED]
 
@@ -128,7 +129,7 @@ def for_nvcc(environment: Mapping[str, str], name: str) -> str:
 
 
 def _has_platform() -> bool:
-    """Return whether the kernel passes programs their platform; gVisor does not."""
+    """Return whether the kernel tells each program its platform; gVisor does not."""
     try:
         with open("/proc/self/auxv", "rb") as file:
             vector = memoryview(file.read()).cast("Q")
@@ -165,7 +166,7 @@ def _check(folder: str) -> None:
     """Refuse a folder that another user can change, because every program loads its libraries.
 
     Raises:
-        MissingError: another user can; OSError: it can't be examined.
+        MissingError: another user can change it; OSError: it can't be examined.
     """
     problem = unsafe_part(os.path.join(folder, _MACHINE))
     for at, _, names in os.walk(os.path.realpath(folder)):

@@ -1,7 +1,7 @@
 """NvrtcHandler: turns an NVRTC program into a request, and a kernel into NVRTC's answer.
 
-It is the only module of the drop-in that knows kcache. If it can't answer exactly, it declines with
-a reason, and the program asks the real NVRTC.
+If it can't answer exactly as NVRTC would, it declines with a reason, and the program asks the real
+NVRTC.
 """
 
 from __future__ import annotations
@@ -26,36 +26,37 @@ from kcache.util.path_safety import make_private
 
 #: NVRTC's major version -> the architecture that it compiles for if no option names one.
 _DEFAULT_ARCH = {12: "compute_52", 13: "compute_75"}
-#: The beginning of a line in the log of NVRTC 12.8 and later. They write it if an option names such
-#: an architecture, and leave it out if it is the default.
+#: The beginning of a line in the log of NVRTC 12.8 and later. NVRTC writes this line if an option
+#: names such an architecture, and leaves it out if the architecture is the default.
 _DEPRECATED = b"nvrtc: warning: Architectures prior to "
 #: The name that NVRTC gives to a program without one.
 _DEFAULT_NAME = b"default_program"
-#: Variables of the program that change NVRTC's output. NVRTC reads others that do not: MAKEFLAGS
-#: (how many compiles run at once), CUDA_CACHE_DISABLE (a cache of its own).
+#: Variables of the program that change NVRTC's output. NVRTC also reads MAKEFLAGS (how many
+#: compiles run at once) and CUDA_CACHE_DISABLE (a cache of its own), which do not.
 _DECISIVE = (*environment.IN_KEY, "NVRTC_PREPEND_FLAGS", environment.WORKING_DIRECTORY)
-#: Parts of the names of options that read or write files which kcache does not follow, or that make
-#: outputs which it does not keep; and of the values of options that pass theirs on to another tool.
+#: A program is declined if the name of an option has one of these parts: such options read or write
+#: files that kcache does not track, or make outputs that kcache does not keep. The options in
+#: `_PASSED_ON` pass their value to another tool, so the parts are looked for in their value, too.
 _UNFOLLOWED = (
     *("optf", "preinclude", "pch", "--time", "time-trace", "options-file"),
     *("keep", "optix", "tile"),
 )
 _PASSED_ON = ("--ptxas-options", "-Xcudafe")
-#: In the log of each compile that fails before it has made PTX. A compile that fails in ptxas has
-#: made PTX.
+#: A text in the log of each compile that fails before it has made PTX. A compile that fails later,
+#: in ptxas, is declined: the program could ask for its PTX.
 _FAILED_EARLY = b" detected in the compilation of "
 _SUCCESS, _COMPILATION, _INVALID_OPTION = 0, 6, 5
 #: Version and architectures of an NVRTC build. A program asks for them before its first compile.
 #: Loading the library for the answer would take 100 ms, so small files keep them.
 Release = tuple[tuple[int, int], tuple[int, ...]]
-#: Most architectures in such a file, and most bytes of it.
+#: The most architectures that such a file may have, and the most bytes.
 _MOST, _MOST_BYTES = 64, 4096
 
 
 class NvrtcHandler:
     """Answers programs from a cache.
 
-    Threads: safe to share.
+    Threads: several may use one object.
 
     Args:
         cache: the cache.
@@ -72,10 +73,11 @@ class NvrtcHandler:
     def answer(self, program: Program) -> Answer:
         """Return NVRTC's answer, from the cache or else by a compile.
 
-        If the settings allow no compile, the real NVRTC must not compile the program either.
+        If the settings allow no compile, a program that kcache can't answer gets a compile error,
+        so that the real NVRTC does not compile it either.
 
         Raises:
-            DeclinedError: there is none that is certainly the same.
+            DeclinedError: the answer might differ from that of the real NVRTC.
         """
         try:
             return self._answer(program)
@@ -116,7 +118,7 @@ class NvrtcHandler:
         """Return the identity of the NVRTC at `path`, and its version and architectures.
 
         Raises:
-            DeclinedError: it is no longer the one of the first use; OSError: there is none.
+            DeclinedError: it was replaced after its first use; OSError: it does not exist.
         """
         self._check_stamp(path)
         if path not in self._about:
@@ -133,9 +135,9 @@ class NvrtcHandler:
     def warm_up(self) -> None:
         """Do once what the first hit needs, while the program that will ask is still starting.
 
-        With these modules loaded, the first hit took 3 ms, not 20 ms. With all of this, a thread
-        that waits, and an early connection, CuPy's first kernel took 3.0 ms, not 3.9 ms (22 and 23
-        November 2026, two cores shared by others).
+        When these modules were loaded, the first hit took 3 ms instead of 20 ms. The whole warm-up,
+        a waiting thread and an early connection reduced the time of CuPy's first kernel from 3.9 ms
+        to 3.0 ms (22 and 23 November 2026, two cores shared by others).
         """
         manifest_type()
         found = library.find()  # most likely the one that the program will use
@@ -155,9 +157,10 @@ class NvrtcHandler:
     def _without_pch(self, program: Program) -> Program:
         """Return the program without the options of automatic precompiled headers.
 
-        They change nothing but the log, and the status is that of a program which used a
-        precompiled header. NVRTC before 12.8 refuses them. Every release refuses a directory in
-        which it can't write, so such a program keeps them.
+        These options change only the log, and `nvrtcGetPCHCreateStatus` returns what it returns for
+        a program that used an existing precompiled header. NVRTC before 12.8 refuses the options,
+        and every release refuses a directory in which it can't write. In both cases, the program
+        keeps its options.
         """
         options, taken = without_automatic_pch([*map(_decoded, program.options)])
         folders = [text.strip().partition("=")[2] for text in taken if "pch-dir" in text]
@@ -179,20 +182,20 @@ class NvrtcHandler:
         if any(map(are_own_files, texts)):
             raise DeclinedError("a path in /proc or /dev")
         if len(dict(program.headers)) != len(program.headers):
-            raise DeclinedError("two headers of one name")
+            raise DeclinedError("two headers with the same name")
         if self._known(program.library)[1][0][0] != program.major:
-            raise DeclinedError("another NVRTC")
+            raise DeclinedError("NVRTC is not of the major version that the program expects")
 
     def _check_standing(self, standing: bytes) -> None:
-        """Check that a path means the same file to the client, with the same rights."""
+        """Check that a path leads to the same file for the client, with the same rights."""
         if standing != self._standing:
             raise DeclinedError("another user, root directory or mount namespace")
 
     def _check_stamp(self, path: bytes) -> None:
-        """Check that the library at `path` is still the one of the first use.
+        """Check that the library at `path` has not been replaced since its first use.
 
-        Workers and the program may have loaded a library that another package or release has since
-        replaced.
+        The workers and the program may have loaded the library before another package or release
+        replaced it.
         """
         status = os.stat(path)
         stamp = status.st_ino, status.st_size, status.st_mtime_ns
@@ -202,7 +205,7 @@ class NvrtcHandler:
     # -- asking the cache --------------------------------------------------------------------------
 
     def _asked(self, program: Program) -> tuple[Caller, CompileRequest]:
-        """Return where the program compiles, and its request."""
+        """Return who asks, with library and directory, and the request."""
         options = CompileOptions(extra_options=tuple(map(_decoded, program.options)))
         if options.target is None:
             default = _DEFAULT_ARCH.get(program.major)
@@ -211,7 +214,7 @@ class NvrtcHandler:
             options = options.replace(arch=default)
         around = _caller(program, self._known(program.library)[0])
         call = CompileRequest(
-            # kcache refuses a source without text; a comment compiles to the same result.
+            # kcache refuses an empty source; a comment compiles to the same result.
             _decoded(program.source) if program.source.strip() else "//\n",
             tuple(_decoded(name) for name in dict.fromkeys(program.expressions)),
             options,
@@ -259,7 +262,7 @@ def _failed(program: Program, error: CompileError) -> Answer:
     if result not in (_COMPILATION, _INVALID_OPTION) or not raw_log:
         raise DeclinedError("the compile failed")
     if result == _COMPILATION and _FAILED_EARLY not in raw_log:
-        raise DeclinedError("the compile failed late")
+        raise DeclinedError("the compile failed after it made PTX")
     return Answer(result, b"\0", b"", b"", _log(program, raw_log), [], hit=False)
 
 
@@ -273,7 +276,7 @@ def _decoded(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise DeclinedError("not UTF-8") from None
+        raise DeclinedError("a text is not UTF-8") from None
 
 
 # -- what is known of an NVRTC ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Protocol: messages between the interface library and a service, as fields.
+"""Protocol: messages between the interface library and the daemon, as fields.
 
 The messages are those of `kcache.util.wire`, and their first field is their kind. Numbers are
 decimal text. `native/compile.c`, `native/about.c` and `native/bytes.c` are the other end.
@@ -35,10 +35,11 @@ class DeclinedError(Exception):
 
 
 def standing() -> bytes:
-    """Return the user and the file tree of this process in the form of `native/server.c`.
+    """Return this process's standing: its user, root directory and mount namespace.
 
-    A program may change them after it has connected (chroot(2), `unshare -m`, setuid(2)). Then
-    another file may be at the path of a header.
+    `native/server.c` has the same form. If client and daemon have the same standing, a path leads
+    to the same file for both, with the same rights. A program may change its standing after it has
+    connected (chroot(2), `unshare -m`, setuid(2)).
     """
     root = os.stat("/")
     space = (0, 0)
@@ -50,13 +51,13 @@ def standing() -> bytes:
 
 
 class Program(NamedTuple):
-    """A program that is to be compiled, as it was given to NVRTC, and where.
+    """A program as it was given to NVRTC, with what the compile needs to know about the client.
 
     Attributes:
         major: NVRTC's major version.
         library: path of the NVRTC that the program would have used.
         directory: working directory of the client.
-        standing: the client's user and file tree; see `standing`.
+        standing: the client's user, root directory and mount namespace; see `standing`.
         environment: the variables of the client that NVRTC reads.
         source, name: as given to `nvrtcCreateProgram`; the name is empty if there is none.
         headers: (include name, text), in order.
@@ -84,7 +85,7 @@ class Answer(NamedTuple):
         ptx, log: with the NUL that NVRTC ends them with.
         cubin, ltoir: empty if there is none.
         lowered: (name expression, lowered name).
-        hit: whether nothing was compiled.
+        hit: whether the kernel comes from the cache.
     """
 
     result: int
@@ -100,7 +101,7 @@ def unpack_program(fields: Sequence[bytes]) -> Program:
     """Return the program in the fields after `COMPILE`.
 
     Raises:
-        WireError: there is none.
+        WireError: the fields are not a program.
     """
     if len(fields) < 10:
         raise WireError("no program")

@@ -1,7 +1,7 @@
-"""Recorded starts: starts nvcc as it was recorded, so that a cache has what it makes.
+"""Recorded starts: starts nvcc as it was recorded, so that its outputs are in the cache.
 
-A directory that is no longer there, such as the random one of a program that compiles while it
-runs, is replaced by a temporary one with the recorded sources.
+A directory that no longer exists is replaced by a temporary one with the recorded sources. Programs
+that compile at run time often use a temporary directory with a random name.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from kcache.nvcc.request import Roots, Start
 
 
 def start_of(recorded: Mapping[str, Any], stack: ExitStack) -> Start:
-    """Return a recorded start of nvcc, in directories that are there.
+    """Return a recorded start of nvcc, in directories that exist.
 
     Args:
         recorded: what `Start.recorded` has returned.
-        stack: removes temporary directories at its end.
+        stack: removes the temporary directories when it is closed.
 
     Raises:
-        ConfigError: it is none; OSError: there is no room for its sources.
+        ConfigError: it is not a recorded start; OSError: its sources can't be written.
     """
     try:
         start = _made(recorded, lambda text: text)
@@ -66,7 +66,7 @@ def _made(recorded: Mapping[str, Any], here: Callable[[str], str]) -> Start:
 def compile_all(
     cache: KernelCache, starts: Sequence[Start], jobs: int, done: Callable[[], object]
 ) -> list[CompiledKernel | CompileError]:
-    """Return what the cache has for each start, in order; nvcc runs for those that it lacks.
+    """Return the result of each start, in order; nvcc runs if the cache has no result.
 
     Raises:
         MissingError, OSError: nvcc can't be started and recorded here.
@@ -94,7 +94,7 @@ def compile_all(
 
 
 def _run(client: str, socket: str, start: Start) -> str:
-    """Start nvcc; return its text."""
+    """Run nvcc by kcache's client; return what it printed."""
     done = subprocess.run(
         [client, "--program", start.program, *start.arguments],
         cwd=start.directory,

@@ -1,10 +1,11 @@
 """Run: `kcache run`, which starts a program with the drop-in before NVRTC.
 
-The launcher starts a server and becomes the program. Process, parent and terminal
-stay the same, so that exit status, signals and job control are the program's own. With `--stats`,
-the launcher stays as the program's parent, in the same process group, and does what a shell does.
-It also stays if it is the first process of a container. The end of that process would kill the
-server, and it is the parent of every process that has lost its own parent, the server included.
+The launcher starts a daemon and becomes the program. Process, parent and terminal stay the same, so
+that exit status, signals and job control are the program's own. With `--stats`, the launcher stays
+as the program's parent, in the same process group, and does what a shell does. It also stays if it
+is the first process of a container and has started the daemon: when the first process ends, the
+kernel kills all others, and the first process is the parent of every process whose own parent has
+ended, such as the daemon.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
 #: Signals that Python ignores from its start.
 _PYTHON_IGNORES = ("SIGPIPE", "SIGXFSZ")
-#: Parents whose child processes ignore what they ignore themselves. Others, such as Python's
-#: `subprocess` or sshd, ignore SIGPIPE and start child processes that do not.
+#: Programs that pass an ignored signal on: their child processes ignore it, too. Others, such as
+#: sshd or Python with its `subprocess`, ignore SIGPIPE, but their child processes do not.
 _HAND_ON = frozenset(("systemd", "sh", "ash", "bash", "dash", "ksh", "mksh", "zsh", "busybox"))
 #: Higher than any descriptor.
 _MOST_DESCRIPTORS = 1 << 20
 _KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
-#: The first process of a container.
+#: The id of the first process of a container.
 _FIRST = 1
-#: Seconds that the first process waits for its server to end. The server writes its counts first.
+#: Seconds that the first process waits for its daemon to end. The daemon writes its counts first.
 _END_TIMEOUT = 5.0
 
 
@@ -56,15 +57,15 @@ def run(
 
     This process becomes the command, or stays its parent and ends as the command does.
 
-    If the cache can't be used, the command runs without it, and one line gives the reason. It
-    does not run if the settings allow no compile.
+    If the cache can't be used, the command runs without it, and one line gives the reason. But if
+    the settings allow no compile, the command does not run.
 
     Args:
         command: the program and its arguments.
         stats: print one line about the cache at the end.
         why: print one line for each compile: a hit, or the reason for a miss.
         record: a file to record every requested kernel in.
-        directory: the cache's directory, instead of the environment's.
+        directory: the cache's directory, instead of the one that the environment names.
     """
     _die_of_interrupts()
     environment = env.current()
@@ -99,7 +100,7 @@ def run(
 
 
 def _check_recording(path: str) -> None:
-    """Warn of a file that can't be recorded into: only the server would log that."""
+    """Warn if a file can't be recorded into. The daemon would only log that."""
     from kcache.errors import ConfigError  # noqa: PLC0415
     from kcache.warm.recording import refuse_other_file  # noqa: PLC0415
 
@@ -116,7 +117,7 @@ def _allows_no_compile() -> bool:
 
 
 def _die_of_interrupts() -> None:
-    """Let Ctrl-C end the launcher without a traceback, like a program that has not begun."""
+    """Let Ctrl-C end the launcher without a traceback, as it ends most programs."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -136,7 +137,7 @@ def run_fast(arguments: Sequence[str]) -> int | None:
 
 
 def _with_client(command: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
-    """Return the command that answers a start of nvcc; others as they are."""
+    """Return a command that starts kcache's client if `command` is nvcc, else `command`."""
     if os.path.basename(command[0]) != "nvcc":
         return command
     import shutil  # noqa: PLC0415
@@ -150,9 +151,9 @@ def _with_client(command: Sequence[str], environment: Mapping[str, str]) -> Sequ
 def _prepare(
     environment: Mapping[str, str], *, why: bool = False, shared: bool = False
 ) -> tuple[dict[str, str], str, dict[str, Any] | None]:
-    """Return the variables to add, the server's socket, and the status of that server.
+    """Return the variables to add, the daemon's socket, and the daemon's status before the program.
 
-    The status is None if the server was started here. A `shared` one outlives this program.
+    The status is None if the daemon has just been started. A `shared` daemon outlives this program.
     """
     preloaded = libraries.preloaded(libraries.find(environment))
     variables = env.of_service(environment)
@@ -162,7 +163,7 @@ def _prepare(
     shared_path = spawn.path_of(service, variables)
     running = [environment.get(env.SOCKET, ""), shared_path]
     if variables.get(env.LOG):
-        running = []  # their logs go elsewhere
+        running = []  # a running daemon does not log to this standard error
     name = os.path.basename(shared_path)
     for path in running:
         about = sockets.status(path) if os.path.basename(path).startswith(name) else None
@@ -179,22 +180,23 @@ def _prepare(
 
 
 def _report_remotes(variables: Mapping[str, str]) -> None:
-    """Start a process that warns of remotes that do not answer, as the server of others can't."""
+    """Start a process that warns of silent remotes: another program's daemon can't do that."""
     service = spawn.Daemon("trouble", "kcache.dropin.compile_service", b"")
     with suppress(OSError):  # the program works without
         spawn.spawn_own(service, variables, forks=True, logs=True)
 
 
 def _print(message: str) -> None:
-    with suppress(AttributeError, OSError):  # the parent has closed it
+    with suppress(AttributeError, OSError):  # the parent has closed standard error
         sys.stderr.write(f"kcache: {message}\n")
         sys.stderr.flush()
 
 
 def _inherited_signals() -> dict[signal.Signals, signal.Handlers]:
-    """Return how this process has inherited the signals that Python ignores.
+    """Return whether this process has inherited the signals that Python ignores as ignored.
 
-    Python's start leaves no trace of that, so it is what the parent process hands on.
+    Python ignores them in any case, which hides what was inherited. So the state of the parent
+    process decides; see `_HAND_ON`.
     """
     ignored = 0
     with suppress(OSError, ValueError, IndexError):  # the parent may be in another namespace
@@ -213,7 +215,7 @@ def _become(
 ) -> int:
     """Become the program, with the signals and variables that this process has inherited.
 
-    The variables are those of the C library. Python's copy lacks what is not `NAME=value`.
+    The program gets the C library's variables. Python's copy lacks entries without a `=`.
 
     Args:
         command: the program and its arguments.
@@ -262,7 +264,7 @@ def _watch(command: Sequence[str], added: Mapping[str, str]) -> int:
     launcher = os.getpid()
     inherited = _inherited_signals()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else its status is lost
+    of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # keeps the status
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGCHLD, of_children)
@@ -282,16 +284,16 @@ def _watch(command: Sequence[str], added: Mapping[str, str]) -> int:
 
 
 def _is_outdated(number: int) -> bool:
-    """Return whether the group has been stopped again since it was continued.
+    """Return whether a SIGCONT is outdated: the group has been stopped again after it.
 
-    That has discarded the pending SIGCONT of the second process; see `_witness`.
+    The later stop has discarded the SIGCONT that was pending in the second process; see `_witness`.
     """
     stops = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
     return number == signal.SIGCONT and not stops.isdisjoint(signal.sigpending())
 
 
 def _release_files() -> None:
-    """Release what only the program uses, which may close a pipe or unmount its directory."""
+    """Release files and directory: the program may close a pipe, or unmount its directory."""
     os.chdir("/")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
@@ -302,8 +304,8 @@ def _release_files() -> None:
 def _witness() -> Callable[[int], bool]:
     """Return a function that decides whether a signal has reached the whole process group.
 
-    The program has got such a signal already. A second process of the group, which blocks all
-    signals, has it pending then.
+    The program has already received such a signal itself. To find out, there is a second process in
+    the group. It blocks all signals, so a signal to the whole group is pending in it.
     """
     asked, question = os.pipe()
     answered, answer = os.pipe()
@@ -318,7 +320,7 @@ def _witness() -> Callable[[int], bool]:
     def has_reached_group(number: int) -> bool:
         try:
             os.write(question, bytes([number]))
-        except BrokenPipeError:  # it was killed
+        except BrokenPipeError:  # the second process was killed
             return False
         return os.read(answered, 9) == b"yes"
 
@@ -326,13 +328,13 @@ def _witness() -> Callable[[int], bool]:
 
 
 def _end_of(child: int) -> int | None:
-    """Return how the program ended, or None; stop if it has stopped, as a shell expects."""
+    """Return how the program ended, or None; if it has stopped, stop, as a shell expects."""
     whose = -1 if os.getpid() == _FIRST else child
     while True:
         found, status = os.waitpid(whose, os.WUNTRACED | os.WNOHANG)
         if found == 0:
             return None
-        if found != child:  # a process that has lost its parent
+        if found != child:  # a process whose own parent had ended
             continue
         if not os.WIFSTOPPED(status):
             return status
@@ -340,7 +342,7 @@ def _end_of(child: int) -> int | None:
 
 
 def _summary(socket: str, before: dict[str, Any] | None) -> str:
-    """Return one line about what the server has done since its status `before`."""
+    """Return one line about what the daemon has done since its status `before`."""
     from kcache.dropin.compile_service import since, summary  # noqa: PLC0415
 
     about = sockets.status(socket)
@@ -352,7 +354,7 @@ def _summary(socket: str, before: dict[str, Any] | None) -> str:
 
 
 def _end_server(socket: str) -> None:
-    """End our server, which would otherwise be killed with the container, and wait for its end."""
+    """End our daemon and wait for it; else the end of the container would kill the daemon."""
     about = sockets.status(socket)
     if about is None or sockets.ask(socket, sockets.STOP) is None:
         return

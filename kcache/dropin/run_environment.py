@@ -1,4 +1,4 @@
-"""RunEnvironment: reads the launcher's variables, and makes those of the program.
+"""RunEnvironment: reads the launcher's variables, and makes those of program and daemon.
 
 `kcache.config` and `kcache.environment` also read the environment, but importing them takes as long
 as everything else that `kcache run` does before the program starts (16 ms).
@@ -17,14 +17,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-#: Names the socket of the server that a program asks; read by the interface library.
+#: Names the socket of the daemon that a program asks; read by the interface library.
 SOCKET = "KCACHE_DROPIN_SOCKET"
 #: Names a folder with the libraries, to be used instead of the package's own.
 LIBRARIES = "KCACHE_DROPIN_LIBRARIES"
 _PRELOAD = "LD_PRELOAD"
 #: Names layers and remotes.
 REMOTE = "KCACHE_REMOTE"
-#: From which level on the server has something to log for the program.
+#: If it is set, the daemon logs to the program's standard error, from this level on.
 LOG = "KCACHE_LOG"
 _TOKEN = "KCACHE_REMOTE_TOKEN"
 #: A relative path in one of these means another file in another directory.
@@ -50,7 +50,7 @@ def of_dropin(environment: Mapping[str, str], preloaded: list[str], socket: str)
 
 
 def of_service(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a compile service, which has another working directory."""
+    """Return the daemon's variables, with absolute paths: its working directory is another one."""
     variables = without_dropin(environment)
     paths = ((name, variables.get(name)) for name in _PATHS)
     return variables | {name: _absolute(path) for name, path in paths if path}
@@ -73,7 +73,7 @@ def undo_locale() -> None:
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of the cache itself in an environment, without credentials."""
+    """Return the variables in an environment that are settings; credentials are hidden."""
     return {
         name: _shown(name, value)
         for name, value in environment.items()
@@ -82,7 +82,7 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def meaning(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings, and the user's cache folder if they do not name the cache's.
+    """Return the settings and, if they name no directory for the cache, the user's cache folder.
 
     Two processes with equal results use the same cache.
     """
@@ -93,7 +93,7 @@ def meaning(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def service(environment: Mapping[str, str]) -> Daemon:
-    """Return the service for programs with these variables."""
+    """Return the daemon for programs with these variables."""
     values = sorted(meaning(environment).items())
     texts = (text for setting in values for text in setting)
     return Daemon("programs", "kcache.dropin.compile_service", join_texts(texts))
@@ -110,7 +110,7 @@ def _absolute(path: str) -> str:
 
 
 def _digest(secret: str) -> str:
-    """Return enough to distinguish two secrets, and too little to guess one."""
+    """Return a digest that distinguishes two secrets, but is too short to guess one from it."""
     digest = hashlib.sha256(secret.encode("utf-8", "replace"), usedforsecurity=False)
     return digest.hexdigest()[:8]
 
