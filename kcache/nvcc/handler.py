@@ -1,4 +1,4 @@
-"""Handler: answers the clients of nvcc, in the server of `kcache run`."""
+"""Handler: answers starts of nvcc, in the daemon of `kcache run`."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 #: The first field of the message that a client sends after a compile.
 MADE = b"nvcc-made"
-#: Why there is no answer: nvcc failed, and its output has reached the caller.
+#: The reason if nvcc itself failed. The caller has already seen its output.
 FAILED = b"nvcc failed"
 
 
 class NotStoredError(Exception):
-    """The cache may not be written, so the client need not record the compile."""
+    """Nothing may be written to the cache, so the client need not record the compile."""
 
 
 class NvccHandler:
     """Answers starts of nvcc from a cache.
 
-    Threads: safe to share.
+    Threads: several may use one object.
 
     Args:
         cache: the cache.
@@ -49,13 +49,18 @@ class NvccHandler:
         self._recorder = recorder
 
     def answer(self, question: Sequence[bytes], client: Client) -> Sequence[bytes]:
-        """Return the answer to a question, given its fields after the kind and the standing.
+        """Return the answer to a client that was started in place of nvcc.
 
-        On a miss, the client is told to compile. Then the returned answer is the one to the message
-        that it sends after the compile.
+        On a miss, this tells the client to compile, waits for the message that the client sends
+        after the compile, and returns the answer to that message.
+
+        Args:
+            question: the fields that follow its kind and the client's standing (user, root
+                directory and mount namespace).
+            client: the connection to the client.
 
         Raises:
-            WireError, OSError: the client sent another message, or has exited.
+            WireError, OSError: the question is malformed, or the client has exited.
         """
 
         def compiles(start: Start, digests: FileDigests) -> tuple[Compiled, DependencySet | None]:
@@ -122,11 +127,12 @@ def _stored(
     if start.terminal and any(texts):
         raise RefusedError("nvcc wrote text to a terminal")
     if not (recording.outputs or any(texts)):
-        raise RefusedError("it wrote nothing")
+        raise RefusedError("nvcc wrote nothing")
     made = read(start.roots, recording.outputs, texts, has_lines=recording.has_lines)
     prefixes = start.roots.prefixes
     shown = recording.shown | made.shown
-    # A root that a source text spells has the same spelling at every location.
+    # A path in an output may come from a source text, which is the same at every location. A root
+    # that a source text names must therefore have the same path there, too.
     if made.numbered:
         spelled = {root: os.fsencode(start.roots.directories[root - 1]) for root in made.numbered}
         shown |= {
@@ -151,7 +157,7 @@ def _stored(
 
 
 def _within(request: Request, recording: Recording) -> Iterator[str]:
-    """Yield the conditions for roots below which a text may name a file; see `places`."""
+    """Yield the conditions for roots below which a text may name a file; see `nvrtc.places`."""
     asked = {name: words for name, words in questions(request).items() if name.startswith(WITHIN)}
     missing = {os.fsencode(word) for words in asked.values() for word in words}
     for text in recording.texts():

@@ -1,4 +1,4 @@
-"""Recording: what the recorder wrote about one run of nvcc: the answers, and the outputs.
+"""Recording: what the recorder wrote about one run of nvcc: the system's answers, and the outputs.
 
 `native/recorder.c` lists the kinds of records. If anything could not be followed, the recording is
 rejected, and the compile is not stored.
@@ -25,16 +25,16 @@ _MISSING = {str(-errno.ENOENT), str(-errno.ENOTDIR)}
 #: Files that are the same for all users, or that no output depends on.
 _HARMLESS = re.compile(r"/dev/(null|tty|u?random)$|/proc/(self/|cpuinfo$|meminfo$)|/sys/devices/")
 _SYSTEM = re.compile(r"/(dev|proc|sys)/")
-#: Programs that read a clock in every compile, with the clock: no output depends on it. If the
+#: A program, and a clock that it reads in every compile, and on which no output depends. If the
 #: source asks for the date or the time, compilers read other clocks.
 _CLOCKS = re.compile(
     r"(cicc|cudafe\+\+|ptxas|fatbinary|nvlink|nvcc|sh|dash|bash) |(cc1|cc1plus) gettimeofday$"
 )
 #: Programs whose output describes this machine.
 _ABOUT_MACHINE = re.compile(r"__nvcc_device_query|nvidia-smi")
-#: Options of the tools for outputs that are valid at one location only. Objects for a later link of
-#: device code have names that must be unique. Debug information and bytecode name directories, and
-#: may be compressed.
+#: Options of the tools that make an output valid at one location only. Objects for a later link of
+#: device code contain names that must be unique. Debug information and bytecode contain names of
+#: directories, and may be compressed.
 _BINDING = re.compile(
     r"--device-[cw]\b|[\x1f ]--?[fd]?lto\b|\x1f-g(?!enerate)[^\x1f]*\x1f|--device-debug"
 )
@@ -169,7 +169,7 @@ class Recording:
             self._resolved.add(self._start.path(name))
 
     def _search(self, name: str, folders: Iterable[str]) -> None:
-        """Add the first program of a name and the paths before it, which execvp(3) tries first."""
+        """Add the program that execvp(3) finds by its name, and the paths that it tries before."""
         for folder in folders:
             path = self._start.path(os.path.join(folder, name))
             if os.path.isfile(path):
@@ -231,7 +231,7 @@ class Recording:
         self._files[path] = stamp
 
     def _is_temporary(self, path: str) -> bool:
-        """Return whether a path is that of a temporary file of nvcc or gcc."""
+        """Return whether the file at a path is a temporary one of nvcc."""
         folder, _, name = path.rpartition("/")
         return folder == self._temporary and name.startswith("tmpxft_")
 
@@ -246,7 +246,7 @@ class Recording:
                 raise RefusedError(f"{path} is not a regular file")
             self.bound = self.bound or path.endswith(".ii")  # kept, and not searched
             if self._is_temporary(path):
-                raise RefusedError(f"{path} is left")
+                raise RefusedError(f"the temporary file {path} is left")
             yield path, is_new
 
     def texts(self) -> Iterator[bytes]:
@@ -255,7 +255,7 @@ class Recording:
         for path in self._files:
             with open(path, "rb") as file:
                 head = file.read(len(_ELF))
-                if head != _ELF:  # the tools themselves are left out: they have 200 MB
+                if head != _ELF:  # not the tools themselves, which have 200 MB
                     yield head + file.read()
 
     # -- answers -----------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ class Recording:
                         self._missing.add(path)
 
     def _walk(self, path: str, links: dict[str, str], plain: set[str]) -> None:
-        """Add each name that realpath(3) resolves to `links` or `plain`, but none above a root."""
+        """Add to `links` or `plain` what realpath(3) resolves, except for names above a root."""
         at, parts = "", path.split("/")[::-1]
         while parts:
             part = parts.pop()
@@ -364,7 +364,7 @@ def _read(
     """Return digest, inode and mtime of a file that was read.
 
     Raises:
-        RefusedError: the file was changed since then.
+        RefusedError: the file was changed after it was read.
     """
     try:
         status = os.stat(path)

@@ -37,19 +37,19 @@ def include_paths() -> tuple[str, ...]:
 
     They hold `cuda_fp16.h`, `cub/...`, `thrust/...`, `cuda/std/...` and the like, which NVRTC does
     not find by itself. They come from the packages `nvidia-cuda-runtime` and `nvidia-cuda-cccl`,
-    or else from the toolkit that NVRTC is in, a conda environment or another toolkit. What is not
-    installed is left out.
+    or else from the toolkit that NVRTC is in, a conda environment or another toolkit. A directory
+    that is not installed is left out.
     """
     return tuple(dict.fromkeys(filter(None, map(folder_of, _PROBES))))
 
 
 def folder_of(header: str) -> str | None:
-    """Return the first include directory of CUDA's that has a header, or None."""
+    """Return the first of CUDA's include directories that contains `header`, or None."""
     return next((path for path in _folders() if os.path.isfile(os.path.join(path, header))), None)
 
 
 def hint(log: str) -> str:
-    """Return the remedy if a log reports that a header of CUDA is missing; else an empty text."""
+    """Return what to do if a log says that a header of CUDA is missing; else an empty text."""
     missing = _NOT_FOUND.search(log)
     if missing is None:
         return ""
@@ -65,7 +65,7 @@ def hint(log: str) -> str:
 
 
 def _folders() -> Iterator[str]:
-    """Yield directories that may hold headers; first those of the same CUDA version as NVRTC."""
+    """Yield directories that may hold headers, those of the CUDA version of NVRTC first."""
     for folder in _trees():
         yield os.path.join(folder, "cccl")  # since CUDA 13
         yield folder
@@ -76,14 +76,14 @@ def _trees() -> Iterator[str]:
         for entry in library.site_packages():
             yield from (os.path.join(entry, folder) for folder in _WHEELS[major])
     found = library.find()
-    if found is not None:  # a toolkit has it in `lib64`, or in `targets/x86_64-linux/lib`
+    if found is not None:  # in a toolkit: in `lib64`, or in `targets/x86_64-linux/lib`
         yield os.path.join(os.path.dirname(os.path.dirname(found.path)), "include")
     for root in (*environment.values(library.CONDA, *library.TOOLKITS), library.TOOLKIT):
         yield from (os.path.join(root, folder) for folder in _FOLDERS)
 
 
 def _major() -> int:
-    """Return the major version of NVRTC, by the name of its file; 13 without one."""
+    """Return the major version of NVRTC by the name of its file, or 13 if there is no NVRTC."""
     found = library.find()
     path = "" if found is None else found.path
     return 12 if ".so.12" in path or "_120_" in path else 13
