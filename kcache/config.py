@@ -1,6 +1,7 @@
-"""Config: every setting, from an argument, the environment or its default.
+"""Config: every setting, from an argument, the environment, `kcache.json` or its default.
 
-Only this module, `kcache.environment` and `kcache.dropin.run_environment` read the environment.
+Of all Python modules, only this one, `kcache.environment` and `kcache.dropin.run_environment` read
+the environment.
 """
 
 from __future__ import annotations
@@ -72,9 +73,10 @@ def parse_directory(value: str | os.PathLike[str], *, name: str) -> str:
 
 
 def _parse_key_file(value: str | os.PathLike[str], *, name: str) -> str:
-    """Return a path, or the text itself if it is none: reading then fails and trusts nothing.
+    """Return a path, or the text itself if it is not a path.
 
-    The default would be wrong here, because it accepts kernels without a signature.
+    Such a text can't be read as a file, so no kernel is trusted. The default must not take its
+    place: without a key file, kernels without a signature are accepted.
     """
     try:
         return parse_directory(value, name=name)
@@ -92,7 +94,7 @@ def _parse_remote(value: object, *, name: str) -> tuple[Address, ...]:
 
 
 class Setting(NamedTuple, Generic[T]):
-    """A value, and where it came from: `argument`, the name of a variable, or `default`."""
+    """A value and its source: `argument`, the name of a variable, `kcache.json` or `default`."""
 
     value: T
     source: str
@@ -102,10 +104,10 @@ class Variable(NamedTuple):
     """An environment variable that kcache reads.
 
     Attributes:
-        setting: the field of `Config` that it sets; its own name is `KCACHE_` and this.
+        setting: the field of `Config` that the variable sets.
         allowed: what it may hold, in words.
         meaning: what it does, in words.
-        parse: from text to the setting's value; raises ConfigError.
+        parse: returns the setting's value for a text or an argument; raises ConfigError.
         default: the setting's value if neither argument nor variable gives one.
     """
 
@@ -117,7 +119,7 @@ class Variable(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the variable."""
+        """The name of the variable: `KCACHE_` and the setting, except for the directory."""
         return "KCACHE_DIR" if self.setting == "directory" else f"KCACHE_{self.setting.upper()}"
 
 
@@ -129,7 +131,7 @@ def _flag(setting: str, meaning: str) -> Variable:
 def _choice(
     setting: str, words: tuple[str, ...], meaning: str, default: str | None = None
 ) -> Variable:
-    """Return a variable that holds one of some words."""
+    """Return a variable whose value is one of `words`."""
     allowed = f"{', '.join(words[:-1])} or {words[-1]}"
     return Variable(setting, allowed, meaning, partial(_parse_choice, allowed=words), default)
 
@@ -232,15 +234,15 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 
-#: Settings that can be saved with a cache. Settings for one run of a program can't be saved
-#: (read_only, disable, recache, record, log), nor can those that decide whose kernels are trusted
-#: and who gets this user's (remote, signing_key_file).
+#: Settings that can be saved with a cache. The others are for one run of a program (read_only,
+#: disable, recache, on_miss, record, log), or decide whose kernels are trusted and who gets this
+#: user's kernels (remote, signing_key_file).
 SAVED = (
     *("backend", "max_size", "memory_size", "header_check", "relocation"),
     *("wait", "workers", "compile_timeout"),
 )
 
-#: How the names of the variables begin that `kcache run` sets for the program that it starts.
+#: The prefix of the variables that `kcache run` sets for the program that it starts.
 _OF_DROPIN = "KCACHE_DROPIN_"
 _PREFIX = "KCACHE_"
 
@@ -248,7 +250,7 @@ _PREFIX = "KCACHE_"
 class Config(NamedTuple):
     """Every setting with its source. See `VARIABLES` for what each means.
 
-    `directory` is None if no setting names one. Then the cache looks for a usable default.
+    `directory` is None if no directory is named. Then the cache looks for a usable default.
     """
 
     backend: Setting[str]
@@ -281,12 +283,12 @@ class Config(NamedTuple):
 
         Arguments that are None count as not given. With `complain`, a variable with a value that is
         not allowed counts as not set, and `complain` is called with a sentence about it. If that
-        variable is `KCACHE_DIR`, the settings name no directory, and its name is the source. A name
-        that is like that of a variable is complained about, too.
+        variable is `KCACHE_DIR`, `directory` is None and has the source `KCACHE_DIR`. `complain` is
+        also called for a variable whose name looks like a misspelt one.
 
         Raises:
-            ConfigError: an argument is not allowed; without `complain`, also a variable.
-            UnknownBackendError: the same for a backend that is not installed.
+            ConfigError: an argument is not allowed, or, without `complain`, a variable.
+            UnknownBackendError: one of these names a backend that is not installed.
         """
         environment = os.environ if environ is None else environ
         if complain is not None:
@@ -307,12 +309,12 @@ class Config(NamedTuple):
 
     @property
     def layers(self) -> tuple[Address, ...]:
-        """Those of `remote` that are read-only directories and bundles."""
+        """The addresses in `remote` of read-only directories and bundles."""
         return tuple(each for each in self.remote.value if each.kind == "layer")
 
     @property
     def remotes(self) -> tuple[Address, ...]:
-        """The others of `remote`."""
+        """The other addresses in `remote`."""
         return tuple(each for each in self.remote.value if each.kind != "layer")
 
     @property
@@ -323,13 +325,13 @@ class Config(NamedTuple):
     def with_saved(
         self, saved: Mapping[str, object], path: str, complain: Callable[[str], object]
     ) -> Config:
-        """Return the settings, with saved ones instead of defaults.
+        """Return the settings, with saved settings in place of defaults.
 
         A saved setting that can't be used is ignored, and `complain` is called with a sentence.
 
         Args:
             saved: setting -> text.
-            path: of the file that holds them.
+            path: of the file with the saved settings.
             complain: called with a sentence.
         """
         found: dict[str, Setting[Any]] = {}
@@ -348,8 +350,8 @@ def parse_saved(name: str, text: object) -> object:
     """Return the value of a saved setting.
 
     Raises:
-        ConfigError: it can't be saved, or its value is not allowed.
-        UnknownBackendError: that backend is not installed.
+        ConfigError: the setting can't be saved, or its value is not allowed.
+        UnknownBackendError: the value names a backend that is not installed.
     """
     require_saved(name)
     return next(each for each in VARIABLES if each.setting == name).parse(text, name=name)
@@ -359,7 +361,7 @@ def require_saved(name: str) -> None:
     """Reject a name that is not one of `SAVED`.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not one of them.
     """
     if name not in SAVED:
         more, allowed = did_you_mean(name, SAVED), ", ".join(sorted(SAVED))
@@ -375,7 +377,7 @@ def _from_variable(
     except (ConfigError, UnknownBackendError) as error:
         if complain is None:
             raise
-        # The default directory was not wanted, and may be full or shared: use none.
+        # The user did not want the default directory, which may be full or shared: use none.
         nowhere = variable.setting == "directory"
         effect = "This process caches in memory alone" if nowhere else "It is ignored"
         complain(f"{error}. {effect}")

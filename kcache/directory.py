@@ -1,13 +1,13 @@
-"""CacheDirectory: the directory of a cache. Makes it, opens it, rejects any other, names its files.
+"""CacheDirectory: makes and opens the directory of a cache, names its files, rejects other ones.
 
 ``kcache.json`` makes a directory a cache. It holds one JSON object: its format, a random id, and
 the settings that are saved with the cache::
 
     {"format": "kcache-directory/1", "id": "5f0c1be90db5a5f7", "settings": {"max_size": "5GiB"}}
 
-kcache writes this file before any other, into a directory that it makes or finds empty. So a
-directory that has other files, but not this one, belongs to another program, whatever the names of
-its files are. kcache writes and deletes nothing there.
+kcache writes this file first, into a directory that is new or empty. So a directory that has other
+files, but not this one, belongs to another program, whatever the names of its files are. kcache
+writes and deletes nothing there.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _FORMAT = "kcache-directory/1"
 _KIND = _FORMAT.partition("/")[0] + "/"
 #: The largest size of ``kcache.json`` in bytes. Each of the eight settings has less than 100.
 _MAX_MARKER = 4096
-#: How the name of a draft of ``kcache.json`` begins. A killed process may leave such a file.
+#: The prefix of the names of drafts of ``kcache.json``. A killed process may leave such a file.
 _DRAFT = f".{MARKER}."
-#: A directory that a new file system has at its top.
+#: A directory that a new file system has in its root directory.
 _LOST_AND_FOUND = "lost+found"
 #: The byte of `CacheDirectory.slots` that a process locks while it changes the settings, and how
 #: many seconds another process waits for the lock. A change takes 10 ms.
 _LOCKED, _PATIENCE = 1 << 20, 10.0
-#: How many seconds a process waits for another one that makes the same directory a cache.
+#: How many seconds a process waits for another one that is making the same directory a cache.
 _MAKING = 1.0
-#: How often a directory that seems to be another program's is examined, and the seconds between.
+#: How often a directory that seems to be another program's is examined, with a pause in seconds.
 _LOOKS, _PAUSE = 3, 0.01
 #: The byte that a process locks while it renames a damaged file. It lies beyond the content of any
 #: file of kcache and beyond the bytes of other locks.
 _RENAMING = (1 << 63) - 2
-#: How often an unsound file is renamed before the caller gets an error.
+#: How often a damaged file is renamed before the caller gets an error.
 _TRIES = 3
 
 #: Lets backup programs leave out the directory. See https://bford.info/cachedir/.
@@ -66,9 +66,9 @@ _ALLOWED = "expected a directory that is new or empty, or that kcache made"
 
 
 class CacheDirectory:
-    """The names of all files in a cache's directory. No other module joins such a path.
+    """The paths of all files in a cache's directory, except for those in the folder of the backend.
 
-    Immutable. Only the backend knows the files in its own folder.
+    Immutable. No other module makes such a path.
 
     Args:
         path: of the directory, as messages show it.
@@ -78,7 +78,7 @@ class CacheDirectory:
         marker: makes the directory a cache, and holds its settings.
         stats: the counts of all processes; see `engine.stats.StatsFile`.
         journal: why entries left the cache; see `engine.journal.Journal`.
-        old_journal: the journal before the present one.
+        old_journal: the previous journal.
         flight: its bytes are the locks of processes that compile; see `engine.single_flight`.
         slots: its bytes are locks that bound concurrent compiles; see `nvrtc.workers.slots`.
         tag: lets backup programs leave out the directory.
@@ -104,7 +104,7 @@ class CacheDirectory:
 
 
 def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
-    """Return the directory of a cache. Make it if it is not there, or empty, unless `read_only`.
+    """Return the directory of a cache; unless `read_only`, a new or an empty one becomes a cache.
 
     Compiled kernels are code: a user who can write to the directory, or replace it, can make every
     program that uses it run their code. So a directory that belongs to another user, or that others
@@ -115,9 +115,9 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
     an empty directory or a cache.
 
     Raises:
-        ConfigError: it is not a directory, is unsafe, or is not the user's or kcache's. Nothing was
-            changed.
-        BackendError: it is not there and can't be made (read-only or full file system, ...).
+        ConfigError: it is not a directory, is unsafe, or belongs to another user or program.
+            Nothing was changed.
+        BackendError: it does not exist and can't be made (read-only or full file system, ...).
     """
     path = os.path.abspath(path)
     if problem := why_no_user():
@@ -131,7 +131,7 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
         about = None if made else _marker_in(path)
         if about is None and not read_only:
             about = _make_cache(path)
-            with suppress(OSError):  # only backup programs miss it
+            with suppress(OSError):  # only backup programs need it
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
                 with open_own(CacheDirectory(path).tag, flags) as tag:
                     os.write(tag.fd, _TAG)
@@ -152,7 +152,7 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
 
 
 def is_usable(path: str) -> bool:
-    """Return whether `open_directory` would open this directory, or make it; change nothing."""
+    """Return whether `open_directory` would succeed; change nothing."""
     try:
         open_directory(path, read_only=True)
     except ConfigError:
@@ -171,8 +171,8 @@ def is_usable(path: str) -> bool:
 def claim(folder: str) -> None:
     """Make the folder of a backend, unless it is there, and check that it is kcache's.
 
-    The cache around it is made, too, if it was removed or emptied. A folder that is not in a cache
-    is marked as one itself, if it is empty.
+    If the cache that contains the folder was removed or emptied, it is made again. A folder that is
+    in no cache becomes a cache itself, if it is empty.
 
     Raises:
         NotOursError: other users could change it, or it has files of another program. Nothing was
@@ -193,21 +193,21 @@ def claim(folder: str) -> None:
 
 
 def open_file_of_cache(path: str, flags: int, is_sound: Callable[[OwnFile], bool]) -> OwnFile:
-    """Open a file of a cache for writing; an unsound one is renamed, and a new one is created.
+    """Open a file of a cache for writing; a damaged one is renamed, and a new one is created.
 
-    The unsound file's name gets `.damaged` appended; its content is kept, because another program
-    may have written it. In a directory without a marker, an unsound file is not renamed, and
+    The damaged file gets `.damaged` at the end of its name. It is kept, because another program may
+    have written it. In a directory without a marker, a damaged file is not renamed, and
     NotOursError is raised. If the directory was emptied while the cache was open, its marker is
     written again.
 
     Args:
         path: the file, created if it does not exist.
         flags: as for `os.open`.
-        is_sound: returns whether the opened file is new, or one that kcache wrote.
+        is_sound: returns whether the opened file is new, or was written by kcache.
 
     Raises:
-        NotOursError: it is not a plain file of the present user with one name, or it is not sound
-            and its directory has no marker. Nothing was changed.
+        NotOursError: it is not a plain file of the present user with one name, or it is damaged and
+            its directory has no marker. Nothing was changed.
         OSError: it can't be opened or renamed.
     """
     folder = os.path.dirname(path)
@@ -282,8 +282,8 @@ def require_safe_layer(path: str) -> None:
         path: the directory of a cache, or a bundle.
 
     Raises:
-        ConfigError: others can write to it or replace it, or it is neither.
-        BackendError: it is not there, or can't be examined.
+        ConfigError: others can write to it or replace it, or it is neither of these.
+        BackendError: it does not exist, or can't be examined.
     """
     try:
         status = os.stat(path)
@@ -322,7 +322,7 @@ def change_settings(files: CacheDirectory, change: Callable[[dict[str, object]],
 
     Raises:
         ConfigError: the settings would be too long.
-        BackendError: the file can't be written, or is not ours.
+        BackendError: the file can't be written, or is not a marker of kcache.
     """
     try:
         with open_own(files.slots, os.O_RDWR | os.O_CREAT) as file:
@@ -339,10 +339,10 @@ def change_settings(files: CacheDirectory, change: Callable[[dict[str, object]],
 
 
 def _marker_in(directory: str) -> dict[str, Any] | None:
-    """Return what ``kcache.json`` holds, or None for a directory that is empty.
+    """Return what ``kcache.json`` holds, or None for an empty directory.
 
     Raises:
-        NotOursError: it belongs to another program.
+        NotOursError: the directory belongs to another program.
         OSError: it can't be read.
     """
     other: str | None = None
@@ -352,17 +352,18 @@ def _marker_in(directory: str) -> dict[str, Any] | None:
         if other is None:
             return about
         time.sleep(_PAUSE)  # another process may be writing it, or removing the cache
-    raise NotOursError(f"it has {other!r} in it, and no {MARKER!r} of kcache's", directory)
+    raise NotOursError(f"it has {other!r} in it, and no {MARKER!r} of kcache", directory)
 
 
 def _make_cache(directory: str) -> dict[str, Any]:
-    """Make an empty directory a cache, unless another process does; return what the marker holds.
+    """Make an empty directory a cache, if no other process has; return what the marker holds.
 
     Raises:
         OSError: it can't be written to.
     """
     with ExitStack() as stack:
-        # A stopped process that holds the lock has not stored anything yet that could get lost.
+        # After a time-out, continue without the lock: a stopped process may hold it, and has stored
+        # nothing yet that could get lost.
         with suppress(OSError):
             stack.enter_context(locked_directory(directory, _MAKING))
         about = _read_marker(directory)
@@ -373,15 +374,15 @@ def _make_cache(directory: str) -> dict[str, Any]:
 
 
 def _is_other(name: str) -> bool:
-    """Return whether a name shows that its directory is not an empty one."""
+    """Return whether a file of this name shows that its directory counts as not empty."""
     return name != _LOST_AND_FOUND and not name.startswith(_DRAFT)
 
 
 def _read_marker(directory: str) -> dict[str, Any] | None:
-    """Return what ``kcache.json`` holds, `settings` being a dictionary; None if there is none.
+    """Return what ``kcache.json`` holds, with a dictionary as `settings`; None if it is missing.
 
     Raises:
-        NotOursError: something else has that name.
+        NotOursError: something else has the name ``kcache.json``.
         OSError: it can't be read.
     """
     path = os.path.join(directory, MARKER)

@@ -1,4 +1,4 @@
-"""Environment: reads every variable that is not a setting: those of NVRTC, of remotes, of places.
+"""Environment: reads the variables that are not settings: of NVRTC, of remotes, of directories.
 
 The settings are in `kcache.config`, and the variables of the launcher in
 `kcache.dropin.run_environment`. No other Python module reads the environment.
@@ -15,8 +15,8 @@ from typing import Any
 
 from kcache.util.forks import importing
 
-#: Variables that NVRTC 12.4 to 13.5 asks for. These may change the output, and are part of the key.
-#: Any other variable that a compiler asks for is in its trace.
+#: Variables that NVRTC 12.4 to 13.5 asks for and that may change its output. They are part of the
+#: key. Any other variable that a compiler asks for is in its trace.
 IN_KEY = (
     "CAN_FINALIZE_DEBUG",
     "DUMP_KNOBS_TO_FILE",
@@ -29,14 +29,14 @@ IN_KEY = (
     "NVRTC_DISABLE_CONCURRENT_NVVM",
     "NVVM_IR_VER_CHK",
 )
-#: LLVM asks for it to find out how the user spells the working directory.
+#: LLVM asks for this variable to find out how the user writes the working directory.
 WORKING_DIRECTORY = "PWD"
-#: The compiler gets these values, whatever the environment has: a worker is not a job of the
+#: The compiler gets these values whatever the environment contains: a worker is not a job of the
 #: program's `make`, and NVRTC's own cache would answer instead of the compiler.
 FIXED: dict[str, str | None] = {"MAKEFLAGS": None, "CUDA_CACHE_DISABLE": "1"}
-#: They name directories for temporary files. A result does not depend on them.
+#: Variables that name directories for temporary files. A result does not depend on them.
 IGNORED = ("TMPDIR", "TMP", "TEMP")
-#: On each hit, the mapping below `os.environ` answers in a tenth of the time.
+#: The mapping inside `os.environ`, which answers in a tenth of the time. Each hit asks it.
 _RAW: Any = getattr(os.environ, "_data", os.environ)
 _none_is_set = partial(
     _RAW.keys().isdisjoint,
@@ -71,8 +71,9 @@ _UNSAFE = (
     "_KEY_BASE64",
     "_EMULATOR",
 )
-#: Endings of variables that name servers for credentials, and the hosts that get those without TLS:
-#: this machine, and the addresses where clouds answer their own machines.
+#: Endings of variables that name servers which hand out credentials, and the hosts that are asked
+#: for credentials without TLS: this machine, and the addresses at which clouds answer their own
+#: machines.
 _CREDENTIAL_SERVERS = ("_AUTHORITY_HOST", "_CREDENTIALS_FULL_URI", "_IDENTITY_ENDPOINT")
 _PLAIN = frozenset(
     (
@@ -114,7 +115,8 @@ def in_key() -> tuple[str, ...]:
 def worker_variables() -> dict[bytes, bytes]:
     """Return the variables of this worker's start, and switch NVRTC's own cache off in it.
 
-    That cache would answer instead of the compiler; libcuda, which keeps it, asks for the variable.
+    NVRTC's own cache would answer instead of the compiler. libcuda keeps this cache, and reads the
+    variable that switches it off from the environment of the process.
     """
     found: dict[bytes, bytes] = {}
     if sys.platform != "win32":
@@ -133,7 +135,7 @@ def remote_variables() -> dict[str, str]:
 
 
 def drop_unsafe_variables() -> None:
-    """Remove variables of object stores that would send credentials where they must not go.
+    """Remove variables of object stores by which credentials would be sent without protection.
 
     Only the daemon and `kcache doctor` call this, in their own process.
     """
@@ -163,7 +165,7 @@ def remote_token() -> str | None:
 
 
 def proxy_for(scheme: str, host: str) -> str | None:
-    """Return the URL of the proxy for a host, by the variables, or None."""
+    """Return the URL of the proxy that the environment names for a host, or None."""
     from urllib import request  # noqa: PLC0415  28 ms
 
     proxies = request.getproxies_environment()
@@ -174,9 +176,9 @@ def proxy_for(scheme: str, host: str) -> str | None:
 
 
 def default_directories() -> Iterator[str]:
-    """Yield the default directories of the cache: of the user, then in the temporary directory.
+    """Yield the default directories of the cache: the user's, then one in the temporary directory.
 
-    Each is looked up when it is needed: to look up both takes longer than a hit.
+    Each is determined when it is needed: to determine both takes longer than a hit.
     """
     with importing:
         import platformdirs  # noqa: PLC0415  9 ms
