@@ -56,9 +56,9 @@ class Exported(NamedTuple):
     """The result of an export.
 
     Attributes:
-        kernels, manifests: their numbers; kernels are all entries that are no manifests.
+        kernels, manifests: their numbers; every entry that is not a manifest counts as a kernel.
         size: bytes of the file.
-        left_out: damaged, unreadable and too large entries, and those of other versions of kcache.
+        left_out: entries that are damaged, unreadable, too large or of other versions of kcache.
     """
 
     kernels: int
@@ -86,11 +86,11 @@ class BundleContents(NamedTuple):
 
     Attributes:
         kernels, manifests: their numbers.
-        other_version: number of entries that another version of kcache made, and reads.
+        other_version: number of entries of another version of kcache, which this one can't read.
         size: bytes of the file.
         signed: whether a signature was required of every entry, and is there.
         compilers: identity of each compiler -> what it has compiled.
-        functions: the names of its kernels, sorted.
+        functions: the names of the bundle's kernels, sorted.
     """
 
     kernels: int
@@ -116,10 +116,10 @@ class Imported(NamedTuple):
     """The result of an import.
 
     Attributes:
-        added: entries that were not there.
-        present: entries that were there; the cache keeps its own.
-        merged: manifests that were there, and got more dependency sets.
-        no_room: entries that were left out, because the rest of the bundle fills the cap.
+        added: entries that the cache did not have.
+        present: entries that the cache had; it keeps its own.
+        merged: manifests that the cache had, and to which dependency sets were added.
+        no_room: entries that were left out, because other parts of the bundle fill the cap.
         other_version: entries that another version of kcache made.
     """
 
@@ -147,8 +147,8 @@ def export_bundle(
 
     Equal entries make equal files, with the same version of SQLite, whatever the machine, the
     backend and the order of use. The file gets its name when it is complete. It replaces an
-    existing bundle, but no other file. An export is not a use of an entry. With
-    `KCACHE_SIGNING_KEY_FILE`, it signs each entry.
+    existing bundle, but no other file. An export does not count as a use of an entry. With
+    `KCACHE_SIGNING_KEY_FILE`, each entry is signed.
 
     Args:
         cache: a `KernelCache`.
@@ -156,7 +156,7 @@ def export_bundle(
         names: only kernels whose source name or name expression contains one of these texts, or
             matches it as a pattern with `*` and `?`.
         archs: only kernels for one of these targets, such as `"sm_90"`.
-        used_within: only kernels that were used in that many last seconds, or `"30d"`.
+        used_within: only kernels that were used in the last so many seconds, or `"30d"`.
         older_than: only kernels that were not used for that long.
         reproducible: leave out when each kernel was compiled, and how long that took. Then equal
             kernels make equal files, even if they were compiled on different days. Hits on such
@@ -232,7 +232,7 @@ def _refuse_others(path: str) -> None:
 
 
 def list_bundle(source: Source) -> Iterator[Item]:
-    """Yield a description of each entry of a bundle, by ascending key, checked when yielded.
+    """Check and yield each entry of a bundle, by ascending key.
 
     Signatures are checked if `KCACHE_SIGNING_KEY_FILE` names a file of keys. An entry of another
     version of kcache has the kind `"other"` and a `problem`.
@@ -248,12 +248,12 @@ def list_bundle(source: Source) -> Iterator[Item]:
 
 
 def verify_bundle(source: Source) -> BundleContents:
-    """Read and check every entry of a bundle, with the memory of its largest one.
+    """Read and check every entry of a bundle. Only one entry is in memory at a time.
 
     Signatures are checked if `KCACHE_SIGNING_KEY_FILE` names a file of keys.
 
     Args:
-        source: path, or a binary file that is open for reading, which is copied to a temporary one.
+        source: path, or an open binary file, which is copied to a temporary file.
 
     Raises:
         BundleError, ConfigError, OSError: as `list_bundle`.
@@ -292,7 +292,7 @@ def _note(compilers: dict[str, Compiled], item: Item, entry: Entry) -> None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, to compare it; empty if it is none."""
+    """Return the numbers of a version, to compare it; empty if the text is not a version."""
     return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+\.\d+", version) else ()
 
 
@@ -302,8 +302,8 @@ def problems(path: str, contents: BundleContents, archs: tuple[str, ...]) -> Ite
     Args:
         path: of the bundle.
         contents: of the bundle.
-        archs: the targets that are needed; empty for that of this machine's GPU. Without targets
-            and without a driver, that is a reason, too. A driver that exists is checked.
+        archs: the targets that are needed; empty for the target of this machine's GPU. If none is
+            given and there is no GPU, that is a reason, too. If there is a driver, it is checked.
     """
     if not contents.kernels:
         yield "it has no kernels"
@@ -341,17 +341,17 @@ def _number(arch: str) -> str:
 def import_bundle(cache: HasEngine, source: Source) -> Imported:
     """Put the entries of a bundle into a cache.
 
-    All of the bundle is read and checked before the first entry is written, so a malformed one
-    leaves the cache as it was. The cache keeps what it has: its own copy of an entry, and all
-    dependency sets of a manifest, to which the bundle's are added. The cap holds: older entries are
+    All of the bundle is read and checked before the first entry is written, so a malformed bundle
+    leaves the cache as it was. The cache keeps its own copy of an entry. It keeps all dependency
+    sets of a manifest, and gets those of the bundle in addition. The cap holds: older entries are
     evicted for new ones, and an entry that would evict other parts of the bundle is left out.
 
-    Processes: others may use the cache. If one stores a dependency set of the same source at the
-    same instant, one of both may be lost, which costs one compile. Crash: an import that was
-    killed is simply run again.
+    Processes: others may use the cache. If another process stores a dependency set of the same
+    source at the same instant, one of the two sets may be lost, which costs one compile. Crash: an
+    import that was killed can be run again.
 
-    A bundle is code that will run on your GPU. With `KCACHE_SIGNING_KEY_FILE` only entries that one
-    of those keys has signed are accepted. Without it nothing shows who made a bundle.
+    A bundle is code that will run on your GPU. With `KCACHE_SIGNING_KEY_FILE`, an entry is accepted
+    only if one of the keys in that file has signed it. Without it, nothing shows who made a bundle.
 
     Args:
         cache: a `KernelCache` that may write.
@@ -368,7 +368,7 @@ def import_bundle(cache: HasEngine, source: Source) -> Imported:
         raise ConfigError("the cache is open for reading only: nothing can be imported")
     backend_of(cache, "imported")
     counts: Counter[str] = Counter()
-    # Less than an eviction leaves, so that no eviction takes an entry of this import.
+    # An eviction leaves this much in the cache, so it evicts no entry of this import.
     room = int(engine.max_size * LOW_WATER)
     with _opened(source, cache.config) as bundle:
         other = sum(each.entry is None for each in _contents(bundle))
@@ -388,10 +388,10 @@ def import_bundle(cache: HasEngine, source: Source) -> Imported:
 
 
 def _contents(bundle: Bundle) -> Iterator[Opened]:
-    """Yield a description of each entry, fully checked.
+    """Check each entry of a bundle and yield it.
 
     Raises:
-        BundleError: one is damaged, or not signed as required.
+        BundleError: an entry is damaged, or not signed as required.
     """
     for key, envelope in bundle.items():
         found = look_at(envelope, EntryInfo(key, len(envelope), 0))

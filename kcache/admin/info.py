@@ -27,8 +27,8 @@ class Kinds(NamedTuple):
 
     Attributes:
         kernels: entries that are kernels.
-        manifests: those that lead from a source with includes to its kernels.
-        others: damaged ones, and those of another version of kcache or another program.
+        manifests: entries that lead from a source with includes to its kernels.
+        others: damaged entries, and entries of another version of kcache or another program.
         read: how many were read. If that is less than all, the other numbers are estimates.
     """
 
@@ -124,7 +124,7 @@ def stats_lines(stats: Stats) -> list[tuple[str, str]]:
 
 
 def hit_sources(stats: Stats) -> str:
-    """Return where the hits came from; the numbers add up to `hits`."""
+    """Return how many hits came from where; the numbers add up to `hits`."""
     elsewhere = stats.layer_hits + stats.remote_hits
     parts = [
         f"{stats.memory_hits:,} from memory",
@@ -162,7 +162,7 @@ def exposition(
     about: Mapping[str, str],
     remotes: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """Return counters, gauges and one info metric in Prometheus' text format 0.0.4, lines ended.
+    """Return counters, gauges and one info metric in Prometheus' text format 0.0.4.
 
     It follows https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules
     there: counters end in `_total`, units are seconds and bytes.
@@ -172,7 +172,7 @@ def exposition(
         usage: the stored bytes and entries.
         max_size: the cap in bytes.
         about: labels of `kcache_info`.
-        remotes: the service's counts of each remote; their metrics have the label `tier`.
+        remotes: the daemon's counts of each remote; their metrics have the label `tier`.
     """
     lines: list[str] = []
     labels = ",".join(f'{name}="{_label(value)}"' for name, value in about.items())
@@ -193,7 +193,7 @@ def exposition(
 
 
 def counter_name(field: str) -> str:
-    """Return the name of the counter for a field of `Stats`: its unit is at its end."""
+    """Return the name of the counter for a field of `Stats`; the name ends with the unit."""
     return "evicted_bytes" if field == "bytes_evicted" else field
 
 
@@ -206,12 +206,12 @@ def meanings() -> dict[str, str]:
 
 
 def _metric(name: str, kind: str, meaning: str, values: Mapping[str, float]) -> Iterator[str]:
-    """Yield the lines of a metric; `values` has them by their labels."""
+    """Yield the lines of a metric; `values` maps labels to values."""
     full = f"kcache_{name}"
     yield f"# HELP {full} {meaning}"
     yield f"# TYPE {full} {kind}"
     for labels, value in values.items():
-        # Not the repr: for a size, that is the text that the user wrote.
+        # Not the repr, which is the user's own text for a size that a setting gave.
         yield f"{full}{labels} {value}"
 
 

@@ -23,7 +23,7 @@ from kcache.admin.bundles import BundleContents, Exported, export_bundle, verify
 from kcache.admin.transfer import HasEngine
 from kcache.errors import BundleError
 
-#: The file in the layer.
+#: The name of the bundle in the layer.
 BUNDLE = "kernels.kcb"
 _TYPE = "application/vnd.oci.image."
 _LAYOUT = {"imageLayoutVersion": "1.0.0"}
@@ -41,7 +41,7 @@ def export_layout(cache: HasEngine, directory: str, **options: Any) -> Exported:
 
     Args:
         cache: a `KernelCache`.
-        directory: its parent exists.
+        directory: the path of the layout; its parent must exist.
         options: as for `export_bundle`.
 
     Raises:
@@ -62,7 +62,7 @@ def export_layout(cache: HasEngine, directory: str, **options: Any) -> Exported:
 
 
 def labels(contents: BundleContents) -> dict[str, str]:
-    """Return the labels of an image: ours, and those of MCV that mean the same."""
+    """Return the labels of an image: kcache's own, and others in the form of MCV's labels."""
     ours = {
         "archs": contents.archs,
         "compilers": contents.compilers,
@@ -151,11 +151,11 @@ def _encoded(value: Json) -> bytes:
 
 @contextmanager
 def bundle_at(path: str) -> Generator[str]:
-    """Yield the path of a bundle: the file itself, the one in a directory, or that of a layout.
+    """Yield the path of a bundle: a file, a file in a directory, or one unpacked from a layout.
 
     Raises:
-        BundleError: there is none.
-        OSError: it can't be read.
+        BundleError: there is no bundle.
+        OSError: a file can't be read.
     """
     if not os.path.isdir(path):
         yield path

@@ -1,7 +1,7 @@
-"""Transfer: entries of one cache into another: by a bundle, from backend to backend, to remotes.
+"""Transfer: copies entries from one cache to another: by a bundle, to a backend, to remotes.
 
-Exports and pushes read entries by `chosen`, and moves by `sound_entries`. Imports and moves put
-what `missing_part` returns.
+Exports and pushes read entries with `chosen`, and moves with `sound_entries`. Imports and moves
+put what `missing_part` returns.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def backend_of(cache: HasEngine, done: str) -> Backend:
     """Return the backend of a cache.
 
     Raises:
-        BackendError: there is none. `done` is a participle for the message, such as "exported".
+        BackendError: the cache has no backend. `done` is a participle for the message, such as
+            "exported".
     """
     if isinstance(cache.engine.backend, NoBackend):
         raise BackendError(f"nothing can be {done}: {cache.engine.backend.reason}")
@@ -63,7 +64,7 @@ def signer_of(cache: HasEngine) -> Sealer:
     """Return what signs entries for other machines, with the key that the settings name.
 
     Raises:
-        ConfigError: the file of keys can't be used, or not to sign.
+        ConfigError: the file of keys can't be used, or has no key that can sign.
     """
     key_file = cache.config.signing_key_file.value
     sealer = make_sealer(key_file)
@@ -87,11 +88,11 @@ def selection(
     """Return which kernels are wanted, as a function; None if every entry is.
 
     Args:
-        names: a kernel is wanted if its source's name, or a name expression of it, contains one of
-            these texts, or matches it as a pattern if that has `*` or `?` in it.
-        archs: its target is one of these, such as `"sm_90"` or `"90"`.
-        used_within: its last use was at most this many seconds ago, or `"30d"`.
-        older_than: its last use was longer ago.
+        names: texts, one of which must be in the kernel's source name or one of its name
+            expressions. A text with `*` or `?` is a pattern that must match all of the name.
+        archs: targets, such as `"sm_90"` or `"90"`, one of which must be the kernel's.
+        used_within: the kernel's last use must be at most so many seconds ago, or `"30d"`.
+        older_than: the kernel's last use must be longer ago than this.
 
     Raises:
         ConfigError: an age is malformed.
@@ -144,8 +145,8 @@ def chosen(
 ) -> Iterator[tuple[Item, Entry]]:
     """Yield the entries for a bundle, by ascending key; no use of them is recorded.
 
-    A manifest is included with the dependency sets that lead to an included kernel. Those that
-    can't be included for another reason than the filters are appended to `left_out`.
+    A manifest is included with the dependency sets that lead to an included kernel. Entries that
+    match the filters but can't be included are appended to `left_out`.
 
     Raises:
         BackendError: the entries can't be listed.
@@ -167,8 +168,8 @@ def chosen(
 def portable(key: str, entry: Entry, kernels: Collection[str]) -> Entry | None:
     """Return the manifest under `key` for a bundle, or None if it leads to no kernel.
 
-    It has the dependency sets that lead to one of `kernels`, in an order that doesn't show when
-    they were stored, and none of this machine's file stamps.
+    The result has the dependency sets that lead to one of `kernels`, in an order that does not
+    depend on when they were stored, and without this machine's file stamps.
     """
     dependency_sets = Manifest.from_entry(entry).dependency_sets
     kept = sorted(each.raw for each in dependency_sets if each.result_key(key) in kernels)
@@ -181,8 +182,8 @@ def portable(key: str, entry: Entry, kernels: Collection[str]) -> Entry | None:
 def missing_part(engine: CacheEngine, item: Item, entry: Entry) -> tuple[str, Entry | None]:
     """Return what happens to a foreign entry (`added`, `present`, `merged`), and what to put.
 
-    What the cache has stays: its own copy of an entry, and all dependency sets of a manifest, to
-    which the others are added.
+    The cache keeps its own copy of an entry. It keeps all dependency sets of a manifest, and the
+    foreign ones are added.
     """
     there = look_into(engine.backend, EntryInfo(item.key, 0, 0))
     if there is None or there.entry is None:
@@ -205,13 +206,13 @@ def put_or_fail(engine: CacheEngine, key: str, entry: Entry) -> bool:
     done = engine.put(key, entry)
     if done is Put.FAILED:
         raise BackendError("the backend can't be written to: see the warning above")
-    # A use by another process does not count as one by this.
+    # The memory tier has what this process uses, and it has only copied this entry.
     engine.memory.delete(key)
     return bool(done)
 
 
 def _merged(ours: Entry, theirs: Entry) -> Entry | None:
-    """Return our manifest with the dependency sets of theirs; None if there is none to add."""
+    """Return our manifest with their dependency sets added; None if there is none to add."""
     sets = Manifest.from_entry(ours).dependency_sets
     known = {each.identity for each in sets}
     given = Manifest.from_entry(theirs).dependency_sets
@@ -224,9 +225,9 @@ class Moved(NamedTuple):
     """The result of `move_entries`.
 
     Attributes:
-        entries, size: how many, and their bytes in the origin.
-        evicted: bytes that were evicted from the origin before.
-        left_out: entries that were not moved. Damaged ones are deleted, unless it copies.
+        entries, size: how many entries were moved, and their bytes in the origin.
+        evicted: bytes that were evicted from the origin before the move.
+        left_out: entries that were not moved. A move deletes damaged entries, a copy does not.
         all: whether nothing is left in the origin.
     """
 
@@ -246,8 +247,8 @@ def move_entries(
 ) -> Moved:
     """Move every entry from one engine's backend to another's, the least recently used one first.
 
-    Both together never hold more than the target's cap and one entry: if an entry takes more space
-    in the target than in the origin, the target evicts its coldest entries.
+    The two backends together never hold more than the target's cap and one entry. If an entry takes
+    more space in the target than in the origin, the target evicts its coldest entries.
 
     Processes: others may use both backends. Crash: an entry is in the target before it leaves the
     origin, so none is lost, and the next call moves the rest.
@@ -288,7 +289,7 @@ def move_entries(
 def remove_emptied(folder: str) -> None:
     """Remove the remains of a backend in its folder, and the folder if nothing else is in it.
 
-    It deletes only names that backends write, no folder with content, and nothing through a link.
+    Only files that backends write and empty folders are removed. No symbolic link is followed.
     """
     if os.path.islink(folder) or os.path.islink(os.path.join(folder, "db")):
         return
@@ -307,7 +308,7 @@ class Pushed(NamedTuple):
     Attributes:
         address: of the remote, without credentials.
         kernels, manifests: how many are stored there now.
-        failed: how many are not.
+        failed: how many entries could not be stored.
         reason: why, if anything failed.
         left_out: how many are damaged, unreadable or of another version, and were not sent.
     """
@@ -323,9 +324,9 @@ class Pushed(NamedTuple):
 def push(cache: HasEngine, wanted: Selection | None) -> list[Pushed]:
     """Store the kernels of a cache, and the manifests that lead to them, in each writable remote.
 
-    It does not count as a use of an entry. What a remote has under the same key is replaced by
-    equal kernels; its manifests keep their dependency sets. A failure is counted, and the rest is
-    still tried.
+    This does not count as a use of an entry. A kernel replaces the equal one that the remote may
+    have under the same key. The remote's manifests keep their dependency sets. A failure is
+    counted, and the other entries are still sent.
 
     Args:
         cache: a `KernelCache`.

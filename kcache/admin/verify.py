@@ -11,11 +11,11 @@ from kcache.errors import BackendError
 from kcache.nvrtc.entries import DAMAGED, UNREADABLE, Item, look_into
 from kcache.util import log
 
-#: How many further looks must find the same problem. A busy writer is in the same one of 256
-#: shards at two looks once in 256 times.
+#: How many further checks must find the same problem, if they take no lock. During two checks, a
+#: busy writer is in the same one of 256 shards once in 256 times.
 _MORE_LOOKS = 2
 
-#: Starts to show the progress of one task, given its title and its number of steps. Returns the
+#: Takes a title and a number of steps, and shows a progress display in a block. The block gets the
 #: function to call after each step.
 Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 
@@ -28,7 +28,7 @@ class Report:
         self.bytes = 0
         self.bad: list[Item] = []
         self.deleted = 0
-        #: What is wrong with the medium. After a repair: what is still wrong with it.
+        #: What is wrong with the medium, and what is still wrong after a repair.
         self.medium: list[str] = []
         self.left: list[str] = []
 
@@ -51,7 +51,9 @@ class Report:
 
 
 def verify(backend: Backend, *, repair: bool, progress: Progress) -> Report:
-    """Read the entries, then check the medium; the other way round if it can't list entries.
+    """Read the entries, then check the medium.
+
+    If the entries can't be listed, and the medium was repaired, they are read after the repair.
 
     Args:
         backend: what is checked.

@@ -17,9 +17,9 @@ class Finding(NamedTuple):
 
     Attributes:
         level: `OK`, `WARNING` (it works, with a drawback) or `PROBLEM` (something does not work).
-        topic: what was checked, in a word.
+        topic: what was checked, in one or two words.
         what: the result, one line.
-        do: what to do about it, one line; empty if there is nothing to do, or `what` includes it.
+        do: what to do about it, one line; empty if there is nothing to do, or if `what` says so.
     """
 
     level: str
@@ -29,7 +29,7 @@ class Finding(NamedTuple):
 
 
 def diagnose_libraries() -> Iterator[Finding]:
-    """Yield what can't be imported; if everything can, the versions."""
+    """Yield each package that can't be imported; if all can be, their versions."""
     versions = [f"Python {platform.python_version()}"]
     for name in _LIBRARIES:
         try:

@@ -1,9 +1,9 @@
 """LocalChecks: find what is wrong with this machine's set-up, by doing what a program would do.
 
-They open the cache, compile a kernel and report the errors, then add what no error shows. They
-change nothing.
+The checks open the cache, compile a kernel, and report the errors. They also report problems that
+cause no error. They change nothing.
 
-What a program does with NVRTC shows only when it runs. But its file shows whether it is set-uid,
+How a program uses NVRTC can only be seen when it runs. But its file shows whether it is set-uid,
 linked statically, or linked with another C library than kcache's libraries.
 """
 
@@ -36,7 +36,8 @@ from kcache.util.hints import how_to_install
 from kcache.util.mounts import FileSystem, file_system
 from kcache.util.units import format_size
 
-#: A disk with less room than this, in bytes, is reported: one large kernel with its manifest.
+#: A disk with less free space than this, in bytes, is reported. A large kernel with its manifest
+#: takes as much.
 _LITTLE_ROOM = 64 << 20
 #: How many entries are read.
 _SAMPLE = 1000
@@ -53,7 +54,7 @@ def diagnose(
     system: Callable[[str], FileSystem] = file_system,
     driver: Callable[[], Version | None] = driver_version,
 ) -> Iterator[Finding]:
-    """Yield every finding, in the order in which things depend on each other.
+    """Yield every finding; what others depend on is checked before them.
 
     Args:
         directory: of the cache; by default that of the environment or the defaults.
@@ -71,8 +72,8 @@ def diagnose(
 
 def _settings(config: Config) -> Iterator[Finding]:
     for name, meant in unknown_variables(variables()).items():
-        if meant is None:  # programs warn of the others
-            do = "Unset it. kcache config lists them."
+        if meant is None:  # programs warn of a name that looks misspelt
+            do = "Unset it. kcache config lists the settings."
             yield Finding(PROBLEM, "settings", f"kcache has no setting {name}", do)
     for name, effect in _EFFECTS.items():
         value, source = getattr(config, name)
@@ -175,7 +176,7 @@ def _disk(
 
 
 def _nearest(path: str) -> str:
-    """Return the directory, or the one above it that is there."""
+    """Return the directory, or the nearest one above it that exists."""
     while not os.path.isdir(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
@@ -234,12 +235,12 @@ print(hasattr(handle, "kcache_dropin_load"))
 """
 _TIMEOUT = 30
 _INSTALL = "Install a C compiler (Debian: apt-get install gcc libc6-dev), or a wheel for Linux."
-#: Linux follows so many first lines of scripts, and reads so many bytes of each (fs/exec.c).
+#: How many `#!` lines Linux follows, and how many bytes of each it reads (fs/exec.c).
 _MOST_SCRIPTS, _MOST_LINE = 5, 256
 
 
 def diagnose_run() -> Iterator[Finding]:
-    """Yield whether kcache's libraries exist, and whether they answer in place of NVRTC."""
+    """Yield whether kcache's libraries exist, and whether a program gets them instead of NVRTC."""
     found = library.find()
     try:
         folder = libraries.find_usable(env.current())
@@ -299,7 +300,7 @@ def diagnose_program(name: str) -> Iterator[Finding]:
 
 
 def _what_runs(path: str) -> str | None:
-    """Return the program that runs if `path` is executed: of a script, its interpreter, or None.
+    """Return the program that runs if `path` is executed: for a script, its interpreter, or None.
 
     Raises:
         OSError: a file can't be read.
@@ -322,7 +323,7 @@ def _what_runs(path: str) -> str | None:
 def _reach(path: str) -> tuple[bool, str]:
     """Return whether `kcache run` reaches an executable file, and how or why not.
 
-    This process's loader (`ld.so --list`) runs nothing of the program.
+    The loader of this process is asked (`ld.so --list`), which does not run the program.
     """
     if os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID):
         return False, "it is set-uid or set-gid, so the loader takes nothing into it"

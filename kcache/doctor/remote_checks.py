@@ -25,8 +25,8 @@ from kcache.remote.signing import make_sealer
 from kcache.remote.storage import RemoteError
 from kcache.util.units import format_time
 
-#: The key of a small entry that is stored in each writable remote. It is always the same one,
-#: because a remote has no way to delete an entry.
+#: The key of a small entry that is stored in each writable remote. It is always the same key,
+#: because kcache can't delete an entry of a remote.
 _PROBE = hashlib.sha256(b"kcache doctor").hexdigest()
 #: Seconds to wait for a layer, which may be on a network file system.
 _LIMIT = 10.0
@@ -44,7 +44,7 @@ def diagnose(config: Config) -> Iterator[Finding]:
 
 
 def diagnose_remotes(config: Config) -> Iterator[Finding]:
-    """Yield a finding for each remote, in their order; a problem if it does not answer."""
+    """Yield a finding for each remote, in order; a remote that does not answer is a problem."""
     key_file = config.signing_key_file.value
     if config.remotes:
         with ThreadPoolExecutor(len(config.remotes)) as pool:
@@ -98,7 +98,7 @@ def _remote(address: Address, key_file: str | None) -> Finding:
             remote.put(_PROBE, encode(_PROBE, Entry({}, {"kind": "probe"})))
     except RemoteError as error:
         do = "Programs work without it."
-        if not isinstance(error.__cause__, ConfigError):  # this machine lacks nothing for it
+        if not isinstance(error.__cause__, ConfigError):  # else a package or a setting is missing
             do += " Correct the address, its credentials or the server."
         return Finding(PROBLEM, "remote", f"{named}: can't be used: {error}", do)
     finally:

@@ -46,7 +46,7 @@ class ListedKernel(NamedTuple):
         request: what to ask for.
         directory: the working directory to ask in; None if the request does not depend on it.
         source: the source as the list calls it.
-        identity: what distinguishes it from the others of the list.
+        identity: distinguishes the kernel from the others of the list.
     """
 
     request: CompileRequest
@@ -62,7 +62,7 @@ class ListedKernel(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The source and the requested name expressions; of a source without both, its kernels."""
+        """The source and the requested names, or the source's kernels if the list names neither."""
         request = self.request
         unnamed = not request.names and self.source in DEFAULT_NAMES
         return title_of(self.source, kernels_in(str(request.source)) if unnamed else request.names)
@@ -71,11 +71,12 @@ class ListedKernel(NamedTuple):
 def read_list(path: str, archs: Sequence[str | int] = ()) -> list[ListedKernel]:
     """Return the kernels that the file at `path` lists, each once, in its order.
 
-    Each is wanted for every one of `archs`; if there are none, for those that the file names,
-    otherwise for the current GPU's. Torn lines of a recording are logged and skipped.
+    Each kernel is listed for every architecture in `archs`. If `archs` is empty, the architectures
+    are those that the file names, or else that of the current GPU. Incomplete lines of a recording
+    are logged and skipped.
 
     Raises:
-        ConfigError: the file is wrong; the message names the place and what was expected.
+        ConfigError: the file has an error; the message names the place and what was expected.
         OSError: it can't be read.
     """
     targets = tuple(dict.fromkeys(map(parse_arch, archs)))
@@ -117,11 +118,11 @@ def _parse(path: str, data: bytes) -> object:
 
 
 class _Written:
-    """Makes kernels of a list in TOML or JSON.
+    """Reads the kernels of a list in TOML or JSON.
 
     Args:
         path: of the file, as the user calls it.
-        archs: replace the architectures that it names; if empty, they stay.
+        archs: the architectures to use instead of those that the file names, if not empty.
     """
 
     def __init__(self, path: str, archs: Sequence[str]) -> None:
@@ -178,7 +179,7 @@ class _Written:
         yield from map(parse_arch, cast("Sequence[str | int]", several))
 
     def _sources(self, table: _Table) -> Iterator[tuple[str, str]]:
-        """Yield (path below the list's folder, text) of each source; no path for a text."""
+        """Yield (path below the list's folder, text) of each source; a text has an empty path."""
         if ("source" in table) == ("text" in table):
             raise ConfigError("expected one of source and text, got both or neither")
         text = _text(table, "text", "CUDA C++ source text")
@@ -224,7 +225,7 @@ class _Written:
 
 
 def seen_from(directory: str, base: str, path: str) -> str:
-    """Return a path that is relative to `base` as seen from `directory`; absolute ones stay."""
+    """Return a path below `base` as seen from `directory`; an absolute path is unchanged."""
     here = os.path.realpath(directory)
     if os.path.isabs(path) or here == os.path.realpath(base):
         return path
@@ -300,7 +301,7 @@ def _own_arch(options: CompileOptions) -> tuple[str, ...]:
 
 
 def _for_arch(options: CompileOptions, arch: str) -> CompileOptions:
-    """Return the options with another architecture, in the same place as theirs."""
+    """Return the options with another architecture, in `arch` or `extra_options` as before."""
     extra = parse_options(options.extra_options)
     if options.arch is not None or extra.arch is None:
         return options.replace(arch=arch)
@@ -310,7 +311,7 @@ def _for_arch(options: CompileOptions, arch: str) -> CompileOptions:
 
 
 def _wanted(request: CompileRequest, directory: str | None, source: str) -> ListedKernel:
-    """Return a checked request, with its place in the list."""
+    """Return the kernel of a request, after a check of the request."""
     made = Request.make(
         cast("str", request.source),
         request.names,

@@ -7,13 +7,15 @@ A recording is text, one JSON object per line:
 
 `options` holds the fields of `CompileOptions` that differ from their defaults, `arch` included.
 `directory` is the working directory of the request, or null if it makes no difference. `roots` are
-the directories of the recording and of the Python environment. If a path below one of them no
-longer exists, a reader looks for it below the present one. That holds for include paths, also for
-those in `extra_options`, for `directory`, and for the folder of an absolute `source_name`.
+the directories of the recording and of the Python environment. If a path below one of these two no
+longer exists, a reader looks below the directory that the recording, or the environment, is in now.
+This is done for include paths (also in `extra_options`), for `directory`, and for the folder of an
+absolute `source_name`.
 A start of nvcc is `{"kcache_request": 1, "nvcc": {...}}`, see `kcache.nvcc.request.Start`.
 
-Every line is appended by one write, which first ends a line that a killed process left incomplete.
-So such a line spoils only itself. Readers skip empty lines, which concurrent writers may leave.
+Every line is appended by one write. If a killed process left an incomplete line, the write ends
+that line first, so only the incomplete line is lost. Readers skip empty lines, which concurrent
+writers may leave.
 """
 
 from __future__ import annotations
@@ -43,14 +45,14 @@ _BEGIN = f'{{"{MARK}"'.encode()
 class RequestRecorder:
     """Appends requests to a file, each once per process.
 
-    Threads: safe to share. Processes: any number may append to one file (on a local disk: network
-    file systems don't append atomically); a request of several processes is in it several times.
-    Crash: a killed process leaves one torn line at most. Fork: the child may continue. A failure to
-    write is logged once and never reaches the caller.
+    Threads: several may use one object. Processes: any number may append to one file, but only on a
+    local disk: network file systems don't append atomically. A request of several processes is in
+    the file several times. Crash: a killed process leaves at most one incomplete line. Fork: the
+    child may continue. A failure to write is logged once and never reaches the caller.
 
     Args:
-        path: the file, made with mode 0600 when the first request comes: sources may be secret. A
-            file that exists must be a recording of the present user.
+        path: the file. It is made at the first request, with mode 0600, because sources may be
+            secret. A file that exists must be a recording of the present user.
 
     Attributes:
         closed: whether `close` was called.
@@ -70,7 +72,7 @@ class RequestRecorder:
         self._failed = False
 
     def note(self, request: Request) -> None:
-        """Write the request down unless this object has done so before."""
+        """Record the request, unless this object has already recorded it."""
         key = request.key + (request.source_name if request.anywhere else request.location)
         if key in self._seen or self.closed:
             return
@@ -128,7 +130,7 @@ def read_starts(path: str) -> list[dict[str, Any]]:
         data = file.read()
     found: list[dict[str, Any]] = []
     for line in data.split(b"\n") if data and is_recording(data) else ():
-        with suppress(ValueError, RecursionError):  # a torn line
+        with suppress(ValueError, RecursionError):  # an incomplete line
             start = json.loads(line or b"{}").get(NVCC)
             if isinstance(start, dict) and start not in found:
                 found.append(start)
@@ -138,11 +140,9 @@ def read_starts(path: str) -> list[dict[str, Any]]:
 def read_recording(path: str, data: bytes) -> Iterator[tuple[CompileRequest, str | None]]:
     """Yield each request in `data`, the contents of the recording at `path`, and its directory.
 
-    Starts of nvcc are left out.
-
-    That is the working directory of the request; None if it makes no difference.
-
-    A torn line is skipped with a warning. Another warning names each directory that is missing.
+    The directory is the working directory of the request, or None if it makes no difference. Starts
+    of nvcc are left out. An incomplete line is skipped with a warning. A further warning names each
+    directory that does not exist here.
 
     Raises:
         ConfigError: a complete line is not a recorded request.
@@ -237,7 +237,7 @@ def _decode(
 def _found(
     paths: Iterable[str | os.PathLike[str]], roots: list[tuple[str, str]], missing: dict[str, None]
 ) -> list[str]:
-    """Return where recorded directories are now; absolute ones that are nowhere are `missing`.
+    """Return where recorded directories are now; add absolute ones that are gone to `missing`.
 
     A directory that still exists is returned unchanged, because its text may be a part of the key.
     """
@@ -257,7 +257,7 @@ def _found(
 
 
 def _roots(path: str) -> tuple[str, ...]:
-    # A service runs without `site`, which sets `sys.prefix` in a virtual environment.
+    # A daemon runs without `site`, which sets `sys.prefix` in a virtual environment.
     environment = os.path.dirname(os.path.dirname(sys.executable or ""))
     if not os.path.isfile(os.path.join(environment, "pyvenv.cfg")):
         environment = sys.prefix
