@@ -22,7 +22,7 @@ USAGE = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
-#: The commands by what they are for, in the order in which a newcomer wants them.
+#: The commands by their purpose, in the order in which a newcomer needs them.
 _GROUPS = {
     "Compile": ("demo", "compile", "run", "warm", "why"),
     "Look": ("stats", "ls", "show", "extract", "report", "path"),
@@ -32,8 +32,8 @@ _GROUPS = {
 }
 #: Other names for a command, which the help does not list.
 _ALIASES = {"info": "stats"}
-#: The modules of commands that share one; others have a module of their name. A module is imported
-#: only when its command is run.
+#: The modules that several commands share. Other commands have a module of their name. A module is
+#: imported only when its command is run, or listed in the help.
 _SHARED = {
     **dict.fromkeys(("show", "extract"), "ls"),
     **dict.fromkeys(("trim", "clear", "verify"), "rm"),
@@ -46,14 +46,14 @@ _SHARED = {
 
 
 class App(click.Group):
-    """The command `kcache`. No expected error ends in a traceback."""
+    """The command `kcache`. An expected error prints one line, not a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, in the order of `_GROUPS`."""
         return list(self.commands)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return a command, or None if there is none of that name."""
+        """Import and return a command, or None if no command has that name."""
         name = _ALIASES.get(cmd_name, cmd_name)
         if name not in self.commands:
             return None
@@ -92,7 +92,7 @@ class App(click.Group):
             return error.exit_code
         except click.Abort as error:
             interrupted = isinstance(error.__cause__ or error.__context__, KeyboardInterrupt)
-            if error.__cause__ is None:  # at a question; click ends the line in the other cases
+            if error.__cause__ is None:  # at a question; in other cases, click ends the line
                 click.echo(err=True)
             return INTERRUPTED if interrupted else FAILED
         except (KcacheError, OSError) as error:
@@ -115,7 +115,7 @@ def _explain(error: KcacheError | OSError) -> None:
 
 
 def _settle_stdout() -> None:
-    """Write what is still buffered, or discard it: Python would try again at exit, and complain."""
+    """Write what is buffered, or discard it: else Python tries again at exit, and complains."""
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
         return
     try:

@@ -66,7 +66,7 @@ def _not_empty(_: click.Context, __: click.Parameter, path: str | None) -> str |
 
 
 def json_option(shape: str) -> Callable[[F], F]:
-    """Give a command the option `--json`, whose output is one `shape`; see `terminal.show`."""
+    """Give a command the option `--json`: it prints one JSON `shape`; see `terminal.show`."""
     return click.option(
         "--json",
         is_flag=True,
@@ -131,7 +131,7 @@ def open_cache(directory: str | None, **settings: Any) -> kcache.KernelCache:  #
         settings: arguments of `KernelCache`.
 
     Raises:
-        ConfigError: an option is not allowed, or the directory that one names is unsafe.
+        ConfigError: an option is not allowed, or names an unsafe directory.
         UnknownBackendError: an option names a backend that is not installed.
     """
     return kcache.KernelCache(directory, **settings)
@@ -147,23 +147,24 @@ def open_existing(
 ) -> kcache.KernelCache:
     """Return the cache, but create no directory, not even the backend's folder.
 
-    If it does not exist yet, a message is printed, and an empty cache without a directory is
+    If the cache does not exist yet, a message is printed, and an empty cache without a directory is
     returned.
 
-    An error in the environment is a warning, as in any program: an unsafe directory that it names
-    is not used. For commands that change a cache, it is an error, because they must not use another
-    cache or cap than the user meant.
+    An error in the environment is a warning, as in any program: an unsafe directory that a variable
+    names is not used. For commands that change a cache, the error is raised, because they must not
+    use another cache or cap than the user meant.
 
     Args:
-        directory: that the option names.
-        doing: the command, if it changes a cache; the others read only.
-        writes: whether it really does; not with `--dry-run`.
-        backend: instead of the one in use.
-        quiet: print nothing, and return a cache that can't be used, too.
+        directory: the directory that the option names.
+        doing: the name of the command, if it changes a cache; empty if it only reads.
+        writes: whether the command really changes the cache; False with `--dry-run`.
+        backend: the backend to open instead of the one in use.
+        quiet: print nothing, and return the cache even if it can't be used.
 
     Raises:
-        BackendError: it exists and can't be used.
-        ConfigError: it is not a cache or unsafe, a setting is wrong, or forbids to write.
+        BackendError: the cache exists and can't be used.
+        ConfigError: the directory is not a cache or is unsafe, or a setting is wrong or forbids
+            writing.
         UnknownBackendError: no such backend is installed.
     """
     if doing:  # treated like an option, so it has to be safe
@@ -191,19 +192,19 @@ def open_existing(
 def load_settings(
     directory: str | None, complain: Callable[[str], object] | None = log.warning_once
 ) -> tuple[Config, Mapping[str, object]]:
-    """Return the settings with those that are saved in the directory, and the texts of the latter.
+    """Return all settings, saved ones included, and the texts of the saved settings.
 
     An error in the environment or in the saved settings is a warning. With None for `complain`, as
     in a command that changes a cache, an error in the environment is raised.
 
     Raises:
-        ConfigError: the option is not allowed; without `complain`, also a variable.
-        UnknownBackendError: without `complain`: that backend is not installed.
+        ConfigError: the option is not allowed, or, without `complain`, a variable.
+        UnknownBackendError: without `complain`: a variable names a backend that is not installed.
     """
     given = {"directory": directory}
     try:
         config, files = find_cache(given, look=True, complain=complain)
-    except ConfigError:  # the option does not name a cache: the command reports it when it uses it
+    except ConfigError:  # not a cache: the command reports that when it opens it
         if complain is None:
             raise
         return Config.load(given, complain=lambda _: None), {}
@@ -211,9 +212,9 @@ def load_settings(
 
 
 def named_directory(directory: str | None) -> str:
-    """Return the directory that option, environment or default name, whether it exists or not.
+    """Return the directory of the option, else of the environment, else the default one.
 
-    A variable's text that is not a path is returned unchanged.
+    The directory need not exist. A variable's text that is not a path is returned unchanged.
     """
     named, source = Config.load({"directory": directory}, complain=lambda _: None).directory
     if named is None and source != "default":
@@ -222,11 +223,11 @@ def named_directory(directory: str | None) -> str:
 
 
 def may_write(doing: str, directory: str | None = None) -> Config:
-    """Return the settings; refuse to change a cache if one forbids writing to it.
+    """Return the settings; refuse to change a cache if a setting forbids that.
 
     Raises:
-        ConfigError: one does, or a variable has a wrong value.
-        UnknownBackendError: it names a backend that is not installed.
+        ConfigError: a setting forbids it, or a variable has a wrong value.
+        UnknownBackendError: a variable names a backend that is not installed.
     """
     config, _ = load_settings(directory, complain=None)
     for setting in (config.read_only, config.disable):

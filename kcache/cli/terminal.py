@@ -1,6 +1,6 @@
 """Terminal: writes results to standard output, and everything else to standard error.
 
-No name can write a control character or markup: what is unprintable is shown escaped.
+A name can't print control characters or markup: unprintable characters are shown escaped.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-#: Its name in messages.
+#: The name of standard output in messages.
 STDOUT = "standard output"
 #: How many digits of a key a message shows.
 SHORT = 12
-#: What of a kernel can be written.
+#: The outputs of a kernel that a command can write.
 OUTPUTS = ("cubin", "ptx", "ltoir")
 #: If a task takes longer than this many seconds, its progress is shown. A hit takes a few
 #: milliseconds.
@@ -73,7 +73,7 @@ def show(
 
     Args:
         text: of one line or several, or a function that returns it or a table; empty for nothing.
-        record: what JSON can express; without it, nothing but text is written, and no JSON.
+        record: the result for JSON; if it is None, nothing is written with `--json`.
         err: write to standard error.
     """
     if wants_json():
@@ -116,12 +116,12 @@ def naming(path: str) -> Generator[None]:
 
 
 def can_ask() -> bool:
-    """Return whether a question can be asked, which goes to standard error."""
+    """Return whether the user can be asked: the question goes to standard error."""
     return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
 
 
 def width() -> int | None:
-    """Return the width of the terminal that standard output is, or None if it is none."""
+    """Return the width of the terminal, or None if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if _is_terminal(sys.stdout) else None
 
 
@@ -142,7 +142,7 @@ def refuse_terminal(emit: str) -> None:
     """Refuse to write anything but text to a terminal.
 
     Raises:
-        UsageError: standard output is one.
+        UsageError: standard output is a terminal, and `emit` is not PTX.
     """
     if emit != "ptx" and sys.stdout is not None and sys.stdout.isatty():  # pyright: ignore
         raise click.UsageError(f"{emit.upper()} is binary. Pass -o OUT.")
@@ -151,11 +151,11 @@ def refuse_terminal(emit: str) -> None:
 def write_output(data: bytes, output: str) -> str:
     """Write `data` to the file `output`, or to standard output for `-`; all of it or nothing.
 
-    A file is replaced at once and keeps its permissions. A device or a pipe is written to. Returns
-    the output's name for messages.
+    An existing file is replaced atomically, and the new one gets its permissions. A device or a
+    pipe is written to. Returns the output's name for messages.
 
     Raises:
-        OSError: it can't be written; it names the file, which is as it was.
+        OSError: the file can't be written, and is unchanged; the error names it.
     """
     if output == "-":
         write_stdout(data)
@@ -181,14 +181,14 @@ def columns(rows: Iterable[tuple[str, ...]], *, fit: bool = False) -> str:
     """Return rows of text in aligned columns, two spaces apart.
 
     Args:
-        rows: at least one, all of the same length.
+        rows: at least one row; all have the same length.
         fit: cut the last column where a line would be longer than the terminal.
     """
     from rich.table import Table  # noqa: PLC0415  28 ms
     from rich.text import Text  # noqa: PLC0415
 
     table = Table.grid(padding=(0, 2, 0, 0))
-    # One row, whose cells have a line for each of ours: Rich takes 0.4 ms for a row.
+    # One row, in whose cells each line is one of `rows`: Rich takes 0.4 ms for each row.
     cells = [
         Text("\n".join(map(plain, column)), no_wrap=True) for column in zip(*rows, strict=True)
     ]
@@ -199,7 +199,7 @@ def columns(rows: Iterable[tuple[str, ...]], *, fit: bool = False) -> str:
 
 
 def _rendered(table: Table, *, fit: bool = True, colours: bool = False) -> str:
-    """Return a table in text without spaces at the ends of lines, as wide as the terminal."""
+    """Return the text of a table, as wide as the terminal, without spaces at line ends."""
     from rich.console import Console  # noqa: PLC0415
 
     # Not to standard output: Rich ends the process if its reader has gone.
@@ -215,9 +215,9 @@ def _rendered(table: Table, *, fit: bool = True, colours: bool = False) -> str:
 
 @contextmanager
 def progress(title: str, total: int | None = None) -> Generator[Callable[..., None]]:
-    """Show on a terminal how far the block is, if it takes a while; erase that at its end.
+    """Show the progress of the block on a terminal if it takes a while; erase it at the end.
 
-    Yields a function to call after each step, or with a number of steps; any thread may do so.
+    Yields a function to call after each step, or with a number of steps. Any thread may call it.
 
     Args:
         title: what is being done.
@@ -240,7 +240,7 @@ def progress(title: str, total: int | None = None) -> Generator[Callable[..., No
 
 
 def _display(total: int | None) -> Progress | None:
-    """Return a line for standard error; None where it can't be erased."""
+    """Return a progress line on standard error; None if the terminal can't erase it."""
     from rich import progress as rich  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
 

@@ -71,7 +71,7 @@ def bundle() -> None:
 
     A bundle has kernels and their manifests. So a program on another machine, in another checkout
     or of another user finds the kernels, and compiles nothing.
-    KCACHE_REMOTE=file:///path/kernels.kcb uses a bundle without unpacking it. It is an SQLite
+    KCACHE_REMOTE=file:///path/kernels.kcb uses a bundle without unpacking it. A bundle is an SQLite
     database, which any SQLite tool opens.
 
     A bundle contains code. Import a bundle only if you trust its author.
@@ -177,7 +177,7 @@ def list_(*, file: Source, everything: bool) -> None:
 def verify(*, file: Source) -> None:
     """Read and check every entry of a bundle. FILE can be `-`, standard input.
 
-    Exits with 1 if it is damaged. Memory does not grow with its length.
+    Exits with 1 if the bundle is damaged. The memory use does not depend on the size of the bundle.
     """
     with progress("reading"):
         found = verify_bundle(file)
@@ -206,7 +206,8 @@ def check(*, file: str, archs: tuple[str, ...], list_file: str | None) -> None:
 
     FILE is a bundle, a directory with kernels.kcb, or an OCI image layout. The bundle must contain
     kernels for the target, from the build of NVRTC that is installed here. If there is a driver, it
-    must be able to load them. Others must not be able to write to a file or directory.
+    must be able to load them. If FILE is a bundle or a directory with one, others must not be able
+    to write to the bundle.
     """
     with bundle_at(file) as path, progress("reading"):
         contents = verify_bundle(path)
@@ -241,7 +242,7 @@ def push(*, directory: str | None, **filters: Any) -> None:  # noqa: ANN401
     """Send kernels that the cache has to each remote of KCACHE_REMOTE that can be written to.
 
     A program sends only what it compiles. This command fills a new remote from a cache that exists.
-    It does not count as a use of an entry. Exits with 1 if anything can't be stored.
+    Sending an entry does not count as a use. Exits with 1 if anything can't be stored.
     """
     with open_existing(directory) as cache, progress("pushing"):
         done = push_to_remotes(cache, selection(**filters))

@@ -39,7 +39,7 @@ from kcache.util.cuda_driver import current_arch
 from kcache.util.units import counted, format_size, format_time
 from kcache.warm.kernel_list import seen_from
 
-#: The name of a source that comes through a pipe, as in other compilers.
+#: The name of a source from standard input, as in other compilers.
 _STDIN_NAME = "<stdin>"
 
 
@@ -53,8 +53,8 @@ class Job(NamedTuple):
         source: the text itself.
         names: name expressions.
         options: with an architecture.
-        emit: which output is meant.
-        output: where it is wanted, as the user wrote it.
+        emit: which output to write.
+        output: where to write it, as the user wrote it.
     """
 
     path: str
@@ -156,14 +156,14 @@ def jobs_of(
     if no_cache and recache:
         raise click.UsageError("--no-cache and --recache exclude each other.")
     for path in include_paths:
-        if not os.path.isdir(path):  # NVRTC does not warn of it
+        if not os.path.isdir(path):  # NVRTC does not warn
             notify(f"warning: the include directory {path} does not exist")
     include_paths += _cuda_headers() if cuda_headers else ()
     found: list[Job] = []
     for path in file:
         folder, name = os.path.split(path)
         text = as_text(path, read_stdin() if path == "-" else Path(path).read_bytes())
-        # Relative ones stay relative, so that they are the same in another checkout.
+        # Relative paths stay relative, so that they are the same in another checkout.
         paths = [seen_from(folder or os.curdir, os.curdir, each) for each in include_paths]
         general = CompileOptions(include_paths=paths, **given)
         for target in dict.fromkeys(arch) or (None,):
@@ -322,7 +322,7 @@ _POSITION = re.compile(r"^([^\s(][^(\n]*)(?=\(\d+\): )", re.MULTILINE)
 
 
 def _as_typed(log: str, job: Job) -> str:
-    """Return a log with paths from the working directory, so that editors jump there.
+    """Return a log with paths as seen from the working directory, so that editors find them.
 
     The compiler ran in the source's folder.
     """

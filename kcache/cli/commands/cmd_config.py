@@ -52,9 +52,9 @@ def config(*, given: tuple[str, ...], gone: tuple[str, ...], directory: str | No
     """Show every setting with its value and its source, and the compiler that kcache uses.
 
     A setting that is saved with `--set` stays with the directory of the cache, in its file
-    kcache.json. It holds for every program and command that uses the directory. Arguments and
-    environment variables come before it. These can be saved: backend, max_size, memory_size,
-    header_check, relocation, wait, workers, compile_timeout.
+    kcache.json. It applies to every program and command that uses the directory. Arguments and
+    environment variables take precedence. These settings can be saved: backend, max_size,
+    memory_size, header_check, relocation, wait, workers, compile_timeout.
     """
     wanted: dict[str, str] = {}
     for pair in given:
@@ -140,13 +140,13 @@ def save(directory: str, given: Mapping[str, str], gone: Collection[str] = ()) -
     Args:
         directory: of the cache, created if it does not exist.
         given: name -> text.
-        gone: names; of settings that another version has saved, too.
+        gone: names; settings that another version of kcache has saved are allowed, too.
 
     Raises:
         ConfigError: a setting can't be saved, its value is not allowed, or not with that backend;
-            or the directory is unsafe, or no cache.
+            or the directory is unsafe, or not a cache.
         UnknownBackendError: no such backend is installed.
-        BackendError: it can't be written, or the backend can't be used there.
+        BackendError: the settings can't be written, or the backend can't be used there.
     """
     files = open_directory(directory)
     for name, text in given.items():
@@ -176,11 +176,10 @@ def save(directory: str, given: Mapping[str, str], gone: Collection[str] = ()) -
 
 
 def _elsewhere(config: Config, files: CacheDirectory) -> str:
-    """Open the backend as programs will, without changes; return a warning if the entries are
-    elsewhere.
+    """Return a warning if the entries are in another backend than the one that programs will open.
 
     Raises:
-        ConfigError, BackendError: programs could not use it.
+        ConfigError, BackendError: programs could not use that backend.
     """
     name, cap = config.backend.value, config.max_size.value
     opened = open_backend(name, files.backend(name), max_size=cap, read_only=True)
@@ -219,11 +218,11 @@ def migrate(
     """Move every entry to another backend in the same directory.
 
     Each backend has its own folder there. The entries move one at a time, the least recently used
-    one first. So the order of use survives, and both backends together stay below the cap. The
-    times of use do not: each entry counts as used now. If the command is interrupted, run it again
-    and it continues. At the end it saves the new backend with the directory, so that programs use
-    it, unless an argument or KCACHE_BACKEND names another. If the entries are in the new backend
-    already, it changes nothing.
+    one first. So the order of use is kept, but not the times: each entry counts as used now. Both
+    backends together stay below the cap. If the command is interrupted, run it again and it
+    continues. At the end, it saves the new backend with the directory. Programs then use the new
+    backend, unless an argument or KCACHE_BACKEND names another. If the entries are in the new
+    backend already, the command changes nothing.
     """
     if origin == target:
         raise click.UsageError(f"--from and --to both name {target}.")

@@ -1,4 +1,4 @@
-"""`kcache demo`: compiles a real kernel by one `kcache compile`, and hits it by the next."""
+"""`kcache demo`: compiles a real kernel in one process, and gets it from the cache in the next."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from kcache.util.units import format_size, format_time
 _SOURCE = Path(__file__).with_name("demo.cu")
 _TYPES = ("int", "unsigned", "long long", "unsigned long long", "float", "double", "char", "short")
 _TILES = ("128, 8", "128, 16", "256, 8", "256, 16")
-#: The instances of the demo's kernel. A library that sorts tiles of several types has similar ones.
+#: The instances of the demo's kernel, as a library that sorts tiles of several types has them.
 _NAMES = tuple(f"sort_tiles<{key}, {tile}>" for key in _TYPES for tile in _TILES)
 #: The target if there is no GPU.
 _ARCH = "sm_90"
-#: A header that the demo compiles with.
+#: A header that the demo's source includes.
 _PROBE = "cub/block/block_merge_sort.cuh"
 
 
@@ -86,11 +86,11 @@ def _compile(job: list[str], title: str) -> dict[str, Any]:
     """Compile the demo's source in a new process; return its JSON output, with the process's time.
 
     Raises:
-        ConfigError: it can't be done with this set-up.
+        ConfigError: the process failed.
     """
     # -P: the working directory may hold another kcache, such as a clone of the repository.
     command = [sys.executable, "-P", "-m", "kcache", "compile", str(_SOURCE), "--json", *job]
-    # What the user has set for programs does not count here. Where there is a driver, NVRTC 12.9
+    # The user's settings for programs do not apply to the demo. If there is a driver, NVRTC 12.9
     # and later would answer from a cache of its own.
     variables = without_dropin(environment.variables())
     variables = {name: variables[name] for name in variables if not name.startswith("KCACHE_")}

@@ -38,12 +38,13 @@ def doctor(*, directory: str | None, program: str | None, remotes: bool) -> None
 
     Checks the settings, the directory, the disk, the backend, a sample of the entries, NVRTC, the
     driver, whether `kcache run` reaches programs, and each layer and each remote of KCACHE_REMOTE.
-    Changes nothing. Exits with 1 if there is a problem. A warning is not a problem: the cache works
-    in spite of it. A remote that does not answer is a problem.
+    Changes nothing on this machine, and stores a small entry in each remote that can be written to.
+    Exits with 1 if there is a problem. A warning is not a problem: the cache works in spite of it.
+    A remote that does not answer is a problem.
     """
     findings = list(diagnose_libraries())
     if not any(finding.level == PROBLEM for finding in findings):
-        # Without a library, they can't be imported.
+        # If a library is missing, these modules can't be imported.
         from kcache.doctor import local_checks, remote_checks  # noqa: PLC0415
 
         if program is not None:
@@ -95,7 +96,7 @@ class Framework(NamedTuple):
     Attributes:
         framework: its name.
         installed: the version that is installed here.
-        tested_with: the version that kcache's tests ran with; empty if they did not run it.
+        tested_with: the versions that kcache's tests ran with; empty if there are no such tests.
         covered_by: `kcache run`, an adapter for the framework's own hook, both or nothing.
         line: how to enable that, or why it is not possible.
     """
@@ -107,7 +108,7 @@ class Framework(NamedTuple):
     line: str
 
 
-#: Name, the distributions that may have it, and the rest as of `Framework`.
+#: Name, the distributions that may contain it, and the last three fields of `Framework`.
 _FRAMEWORKS: tuple[tuple[str, tuple[str, ...], str, str, str], ...] = (
     ("cuda.bindings", ("cuda-bindings",), "13.5", _BY_RUN, _RUN),
     (

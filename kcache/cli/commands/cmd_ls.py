@@ -1,6 +1,6 @@
-"""`kcache ls` lists the entries of a cache, `show` shows all of one, `extract` writes its output.
+"""`kcache ls` lists the entries of a cache, `show` shows one, `extract` writes its output.
 
-A key is typed as any unique prefix of at least four digits.
+Any unique prefix of at least four digits stands for a key.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from kcache.nvrtc.manifest import DependencySet, Manifest
 from kcache.nvrtc.metadata import stored_log
 from kcache.util.units import counted, format_age, format_size, format_time, local_time
 
-#: How many candidates a message names for an ambiguous prefix.
+#: How many keys a message about an ambiguous prefix names.
 _NAMED = 8
 _LEAST = 4
 #: How many keys completion offers.
@@ -71,7 +71,7 @@ def key_prefix(text: str) -> str:
     """Return the digits of a key or of the beginning of one, in lower case.
 
     Raises:
-        BadParameter: it is neither.
+        BadParameter: the text is neither.
     """
     digits = text.strip().lower()
     if not _LEAST <= len(digits) <= KEY_LENGTH or digits.strip("0123456789abcdef"):
@@ -84,7 +84,7 @@ def key_prefix(text: str) -> str:
 def complete_keys(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the keys that begin with the typed text, the most recently used first.
 
-    If anything is wrong, there are none: a warning would land in the line that is being typed.
+    If anything fails, no key is returned: a warning would appear in the line that is being typed.
     """
     logging.getLogger("kcache").disabled = True
     with suppress(Exception), open_existing(ctx.params.get("directory"), quiet=True) as cache:
@@ -100,10 +100,10 @@ _key = click.argument("key", type=key_prefix, metavar="KEY", shell_complete=comp
 
 
 def resolve(backend: Backend, prefixes: Iterable[str]) -> list[EntryInfo]:
-    """Return the entry that each prefix means, each entry once.
+    """Return the entries that the prefixes stand for, each entry once.
 
     Raises:
-        BackendError: a prefix means none or several.
+        BackendError: a prefix matches no entry or several.
     """
     found = matching(backend, list(dict.fromkeys(prefixes)))
     for prefix, infos in found.items():
@@ -119,10 +119,10 @@ def resolve(backend: Backend, prefixes: Iterable[str]) -> list[EntryInfo]:
 
 
 def _open(directory: str | None, key: str) -> Opened:
-    """Return the entry that the beginning of a key means.
+    """Return the entry whose key begins with `key`.
 
     Raises:
-        BackendError: it means none or several.
+        BackendError: there is no such entry, or several.
     """
     with open_existing(directory) as cache:
         (info,) = resolve(cache.engine.backend, [key])
@@ -138,7 +138,7 @@ def _unused(item: Item) -> CorruptEntryError:
 
 # -- ls --------------------------------------------------------------------------------------------
 
-#: Sort orders: the value that is compared. The largest comes first.
+#: Sort order -> the value by which entries are sorted, the largest first.
 _ORDERS: dict[str, Callable[[Item], float | None]] = {
     "last-use": lambda item: item.used,
     "size": lambda item: item.size,
@@ -194,12 +194,13 @@ def list_entries(
         notify("there are no kernels" if wanted is None else "no kernel matches the filters")
 
 
-#: Columns that only a terminal of so many columns shows, so that a kernel's name has room.
+#: Columns, and the width in characters from which a terminal shows them. Below it, they would take
+#: the room of the kernel's name.
 _NEEDS = {"COMPILE": 100, "AGE": 90, "USED": 70, "SIZE": 60, "ARCH": 50}
 
 
 def listing(items: Sequence[Item], digits: int, now: float, *, used: bool = True) -> str:
-    """Return one line per entry, which fits the terminal if there is one; nothing for no entries.
+    """Return one line per entry, cut to the width of a terminal; an empty text for no entries.
 
     If two kernels have the same source name, names and target, the options that differ follow the
     name.
@@ -234,7 +235,7 @@ _HEADS = ("KEY", "SIZE", "AGE", "USED", "COMPILE", "ARCH", "KERNEL")
 
 
 def _name(item: Item, *, short: bool) -> str:
-    """Return what an entry holds, in one line; `short` is without the folder of the source."""
+    """Return what an entry holds, in one line; with `short`, without the source's folder."""
     if item.kind == KERNEL:
         name = os.path.basename(item.source_name) if short else item.source_name
         return item._replace(source_name=name).title or "-"
@@ -244,14 +245,14 @@ def _name(item: Item, *, short: bool) -> str:
 
 
 def item_json(item: Item) -> dict[str, object]:
-    """Return an item in the form that JSON output has: full key, bytes, seconds since the epoch."""
+    """Return an item for JSON output: with its full key, bytes and seconds since the epoch."""
     names = {"size": "size_bytes", "used": "last_use"}
     fields = item._asdict().items()
     return {names.get(name, name): None if value == "" else value for name, value in fields}
 
 
 def _differences(items: Sequence[Item]) -> list[str]:
-    """Return, for each entry, the options and the compiler that differ from others of its name."""
+    """Return for each entry what distinguishes it from others of its name: options, compiler."""
     facts = [(*item.flags, f"({item.compiler})") if item.compiler else item.flags for item in items]
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, item in enumerate(items):
@@ -374,7 +375,7 @@ def _time(seconds: float) -> str:
 
 
 def _parts(dependency_set: DependencySet) -> dict[str, Any]:
-    """Return the parts of a dependency set, see `_KINDS`, and how many locations it holds at."""
+    """Return the parts of a dependency set (see `_KINDS`), and in how many locations it holds."""
     found = dependency_set.answers()
     paths = {
         name: [_at(root, path) for root, paths in getattr(found, name) for path in paths]
@@ -403,7 +404,7 @@ def _parts(dependency_set: DependencySet) -> dict[str, Any]:
 
 
 def _at(root: int, path: str) -> dict[str, str | int]:
-    """Return a path, and in words what it starts from."""
+    """Return a path and, in words, what it is relative to."""
     relative = f"include path {root}" if root else "source's folder"
     return {"root": "absolute" if root < 0 else relative, "path": path}
 

@@ -1,7 +1,7 @@
 """`kcache stats` shows what was done with a cache, `kcache report` writes an HTML page about it.
 
-The page is filled from a `Snapshot` alone, by the template `report.html`. Gathering a snapshot
-changes nothing and does not count as a use of an entry.
+The template `report.html` makes the page from a `Snapshot` alone. Making a snapshot changes nothing
+and does not count as a use of an entry.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent
 #: How many rows the tables of single entries, targets and kernels have.
 _SINGLE, _ARCHS, _KERNELS = 10, 8, 12
-#: A mean of nothing.
+#: What is shown for a mean without samples.
 _NONE = ("\N{EN DASH}", "none so far")
 
 
@@ -186,7 +186,7 @@ class Snapshot(NamedTuple):
 
 
 def page(snapshot: Snapshot, zone: tzinfo | None = None) -> str:
-    """Return the whole page; `zone` is that of its times, by default this machine's.
+    """Return the whole page, with times in the time zone `zone`, by default this machine's.
 
     No name that comes from a cache can become markup, and the page's own policy forbids it to load
     or run anything.
@@ -219,7 +219,7 @@ def page(snapshot: Snapshot, zone: tzinfo | None = None) -> str:
 
 
 def _templates() -> jinja2.Environment:
-    """Return the environment of the template: it escapes every text and unprintable character."""
+    """Return the template's environment, which escapes texts and unprintable characters."""
     import jinja2  # noqa: PLC0415  may be missing
 
     found = jinja2.Environment(
@@ -243,7 +243,7 @@ def _templates() -> jinja2.Environment:
 
 
 def _tiles(stats: Stats, kernels: int, entries: int) -> list[tuple[str, str, str]]:
-    """Return name, value and more of each figure at the top."""
+    """Return name, value and note of each figure at the top."""
     hit, compiled = stats.avg_cache_time_ms / 1e3, stats.avg_compile_time_ms / 1e3
     faster = f"{compiled / hit:,.0f} times faster than compiling" if hit and compiled else ""
     ran = counted(stats.compiles, "compile")
@@ -268,7 +268,7 @@ def _printable(value: object) -> object:
 
 #: Kind of entries -> what was counted; fields of `Stats` have their own docstring.
 _WHAT = {DAMAGED: "Damaged entries in the cache", UNREADABLE: "Entries that can't be read"}
-#: They may be about a normal state; the others are about a problem.
+#: The fields of `Stats` that may count something normal. The others count problems.
 _NOTES = ("evictions", "uncacheable", "wait_timeouts", "stale")
 #: Kind of entries, or field of `Stats` -> what it means, and what to do; problems first.
 _DO = {
@@ -302,7 +302,7 @@ def _remarks(snapshot: Snapshot) -> list[tuple[str, str, int, str]]:
 
 #: How many targets the bar of the whole cache shows; the others are one part.
 _TARGETS = 4
-#: The most columns of the chart, and up to which age of a cache they are hours, in seconds.
+#: How many columns the chart has at most, and the age in seconds below which a column is an hour.
 _COLUMNS, _YOUNG = 90, 2 * 86400
 #: The shortest length of a bar whose value is not 0, in percent: 4 pixels on a phone.
 _VISIBLE = 1.3
@@ -312,12 +312,12 @@ class Share(NamedTuple):
     """What some entries take together.
 
     Attributes:
-        name: of the target, the source, or the day or hour of the compile; empty if unknown.
-        names: name expressions, of a kernel.
+        name: the target, the source, or the day or hour of the compile; empty if unknown.
+        names: the name expressions of a kernel.
         entries: how many.
         size: their stored bytes.
         compile_seconds: what compiling them took.
-        merged: how many smaller shares this one combines; 0 for a share with a name.
+        merged: how many smaller shares this one combines; else 0.
     """
 
     name: str
@@ -331,12 +331,12 @@ class Share(NamedTuple):
 def _shares(
     items: Iterable[Item], by: Callable[[Item], tuple[str, tuple[str, ...]]], most: int
 ) -> list[Share]:
-    """Return the shares of items with equal names, largest first, the smallest as one more.
+    """Return the shares of items with equal names, largest first; the smallest ones are combined.
 
     Args:
         items: the entries.
         by: the name and the name expressions that an item counts for.
-        most: how many shares have a name.
+        most: how many shares stay separate.
     """
     groups: dict[tuple[str, tuple[str, ...]], list[Item]] = {}
     for item in items:
@@ -349,7 +349,7 @@ def _shares(
 
 
 def _parts(items: Sequence[Item]) -> list[Share]:
-    """Return the parts of a whole cache: targets, then manifests, then what is of no use here."""
+    """Return the parts of a whole cache: targets, then manifests, then entries without use."""
     kernels = [item for item in items if item.kind == KERNEL]
     found = [
         share._replace(name="Other targets" if share.merged else share.name or "unknown")
@@ -362,7 +362,9 @@ def _parts(items: Sequence[Item]) -> list[Share]:
 
 
 def _spans(items: Iterable[Item], now: float, zone: tzinfo | None) -> tuple[str, list[Share]]:
-    """Return `"day"` and the days since the first kernel was compiled; of a young cache the hours.
+    """Return `"day"` and the days since the first compile, or `"hour"` and the hours.
+
+    The hours are for a young cache.
 
     Args:
         items: kernels.

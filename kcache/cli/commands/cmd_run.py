@@ -25,7 +25,7 @@ from kcache.warm.recording import refuse_other_file
 
 
 def _recording(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
-    """Refuse a file that can't be recorded into: only the server would log that."""
+    """Refuse a file that can't be recorded into. The daemon would only log that."""
     if path is not None:
         folder = os.path.dirname(os.path.abspath(path))
         if not (os.path.lexists(path) or os.access(folder, os.W_OK | os.X_OK)):
@@ -58,7 +58,7 @@ def run(
     library behaves like NVRTC, and calls the real NVRTC for everything that the cache can't answer.
     The program keeps its exit status, its signals and its terminal.
     """
-    if directory is not None:  # a value that is given as an option has to be right
+    if directory is not None:  # a wrong value of an option is an error
         with suppress(BackendError):
             open_directory(named_directory(directory), read_only=True)
     code = run_command(command, stats=stats, why=why, record=record, directory=directory)
@@ -69,7 +69,7 @@ def run(
 
 
 def _path() -> str:
-    """Return the socket of the service for programs with the present settings."""
+    """Return the socket of the daemon for programs with the present settings."""
     variables = env.current()
     try:
         return spawn.path_of(env.service(variables), variables)
@@ -82,8 +82,8 @@ def server() -> None:
     """Keep one server running, which every `kcache run` of yours uses.
 
     Without it, each `kcache run` starts its own server, which ends with the program. Programs that
-    use one server share its memory and its compiles. Only programs with the same cache and settings
-    (the variables `KCACHE_...`) use it, and only for them can it be shown and ended.
+    use the same server share its memory and its compiles. A server is for one cache and one set of
+    settings (the variables `KCACHE_...`). To show or stop a server, set the same variables.
     """
 
 
@@ -94,7 +94,7 @@ def start() -> None:
     problem = libraries.problem(env.current())
     if problem:
         raise DropinError(problem)
-    load_settings(None)  # this warns, which the server can't do
+    load_settings(None)  # this warns of wrong settings, which the daemon can't do
     if sockets.status(path) is not None:
         raise DropinError("a server is running")
     variables = env.of_service(env.current())
@@ -112,8 +112,8 @@ def start() -> None:
 def stop() -> None:
     """End the server, and the process that connects to remotes.
 
-    Programs that use the server continue with the real NVRTC. That process is started again
-    when a program asks a remote.
+    Programs that use the server continue with the real NVRTC. The process that connects to remotes
+    is started again when a program asks a remote.
     """
     remotes = remotes_socket(load_settings(None)[0])
     ended = [sockets.ask(path, sockets.STOP) for path in (_path(), remotes) if path is not None]

@@ -54,9 +54,9 @@ def warm(
     """Compile every kernel that FILE lists and that is not in the cache yet, in parallel.
 
     FILE is a list in TOML or JSON, or a recording of a program: KCACHE_RECORD=FILE, or kcache run
-    --record FILE. A recorded nvcc is started again where it was, and writes its files; --arch does
-    not change it. No GPU is needed. If a kernel does not compile, the command compiles the others
-    and exits with 1.
+    --record FILE. A recorded start of nvcc is repeated in its directory, and writes its files;
+    --arch does not change its target. No GPU is needed. If a kernel does not compile, the command
+    compiles the others and exits with 1.
     """
     if quiet and wants_json():
         raise click.UsageError("--quiet and --json exclude each other.")
@@ -107,8 +107,8 @@ def _compile(
 ) -> list[CompiledKernel | CompileError]:
     """Compile the kernels, one working directory after another; return the result of each.
 
-    A process has one working directory. All threads search it for headers in quotes and for
-    relative include directories.
+    A process has only one working directory, in which all threads look for headers in quotes and
+    for relative include directories.
     """
     results: dict[int, CompiledKernel | CompileError] = {}
     done = 0
@@ -150,8 +150,8 @@ def _compile_starts(
 def _by_directory(wanted: list[ListedKernel]) -> Iterator[list[int]]:
     """Go to each working directory, and yield the positions of its kernels.
 
-    Kernels that don't depend on it come with the first directory, so that the cores have more to
-    choose from.
+    Kernels that don't depend on a working directory are added to the first one, so that more
+    kernels can be compiled in parallel.
     """
     first = next((each.directory for each in wanted if each.directory is not None), os.curdir)
     groups: dict[str, list[int]] = {}

@@ -33,10 +33,10 @@ _COMMAND = "kcache.nvcc"
 
 
 class _Why(click.Command):
-    """Takes a start of nvcc behind `--`, in place of a file and options."""
+    """Accepts a start of nvcc after `--`, instead of a file and options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Set the start aside: its options are not click's."""
+        """Store the start of nvcc: click must not parse its options."""
         at = args.index("--") if "--" in args else len(args)
         command = args[at + 1 :]
         if command and os.path.basename(command[0]) == "nvcc":
@@ -94,12 +94,12 @@ def why(*, quiet: bool, directory: str | None, **given: Any) -> None:  # noqa: A
 
 
 def _of_kernel(jobs: Sequence[Job]) -> tuple[Request, str]:
-    """Return the request of a compile, and its source as it was named."""
+    """Return the request of a compile, and its source as the user named it."""
     if len(jobs) > 1:
         raise click.UsageError("This command takes one file and one architecture.")
     (job,) = jobs
-    # In the file's folder, like the compile. Not through the cache: with KCACHE_RECORD set, the
-    # cache would record this request.
+    # The request is made in the file's folder, like that of the compile. It is not made through the
+    # cache, which would record it if KCACHE_RECORD is set.
     with contextlib.chdir(job.folder or os.curdir):
         made = Requests(0).make(job.source, job.names, job.options, source_name=job.source_name)
     return made, job.path
