@@ -82,7 +82,7 @@ class CompileService:
 
     Attributes:
         complaining: the thread that warns of wrong settings and silent remotes, if there is one.
-        remotes: a connection that keeps a process group from being warned of remotes again.
+        remotes: a connection; while it is open, its process group is not warned of remotes again.
     """
 
     patient = True

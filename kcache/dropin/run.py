@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _FAILED = 125
 _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
-#: Signals that Python ignores from its start.
+#: The signals that Python ignores from its start.
 _PYTHON_IGNORES = ("SIGPIPE", "SIGXFSZ")
 #: Programs that pass an ignored signal on: their child processes ignore it, too. Others, such as
 #: sshd or Python with its `subprocess`, ignore SIGPIPE, but their child processes do not.
@@ -193,10 +193,10 @@ def _print(message: str) -> None:
 
 
 def _inherited_signals() -> dict[signal.Signals, signal.Handlers]:
-    """Return whether this process has inherited the signals that Python ignores as ignored.
+    """Return for each signal that Python ignores whether this process inherited it as ignored.
 
-    Python ignores them in any case, which hides what was inherited. So the state of the parent
-    process decides; see `_HAND_ON`.
+    Python ignores these signals from its start, which hides what was inherited. So this reads what
+    the parent process ignores; see `_HAND_ON`.
     """
     ignored = 0
     with suppress(OSError, ValueError, IndexError):  # the parent may be in another namespace
