@@ -19,7 +19,7 @@ binfmt=/proc/sys/fs/binfmt_misc
 [[ -e $binfmt/register ]] || mount -t binfmt_misc binfmt_misc $binfmt
 [[ -e $binfmt/qemu-aarch64 ]] || update-binfmts --enable qemu-aarch64
 
-packages=ca-certificates,gcc,libc6-dev,procps,python3,python3-venv
+packages=ca-certificates,g++,git,libc6-dev,nginx-light,procps,python3,python3-venv,redis-server,strace
 if [[ ! -e $root/usr/bin/gcc || -e $root/debootstrap ]]; then
     debootstrap --arch=arm64 --variant=minbase --include=$packages bookworm "$root"
 fi

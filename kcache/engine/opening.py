@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 #: The cap given to a backend that is only read, because programs with a larger cap may have written
 #: it.
-READ_SIZE = 1 << 34
+READ_SIZE = 1 << 33
 #: Directories in which `warn_of_other_backend` has looked.
 _looked: set[str] = set()
 _IN_MEMORY = "This process caches in memory alone"

@@ -162,11 +162,16 @@ def run_all(*works: Callable[[], object]) -> list[object]:
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
 
-#: `tests/aarch64.sh` sets the variable.
-not_emulated = pytest.mark.skipif(
-    "TEST_EMULATED" in os.environ,
-    reason="it times or kills a process in mid-compile, and QEMU's are ten times slower",
-)
+#: Whether QEMU runs the tests; `tests/aarch64.sh` sets the variable.
+EMULATED = "TEST_EMULATED" in os.environ
+
+
+def not_emulated(reason: str) -> pytest.MarkDecorator:
+    """Skips a test under QEMU, which does what `reason` says."""
+    return pytest.mark.skipif(EMULATED, reason=f"QEMU {reason}")
+
+
+too_slow_in_qemu = not_emulated("is ten times slower, and this times or kills a compile")
 
 
 # -- other processes ---------------------------------------------------------------------------

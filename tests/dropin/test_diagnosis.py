@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from core.helpers import not_emulated
 
 from kcache.doctor import OK, PROBLEM, WARNING
 from kcache.doctor.local_checks import diagnose_program
@@ -73,6 +74,7 @@ def test_a_script_is_what_its_interpreter_is(tmp_path: Path) -> None:
     assert told(program(itself, f"#!{itself}\n"))[0] == WARNING
 
 
+@not_emulated("crashes when the loader lists a static program")
 def test_a_program_linked_statically(tmp_path: Path) -> None:
     compiler = build.compiler()
     (tmp_path / "program.c").write_text("int main(void) { return 0; }")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from core.helpers import as_root
+from core.helpers import as_root, not_emulated
 from dropin.conftest import CLIENTS, KCACHE, Dropin, compile_linked
 
 #: Starts a process, so that the loader is asked twice; uses memory, and much of it in each thread.
@@ -123,6 +123,7 @@ def test_a_program_that_is_linked_has_nvrtc_from_the_start(
     assert told.output.splitlines() == wanted
 
 
+@not_emulated("has no ptrace, which LeakSanitizer needs")
 def test_a_program_with_a_sanitizer_that_is_linked(real: Path, dropin: Dropin) -> None:
     try:
         program = compile_linked(

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from core.helpers import not_emulated
 from dropin.conftest import CLIENTS, KCACHE, Dropin, is_there
 
 import kcache.dropin
@@ -349,6 +350,7 @@ while number != signal.SIGRTMAX:
 """
 
 
+@not_emulated("handles some signals itself")
 def test_every_signal_for_the_launcher_reaches_the_program_once(dropin: Dropin) -> None:
     """Whether it was sent to the launcher alone, or to the group, which has the program, too."""
     numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
@@ -409,6 +411,7 @@ def _with_environment(dropin: Dropin, environment: list[bytes], *command: object
     return told
 
 
+@not_emulated("gives a program its environment in another order")
 def test_the_environment_is_the_launchers_byte_for_byte(stats: bool, dropin: Dropin) -> None:
     """Also what Python's copy of it can't hold, and without the locale that Python adds."""
     needed = ("KCACHE_DROPIN_LIBRARIES", "KCACHE_DIR", "XDG_RUNTIME_DIR", "PATH")

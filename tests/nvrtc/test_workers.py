@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from core.helpers import in_child, not_emulated, output_of, started
+from core.helpers import in_child, output_of, started, too_slow_in_qemu
 from nvrtc.reference import ARCH, KERNEL, agreed, write
 from nvrtc.talk import slow, used, worker
 
@@ -94,7 +94,7 @@ def another_compiles(cache: KernelCache, count: int = 30) -> Iterator[int]:
 # -- crashes ---------------------------------------------------------------------------------------
 
 
-@not_emulated
+@too_slow_in_qemu
 def test_a_worker_that_is_killed_in_mid_compile_costs_no_kernel(cache: KernelCache) -> None:
     with another_compiles(cache) as pid:
         os.kill(pid, signal.SIGSEGV)
@@ -124,7 +124,7 @@ def test_an_idle_worker_that_was_killed_does_not_end_a_program_with_sigpipe(tmp_
     assert said == ["False", "True set()"]
 
 
-@not_emulated
+@too_slow_in_qemu
 def test_two_crashes_of_the_compiler_raise_a_compile_error(cache: KernelCache) -> None:
     shared = pools.shared()
     done = threading.Event()
@@ -161,7 +161,7 @@ for thread in threads: thread.start()
 """
 
 
-@not_emulated
+@too_slow_in_qemu
 def test_no_worker_outlives_the_program(tmp_path: Path) -> None:
     program = started(_EIGHT, tmp_path / "cache")
     try:
@@ -230,7 +230,7 @@ def test_a_child_forked_in_mid_compile(cache: KernelCache, tmp_path: Path) -> No
 # -- limits ----------------------------------------------------------------------------------------
 
 
-@not_emulated
+@too_slow_in_qemu
 def test_a_compile_that_takes_too_long(tmp_path: Path) -> None:
     with KernelCache(tmp_path / "cache", compile_timeout=0.5) as cache:
         with pytest.raises(CompileError, match=r"long\.cu: .*longer than 0\.5 s "):

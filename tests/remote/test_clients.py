@@ -13,7 +13,7 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 import pytest
-from core.helpers import key, run_all
+from core.helpers import EMULATED, key, run_all
 from remote.fakes import MOST, NO_HURRY, VALUE, MemoryClient, answering, manifest, opened, value_in
 from remote.fakes import remote as in_memory
 from remote.proxy import Faults, Proxy
@@ -354,7 +354,7 @@ def test_answers_without_an_end_take_neither_time_nor_memory(name: str, floods: 
         )
     *said, measured = asked.stdout.split("\n")[:-1]
     returncode, memory = map(int, measured.split())
-    assert memory < 500 << 10
+    assert EMULATED or memory < 500 << 10  # QEMU keeps what it has translated
     if floods == ["error"]:
         assert returncode in (0, -6)
     else:
