@@ -1,7 +1,7 @@
 """Address: where a read-only tier or a remote is, and how it is used (`KCACHE_REMOTE`, `remote=`).
 
-The query of an address holds options. Some belong to all remotes (see `Address`), others to one
-protocol. A user's name and password may stand before the host, and are never shown.
+The query of an address holds options. Every address may have some of them (see `Address`); others
+belong to one protocol. A user's name and password may stand before the host, and are never shown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, quote, unquote
 from kcache.errors import ConfigError
 from kcache.util.units import parse_flag, parse_seconds, parse_size
 
-#: Scheme -> kind: a layer, or a protocol of remotes.
+#: Scheme -> kind: a layer (a read-only tier in a file or directory), or a protocol of remotes.
 KINDS: Mapping[str, str] = {
     "file": "layer",
     **dict.fromkeys(("http", "https"), "http"),
@@ -23,8 +23,8 @@ KINDS: Mapping[str, str] = {
     **dict.fromkeys(("redis+cluster", "rediss+cluster"), "redis"),
     **dict.fromkeys(("s3", "gs", "az"), "objects"),
 }
-#: Kind -> its options beyond the common ones. None has a secret in it, because addresses are shown
-#: with them. Files have absolute paths, so that no credentials come from the working directory.
+#: Kind -> its options beyond the common ones. None contains a secret, because addresses are shown
+#: with them. Paths of files are absolute, so that no credentials come from the working directory.
 OPTIONS: Mapping[str, frozenset[str]] = {
     "layer": frozenset(("backend",)),
     "http": frozenset(("token_file", "ca_file", "cert_file", "key_file", "layout")),
@@ -42,8 +42,8 @@ TIMEOUT = 2.0
 #: A miss that took more seconds than this counts as a failure, because each kernel that is compiled
 #: would wait as long for nothing. Small kernels compile in less time.
 SLOW = 0.25
-#: Bytes a second: an upload may take its size divided by this, beyond the time-outs. No program
-#: waits for an upload.
+#: Bytes per second: an upload may take its size divided by this, in addition to the time-outs. No
+#: program waits for an upload.
 _UPLOAD_SPEED = 1e6
 #: The longest wait for a remote, or for the lease of a machine that is gone.
 _MOST_SECONDS = 3600.0
@@ -100,7 +100,7 @@ class Address(NamedTuple):
 
     @property
     def path(self) -> str:
-        """The decoded path after the host, without slashes at its ends; a layer's is absolute."""
+        """The decoded path after the host, without slashes at its ends; for a layer, absolute."""
         path = unquote(self.location.partition("/")[2])
         return "/" + path if self.kind == "layer" else path.strip("/")
 
@@ -113,12 +113,12 @@ class Address(NamedTuple):
         return _flag(dict(self.options), name, "0", self.redacted())
 
     def seconds(self, size: int = 0) -> float:
-        """Return the seconds that an operation may take, with connecting; `size` bytes are sent."""
+        """Return the seconds in which an operation has to connect, send `size` bytes and end."""
         return self.connect_timeout + self.timeout + size / _UPLOAD_SPEED
 
     @property
     def leases(self) -> bool:
-        """Whether compiles are done under a lease of this remote."""
+        """Whether programs compile under leases of this remote (see `remote.storage.Leases`)."""
         return self.kind == "redis" and self.flag("leases")
 
     @property
@@ -127,7 +127,7 @@ class Address(NamedTuple):
         return float(self.option("lease_seconds") or LEASE_SECONDS)
 
     def redacted(self) -> str:
-        """Return the address without credentials, for messages; no option is one, only its file."""
+        """Return the address without credentials, for messages; options only name their files."""
         userinfo = "***@" if self.user or self.password else ""
         shown = [] if self.writable or self.kind == "layer" else ["ro"]
         shown += [f"{name}={quote(value, safe='/:,')}" for name, value in self.options]
@@ -236,8 +236,8 @@ def _parse(text: object, name: str) -> Address:
 def _shown(scheme: str, rest: str) -> str:
     """Return the part of an address that an error may show: no credentials, no options.
 
-    An unquoted password may contain any character, so that a part of it is in the place of a host
-    or an option. No part that may belong to a password is shown.
+    An unquoted password may contain any character, so a part of it may be in the place of a host or
+    an option. No part that may belong to a password is shown.
     """
     bare, _, query = rest.partition("?")
     location = bare.rpartition("@")[2][:200]
@@ -261,5 +261,5 @@ def _is_password(given: Mapping[str, str]) -> bool:
 
 
 def _flag(given: Mapping[str, str], option: str, default: str, where: str) -> bool:
-    """Return whether a switch is on; one without a value is."""
+    """Return whether a switch is on; a switch without a value is on."""
     return parse_flag(given.get(option, default).strip() or "1", name=f"{where}: {option}")

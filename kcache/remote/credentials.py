@@ -44,7 +44,8 @@ def authorization(address: Address, host: str) -> str | None:
     """Return the header `Authorization` for an address, or None.
 
     Raises:
-        ConfigError: a file can't be read or is not safe, or its token would not be private.
+        ConfigError: a file with credentials can't be read or is not safe, or the token would be
+            sent unencrypted.
     """
     if address.user is not None or address.password is not None:
         return _basic(address.user or "", address.password or "")
@@ -105,7 +106,7 @@ def _private_text(path: str) -> str:
     """Return the content of a file that only its owner can read.
 
     Raises:
-        ConfigError: it can't be read, or other users own it or can read it.
+        ConfigError: it can't be read, it belongs to another user, or others can read it.
     """
     content, mode = own_file(path)
     require_unreadable(path, mode)
@@ -149,7 +150,7 @@ def own_file(path: str) -> tuple[bytes, int]:
 
 
 def require_unreadable(path: str, mode: int) -> None:
-    """Raise ConfigError if others can read a file with these permissions."""
+    """Raise ConfigError if others can read the file at `path`, whose permissions are `mode`."""
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         problem = f"others can read it (expected mode 0600, got {mode:04o})"
         raise ConfigError(f"{path} is not used: {problem}")

@@ -1,6 +1,6 @@
-"""RemoteDaemon: asks the remotes of one configuration for all programs of a user that have it.
+"""RemoteDaemon: asks remotes, for all programs of a user that have the same configuration.
 
-It ends with the last program, but continues uploads for a while.
+It exits after the last program, but continues uploads for a while.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from kcache.util.wire import WireError, number_in
 Lease = tuple[str, bytes]
 #: A lease is renewed this many times before it would end.
 RENEWALS = 6
-#: Bytes of memory of the daemon, without files that it maps, beside a few of the longest values.
-#: The queues and values of a large job need a part of it. A server whose answer has no end gets no
-#: more, whatever a client library does.
+#: The daemon may allocate this many bytes, in addition to a few of the longest values; files that
+#: it maps do not count. The queues and values of a large job need a part of that. A server whose
+#: answer has no end can't make it allocate more, whatever a client library does.
 MEMORY = 1 << 30
-#: Most uploads that may wait for one remote, and most bytes of them; further ones are dropped. A
+#: Most uploads that may be pending for one remote, and most bytes of them; others are dropped. A
 #: run of CUTLASS examples makes some hundred kernels of up to 10 MB.
 MAX_WAITING = 1024
 MAX_BYTES = 256 << 20
-#: Uploads at a time to one remote, so that their latencies overlap.
+#: Simultaneous uploads to one remote, so that their latencies overlap.
 THREADS = 4
-#: Bytes of a thread's stack, which count in full. No code here recurses.
+#: Bytes of a thread's stack, which count in full against `MEMORY`. No code here recurses.
 _STACK = 512 << 10
 
 
@@ -54,16 +54,16 @@ def make(packed_setup: bytes, _group: int, stderr_fd: int) -> RemoteDaemon:
 
 
 def limit_memory(most: int) -> None:
-    """Limit the memory of this process; it leaves no core dump, because it knows credentials."""
+    """Limit the memory of this process, and disable core dumps: these would have credentials."""
     threading.stack_size(_STACK)
     limit(resource.RLIMIT_DATA, most)
     limit(resource.RLIMIT_CORE, 0)
 
 
 class RemoteDaemon:
-    """Answers questions from remotes, uploads, and keeps the leases of programs.
+    """Looks up kernels in remotes, uploads kernels, and renews leases, for all programs.
 
-    Threads: safe to share. Its own threads upload, and renew the leases.
+    Threads: may share it. Its own threads upload, and renew the leases.
 
     Args:
         remotes: in the order in which they are asked.
@@ -75,10 +75,10 @@ class RemoteDaemon:
         self._remotes = remotes
         self._queues = [UploadQueue(remote, self._release) for remote in remotes]
         self._lock = threading.Lock()
-        #: Program -> its process group; and that -> the remotes that it was warned of.
+        #: Program -> its process group; process group -> the remotes that it was warned about.
         self._groups: dict[Client, int] = {}
         self._warned: dict[int, set[GuardedStorage]] = {}
-        #: The program that has each lease; None while its upload is under way.
+        #: Lease -> the program that has it; None while the upload under it is pending.
         self._leases: dict[Lease, Client | None] = {}
         self._leasing = next((n for n, each in enumerate(remotes) if each.address.leases), None)
         self._closed = threading.Event()
@@ -156,7 +156,7 @@ class RemoteDaemon:
         return {"pending": self.pending, "remotes": remotes}
 
     def _warnings(self, group: int) -> list[str]:
-        """Return the troubles of remotes of which no running program of the group was warned."""
+        """Return the problems of remotes that no running program of the group was warned about."""
         with self._lock:
             warned = self._warned.setdefault(group, set())
             new = {each: each.trouble for each in self._remotes if each not in warned}
@@ -182,9 +182,9 @@ class RemoteDaemon:
         return GetReply(None, len(self._remotes), pause, 0, unanswered)
 
     def _keep_above(self, index: int, key: str, value: bytes) -> None:
-        """Put the entry of a remote to those that are asked before it.
+        """Store an entry of one remote in the remotes that are asked before it.
 
-        A manifest is merged into theirs, and a kernel is stored where they have none.
+        A manifest is merged into theirs, and a kernel is stored only if they have none.
         """
         if self._remotes[index].address.keep:
             for remote, queue in zip(self._remotes[:index], self._queues, strict=False):
@@ -194,7 +194,7 @@ class RemoteDaemon:
     # -- leases and uploads ------------------------------------------------------------------------
 
     def _put(self, upload: Upload) -> None:
-        """Queue an upload for every writable remote. The leasing one releases its lease then."""
+        """Queue an upload for every writable remote; afterwards, its lease is released."""
         with self._lock:
             if upload.lease in self._leases:
                 self._leases[upload.lease] = None
@@ -208,7 +208,7 @@ class RemoteDaemon:
             self._release(upload.lease)
 
     def _lease(self, key: str, client: Client) -> list[bytes]:
-        """Acquire a lease for a program; the answer is its token, `busy` or `none`."""
+        """Acquire a lease for a program; the answer is `taken` with a token, `busy` or `none`."""
         if self._leasing is None:
             return [b"none"]
         remote = self._remotes[self._leasing]
@@ -230,7 +230,7 @@ class RemoteDaemon:
             self._remotes[self._leasing].ask_leases(methodcaller("release", *lease))
 
     def _renew(self, remote: GuardedStorage) -> None:
-        """Renew the leases of programs while they and this process live."""
+        """Renew the leases of programs as long as they and this process run."""
         seconds = remote.address.lease_seconds
         while not self._closed.wait(seconds / RENEWALS):
             for key, token in list(self._leases):
@@ -240,9 +240,9 @@ class RemoteDaemon:
 
 
 class UploadQueue:
-    """A queue to one remote.
+    """A queue of uploads to one remote.
 
-    Threads: safe to share; it has up to `THREADS` of its own.
+    Threads: may share it; it has up to `THREADS` threads of its own.
 
     Args:
         remote: gets the uploads.

@@ -30,9 +30,10 @@ _KEPT = 8
 
 
 class Lease:
-    """The right to compile one kernel as the only process of all machines, until it is released.
+    """The right to be the only process, on all machines, that compiles a kernel.
 
-    The daemon renews it while the connection is open, so it ends with this process.
+    It lasts until it is released. The daemon renews it while the connection is open, so it ends
+    with this process.
     """
 
     def __init__(self, connection: Channel, key: str, token: bytes) -> None:
@@ -50,8 +51,8 @@ class DaemonClient:
     socket of a daemon that does not answer in time is removed, so that the next program starts
     another one. The user gets the daemon's warnings about remotes that fail.
 
-    Threads: safe to share; each question has a connection. Fork: the child makes new connections.
-    Crash: the daemon notices.
+    Threads: may share it; each question has a connection of its own. Fork: the child makes new
+    connections. Crash: the daemon notices that the connections are closed.
 
     Args:
         setup: the configuration of the daemon.
@@ -98,9 +99,9 @@ class DaemonClient:
         return time.monotonic() >= self.nothing_until
 
     def get(self, *keys: str, first: int = 0) -> GetReply | None:
-        """Ask the remotes from index `first` on; return the value of the first key that they have.
+        """Ask the remotes from index `first` on, in order, for the first of the keys that one has.
 
-        All keys are in one question. The result is None without an answer.
+        All keys are sent in one question. The result is None if the daemon does not answer.
         """
         if not self.worth_asking:
             return None
@@ -119,7 +120,7 @@ class DaemonClient:
         return found
 
     def offers(self, *keys: str) -> Iterator[Candidate]:
-        """Yield what the remotes have in turn, each under the first of the keys that it has.
+        """Yield what each remote has, in order, under the first of the keys that it has.
 
         Raises:
             RemoteError: at the end, if a remote or the daemon did not answer.
@@ -136,14 +137,14 @@ class DaemonClient:
             raise RemoteError("a remote did not answer")
 
     def put(self, upload: Upload, lease: Lease | None = None) -> bool:
-        """Queue an upload; return whether the daemon has it."""
+        """Queue an upload; return whether the daemon has accepted it."""
         if lease is None:
             return self._ask(protocol.PUT, *upload.pack()) is not None
         lease.ended = True
         return self._ask(protocol.PUT, *upload.pack(), on=lease.connection) is not None
 
     def lease(self, key: str) -> Lease | bool:
-        """Acquire the lease of `key`. Otherwise, return whether another program has it.
+        """Acquire the lease of `key`; if that fails, return whether another program has it.
 
         False means that there are no leases, so every program compiles by itself.
         """
@@ -171,15 +172,15 @@ class DaemonClient:
     def _ask(
         self, kind: bytes, *arguments: bytes, on: Channel | None = None, more: float = 0.0
     ) -> list[bytes] | None:
-        """Return the answer without the daemon's warnings, which are passed on.
+        """Return the answer without the daemon's warnings, which are shown to the user.
 
-        None if there is none; then no question is asked for a while. The connection is kept for
-        other questions, unless a lease may belong to it.
+        The result is None if there is no answer; then no question is asked for a while. The
+        connection is kept for other questions, unless a lease may belong to it.
 
         Args:
             kind, arguments: the question.
             on: the connection; by default any.
-            more: seconds that it may take, beyond the time-outs of the remotes.
+            more: seconds that the answer may take, in addition to the time-outs of the remotes.
         """
         with self._lock:
             kept = self._kept.pop() if self._kept and on is None else None
@@ -195,7 +196,7 @@ class DaemonClient:
             connection.close()
             if isinstance(error, TimeoutError):
                 remove_socket(*self._socket)
-            elif kept is not None:  # the daemon may have ended since
+            elif kept is not None:  # the daemon may have exited since
                 return self._ask(kind, *arguments, more=more)
             self._failed(error)
             return None
@@ -207,7 +208,7 @@ class DaemonClient:
         return result
 
     def _connection(self) -> Channel | None:
-        """Return a new connection; None if there is none."""
+        """Return a new connection, or None if the daemon can't be reached."""
         if not self.worth_asking:
             return None
         try:

@@ -23,7 +23,7 @@ GET, PUT, LEASE, RELEASE, FLUSH = b"get", b"put", b"lease", b"release", b"flush"
 
 
 class Setup(NamedTuple):
-    """The configuration of a daemon. Programs with the same one share the daemon.
+    """The configuration of a daemon. Programs with the same configuration share the daemon.
 
     Attributes:
         addresses: the addresses of the remotes, in order.
@@ -36,7 +36,7 @@ class Setup(NamedTuple):
     environment: Mapping[str, str]
 
     def pack(self) -> bytes:
-        """Return it as bytes with credentials, which must not get into files, logs or arguments."""
+        """Return the setup as bytes, which must not get into files or logs: it has credentials."""
         about = [self.addresses, dict(self.settings), dict(self.environment)]
         return json.dumps(about, sort_keys=True).encode()
 
@@ -98,7 +98,7 @@ class Upload(NamedTuple):
 
     Attributes:
         kernel: key and envelope, or None if the remotes have it.
-        manifest: key and envelope of a manifest, to be merged into the one there, or None.
+        manifest: key and envelope of a manifest, to be merged into the stored one, or None.
         lease: key and token of a lease to release afterwards, or None.
     """
 
@@ -142,7 +142,7 @@ COUNTS = {
 
 
 class Counts:
-    """Counts of one remote, in memory. Threads: safe to share."""
+    """Counts of one remote, in memory. Threads: may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -29,13 +29,13 @@ from kcache.util.units import plain
 
 _T = TypeVar("_T")
 
-#: This many failures in a row open the breaker. A single failure may be a lost packet. Each costs
-#: a program a time-out.
+#: This many failures in a row open the breaker. A single failure may be a lost packet. Each failure
+#: may cost a program a time-out.
 FAILURES = 3
-#: Seconds from the opening to the first trial. Each further failure doubles them, up to the larger
-#: value. A restarted Redis is back within seconds.
+#: Seconds from the opening of the breaker to the first trial. Each further failure doubles this
+#: pause, up to the second value. A restarted Redis is back within seconds.
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
-#: Least seconds until a program asks again while the breaker is open.
+#: While the breaker is open, a program asks again after this many seconds at the earliest.
 SOON = 0.05
 #: Most characters of an error that are shown.
 _MOST_TEXT = 500
@@ -48,7 +48,7 @@ class Breaker:
 
     While it is open, one trial may be made after each pause.
 
-    Threads: safe to share.
+    Threads: may share it.
 
     Args:
         clock: monotonic seconds, for tests.
@@ -66,16 +66,16 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether operations are to be left out."""
+        """Whether operations are to be skipped."""
         return self._failures >= FAILURES
 
     @property
     def wait(self) -> float:
-        """The seconds until it is worth asking again; 0.0 if it is closed."""
+        """The seconds until it is worth asking again; 0.0 if the breaker is closed."""
         return max(SOON, self._until - self._clock()) if self.is_open else 0.0
 
     def try_again(self) -> bool:
-        """Return whether the caller makes the trial now. It then calls `succeeded` or `failed`."""
+        """Return whether the caller makes the trial now, and then calls `succeeded` or `failed`."""
         with self._lock:
             is_due = self.is_open and self._clock() >= self._until
             if is_due:
@@ -83,13 +83,13 @@ class Breaker:
             return is_due
 
     def succeeded(self) -> None:
-        """Close it."""
+        """Close the breaker."""
         with self._lock:
             self._failures = 0
             self.reason = ""
 
     def failed(self, reason: str, *, minor: bool = False) -> None:
-        """Count a failure. A minor one (a slow answer) has no reason until the breaker is open."""
+        """Count a failure. The reason of a minor one is recorded only if the breaker is open."""
         with self._lock:
             self._failures += 1
             self.reason = "" if minor and not self.is_open else reason
@@ -108,7 +108,7 @@ class TimeLimit:
     A client of a protocol limits each wait for bytes. Nothing else limits a server that sends one
     byte a second, a name server that does not answer, and a client with a defect.
 
-    Threads: safe to share. A call that takes longer continues in its thread; its result is dropped.
+    Threads: may share it. A call that takes longer continues in its thread; its result is dropped.
     """
 
     def __init__(self) -> None:
@@ -124,8 +124,8 @@ class TimeLimit:
         """Return the result of `work`.
 
         Raises:
-            RemoteTimeout: it takes longer than `seconds`.
-            RemoteError: it raised something that is not an Exception.
+            RemoteTimeout: `work` takes longer than `seconds`.
+            RemoteError: `work` raised something that is not an Exception.
             RuntimeError: the machine has no more threads.
             Exception: whatever `work` raises.
         """
@@ -153,14 +153,14 @@ class GuardedStorage:
 
     A failure is an error or a time-out, whatever the protocol. A missing package or an unreadable
     file of this machine is an error, too. Reads and writes have a breaker each: a remote that
-    stores nothing (a user without the right, a full server) is still read.
+    stores nothing (a user who may not write, a full server) is still read.
 
-    Threads: safe to share. The first thread that needs the storage opens it.
+    Threads: may share it. The first thread that needs the storage opens it.
 
     Args:
         address: address of the remote.
-        make_sealer: returns the sealer. It raises ConfigError at each call until it can.
-        make: returns the storage. It raises ConfigError at each call until it can.
+        make_sealer: returns the sealer, or raises ConfigError; it is called until it succeeds.
+        make: returns the storage, or raises ConfigError; it is called until it succeeds.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class GuardedStorage:
         return None
 
     def _checked(self, sealer: Sealer, key: str, sealed: bytes) -> bytes | None:
-        """Return the envelope if it is sound and its signature is right; otherwise count that."""
+        """Return the envelope if it is sound and well signed; otherwise, count the fault."""
         try:
             envelope = sealer.unseal(sealed)
             _decoded(envelope, key)
@@ -323,7 +323,7 @@ class GuardedStorage:
         """Return what `work` returns, within the time for `size` bytes. A failure is recorded.
 
         Raises:
-            RemoteTooLong: the server takes no value as long as this one.
+            RemoteTooLong: the value is longer than `max_entry`, or than the server takes.
             RemoteError: the operation failed.
         """
         try:
@@ -339,7 +339,7 @@ class GuardedStorage:
             raise RemoteError(text) from error
 
     def _open(self) -> tuple[Storage, Sealer]:
-        """Return the storage and the sealer. Without its keys, nothing of the remote is used.
+        """Return the storage and the sealer. If the keys can't be read, the remote is not used.
 
         Raises:
             ConfigError: this machine lacks a package or a file.
@@ -365,9 +365,9 @@ class GuardedStorage:
         return tries
 
     def _is_unavailable(self) -> bool:
-        """Return whether the remote is not asked now. After a pause, begin a trial in a thread.
+        """Return whether the remote can't be asked now. After a pause, begin a trial in a thread.
 
-        While an operation hangs beyond its limit, no other one begins.
+        While an operation hangs beyond its limit, no other operation begins.
         """
         if self._limit.is_late:
             return True

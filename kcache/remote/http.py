@@ -1,4 +1,4 @@
-"""HttpStorage: a remote with HTTP: nginx with WebDAV, bazel-remote, a gateway to an object store.
+"""HttpStorage: a remote by HTTP: nginx with WebDAV, bazel-remote, a gateway to an object store.
 
 It uses GET and PUT, like ccache's and Bazel's HTTP caches. The address `https://host/path` and a
 key make `https://host/path/ab/cdef...` (`layout=subdirs`, the default),
@@ -6,7 +6,7 @@ key make `https://host/path/ab/cdef...` (`layout=subdirs`, the default),
 whose server must not check the values: bazel-remote's `--disable_http_ac_validation`).
 
 urllib3 keeps the connections. This module follows redirects itself, so that credentials and client
-certificates go to no other host, and stops reading an answer that is too long.
+certificates go to no other host, and stops reading a response that is too long.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Origin(NamedTuple):
 
 
 class HttpValues:
-    """Values by HTTP under the URLs that a subclass makes.
+    """Reads and writes values by HTTP; a subclass makes the URLs.
 
-    Threads: safe to share. Fork: only for the daemon, which does not fork.
+    Threads: may share it. Fork: used only by the daemon, which does not fork.
 
     Args:
         address: address of the remote.
-        origin: the server that gets the header `Authorization` and our certificate.
-        authorization: the header.
+        origin: the only server that gets the header `Authorization` and the client certificate.
+        authorization: the value of that header.
     """
 
     #: Redirects that are followed.
@@ -80,7 +80,7 @@ class HttpValues:
         raise NotImplementedError
 
     def _failure(self, response: Any, _body: bytes) -> RemoteError:  # noqa: ANN401
-        """Return the error for an answer that is neither a value nor the lack of one."""
+        """Return the error for a response that is neither a value nor says that there is none."""
         name = http.client.responses.get(response.status, "")
         return RemoteError(f"the server answers {response.status} {name}".rstrip())
 
@@ -135,7 +135,7 @@ class HttpValues:
         """Follow redirects; return urllib3's response, and its body if the status is 200.
 
         Raises:
-            RemoteError: there is none, or it can't be used.
+            RemoteError: there is no response, or it can't be used.
         """
         url = self._url_of(method, key)
         for _ in range(self._most_redirects + 1):
@@ -150,14 +150,14 @@ class HttpValues:
     def _exchange(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], limit: int
     ) -> tuple[Any, bytes]:
-        """Ask one server, which gets our credentials if the address names it; as `_request`."""
+        """Ask one server, which gets credentials only if the address names it; see `_request`."""
         origin = origin_of(url)
         own = origin == self._origin
         sent = {"User-Agent": f"kcache/{__version__}", "Accept-Encoding": "identity", **headers}
         if own and self._authorization is not None:
             sent["Authorization"] = self._authorization
         end = time.monotonic() + self._address.seconds(len(body or b""))
-        # A socket's time-out limits the sending of the whole body, for which no program waits.
+        # The time-out to connect also limits sending the whole body; no program waits for that.
         connect = self._address.connect_timeout if body is None else end - time.monotonic()
         response = self._pool(origin, own).urlopen(
             method,
@@ -180,7 +180,7 @@ class HttpValues:
         return response, found
 
     def _pool(self, origin: Origin, own: bool) -> Any:  # noqa: ANN401  of two kinds
-        """Return the connections to a server, directly or by the proxy of the environment."""
+        """Return the connections to a server, directly or through the proxy of the environment."""
         known = self._pools.get((origin, own))
         if known is None:
             options: dict[str, Any] = {"maxsize": _MOST_IDLE}
@@ -192,7 +192,7 @@ class HttpValues:
         return known
 
     def _context(self, *, own: bool) -> ssl.SSLContext:
-        """Return the TLS context that verifies servers, by the address's file or the system's.
+        """Return the TLS context that verifies servers, by the address's CA file or the system's.
 
         Raises:
             ConfigError: a file can't be read.
@@ -209,9 +209,9 @@ class HttpValues:
 
 
 class HttpStorage(HttpValues):
-    """Values of a server of HTTP.
+    """Values on an HTTP server.
 
-    A server that does not know `If-Match` (nginx) replaces values without a condition.
+    A server that does not know `If-Match` (nginx) replaces values unconditionally.
 
     Args:
         address: address of the remote.
@@ -237,7 +237,7 @@ class HttpStorage(HttpValues):
         return f"{self._url}/{self._layout.format(key[:2], key[2:])}"
 
     def _failure(self, response: Any, body: bytes) -> RemoteError:  # noqa: ANN401
-        """Return the error for an answer, with a hint for nginx."""
+        """Return the error for a response; for status 409, with a hint how to configure nginx."""
         hint = " (nginx: create_full_put_path on; or use layout=flat)"
         return RemoteError(f"{super()._failure(response, body)}{hint * (response.status == 409)}")
 
@@ -249,15 +249,15 @@ def _explained(error: BaseException | None) -> tuple[str, bool]:
         error = error.__cause__ or error.__context__
     if any(isinstance(each, TimeoutError) for each in causes):
         return "no answer in time", True
-    # The last one comes from the operating system or TLS, and is the most precise.
+    # The last cause comes from the operating system or TLS, and is the most precise.
     return str(causes[-1]) or type(causes[-1]).__name__, False
 
 
 def _proxied(proxy: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """Return connections by a proxy.
+    """Return connections through a proxy.
 
     Raises:
-        RemoteError: it is not a URL. The message does not show it: it may contain a password.
+        RemoteError: `proxy` is not a URL. The message does not show it, as it may have a password.
     """
     try:
         parts = parse_url(proxy if "://" in proxy else f"http://{proxy}")
@@ -274,17 +274,17 @@ def _body(response: Any, limit: int, end: float) -> bytes:  # noqa: ANN401
     """Return the whole body.
 
     Raises:
-        RemoteTooLong: it is longer than `limit`; RemoteTimeout: it does not come until `end`.
-        RemoteError: it has no length.
+        RemoteTooLong: the body is longer than `limit`. RemoteTimeout: it is not complete at `end`.
+        RemoteError: the response does not state its length.
     """
     length = response.length_remaining
     if length is None and not response.chunked:
-        # To http.client, headers that were cut off look the same.
+        # In http.client, a response whose headers were cut off looks the same.
         raise RemoteError("the answer has no length")
     if length is not None and length > limit:
         raise RemoteTooLong(f"expected at most {limit} bytes, the answer has {length}")
     body = bytearray()
-    # `read1` is the only one that allocates no more than has arrived, whatever a chunk claims.
+    # `read1` is the only method that allocates no more than has arrived, whatever a chunk claims.
     while piece := response.read1(_PIECE):
         body += piece
         if len(body) > limit:
@@ -310,7 +310,7 @@ def _redirected(url: str, response: Any) -> str:  # noqa: ANN401
     """Return the URL that a redirect leads to.
 
     Raises:
-        RemoteError: the redirect leads to no HTTP server, or out of TLS.
+        RemoteError: the redirect does not lead to an HTTP server, or leads from https to http.
     """
     try:
         found: str = urljoin(url, response.headers.get("location", ""))
@@ -318,7 +318,7 @@ def _redirected(url: str, response: Any) -> str:  # noqa: ANN401
     except (ValueError, urllib3.exceptions.HTTPError) as error:
         raise RemoteError("the server redirects to nowhere") from error
     if origin.scheme not in _PORTS or not origin.host:
-        raise RemoteError(f"the server redirects to {origin.scheme}:, which is not followed")
+        raise RemoteError(f"the server redirects to {origin.scheme}:, not to http: or https:")
     if url.startswith("https:") and origin.scheme != "https":
-        raise RemoteError("the server redirects out of TLS, which is not followed")
+        raise RemoteError("the server redirects from https to http; kcache does not follow that")
     return found

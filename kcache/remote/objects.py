@@ -6,7 +6,8 @@ otherwise from the machine's own identity. Lifecycle rules of the bucket delete 
 
 obstore finds the credentials. It follows redirects, and sends the session token of S3 and (in the
 header `Referer`) the shared access signature of Azure to the host of a redirect (seen with 0.12.1).
-So for these it only signs the URL, and `HttpValues`, which follows no redirect here, does the rest.
+So for S3 it only signs the URL, for Azure this module adds the signature to the URL, and
+`HttpValues`, which follows no redirect here, sends the request.
 
 obstore hangs in a child that was forked after its first use (seen with 0.12.1). So only this module
 imports it, in the process of the daemon, which was started by exec and never forks.
@@ -32,13 +33,13 @@ from kcache.remote.credentials import content_of, is_private, not_private
 from kcache.remote.http import HttpValues, origin_of
 from kcache.remote.storage import RemoteError, RemoteTooLong, Storage, Stored, translated
 
-#: Scheme -> obstore's class, its option for the server, and the variables that name one, too.
+#: Scheme -> obstore's class, its option for the server, and the variables that may name it, too.
 _MAKERS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "s3": (S3Store, "endpoint", ()),
     "gs": (GCSStore, "base_url", ("GOOGLE_BASE_URL",)),
     "az": (AzureStore, "endpoint", ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")),
 }
-#: How long a signature is good. A request uses it at once; clocks may differ.
+#: How long a signature is valid. A request uses it at once, but clocks may differ.
 _SIGNED_FOR = timedelta(minutes=15)
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 #: The code in the XML of an error.
@@ -67,7 +68,7 @@ def open_bucket(address: Address) -> Storage:
 
 
 class SignedStorage(HttpValues):
-    """Values as objects under URLs that hold a signature: in S3, and in Azure with a signature.
+    """Values under URLs with a signature: in S3, and in Azure with a shared access signature.
 
     Args:
         address: address of the remote.
@@ -111,7 +112,7 @@ class SignedStorage(HttpValues):
             raise RemoteError("there is no such bucket")
 
     def _failure(self, response: Any, body: bytes) -> RemoteError:  # noqa: ANN401
-        """Return the error for an answer, with the code that the store gives."""
+        """Return the error for a response, with the store's error code."""
         self._require_absent(response, body)
         code = _CODE.search(body)
         text = f"{super()._failure(response, body)}{f' ({code[1].decode()})' if code else ''}"
@@ -121,8 +122,8 @@ class SignedStorage(HttpValues):
 class ObjectStorage:
     """Values as objects in a bucket of Google or Azure, or of S3 without credentials.
 
-    Threads: safe to share. Fork: only for the daemon, which does not fork. A store that knows no
-    conditional writes (AWS, GCS, Azure, MinIO and Ceph know them) replaces values without one.
+    Threads: may share it. Fork: used only by the daemon, which does not fork. A store without
+    conditional writes replaces values unconditionally (AWS, GCS, Azure, MinIO and Ceph have them).
 
     Args:
         address: address of the remote.
@@ -133,7 +134,7 @@ class ObjectStorage:
 
     def __init__(self, address: Address) -> None:
         server = urlsplit(_server(address))
-        # obstore 0.12.1 sends the token of Google with a put even if it is to be anonymous.
+        # obstore 0.12.1 sends the token of Google with a put even if the put is to be anonymous.
         is_secret = address.scheme == "gs" or not address.flag("anonymous")
         if is_secret and not is_private(server.scheme, server.hostname or ""):
             raise not_private(address, f"the server {server.scheme}://{server.hostname}")
@@ -217,15 +218,15 @@ def _open_store(address: Address, timeout: float) -> object:
     }
     server = urlsplit(_server(address))
     if server.scheme == "http" and is_private(server.scheme, server.hostname or ""):
-        # obstore understands NO_PROXY otherwise than Python does. With a proxy of its own it does
-        # not read the variables, and no host uses this one.
+        # obstore interprets NO_PROXY differently from Python. If it is given a proxy, it does not
+        # read the variables, and no host uses the proxy that is given here.
         options |= {"proxy_url": "http://localhost", "proxy_excludes": "*,0.0.0.0/0,::/0"}
     path = address.option("ca_file")
     if path:
         options["root_certificate"] = content_of(path)
     anonymous = address.flag("anonymous")
     known: dict[str, Any] = {endpoint: address.option("endpoint"), "skip_signature": anonymous}
-    if address.scheme == "az":  # the emulator's server is in no address, and has no TLS
+    if address.scheme == "az":  # no address names the emulator, which has no TLS
         known["use_emulator"] = False
     if address.scheme == "s3":
         known["region"] = address.option("region")
@@ -243,9 +244,10 @@ def _open_store(address: Address, timeout: float) -> object:
 
 
 def _server(address: Address) -> str:
-    """Return the URL of the server, as the address or the environment names it, or the usual one.
+    """Return the URL of the server, from the address or the environment, or the default one.
 
-    The usual one of S3 and Google has TLS, and only obstore knows which it is.
+    For S3 and Google, only obstore knows the default server. It has TLS, and so has the URL that is
+    returned in place of its own.
     """
     named = next(filter(None, map(variable, _MAKERS[address.scheme][2])), "")
     account = variable("AZURE_STORAGE_ACCOUNT_NAME") or ""
@@ -256,7 +258,7 @@ def _server(address: Address) -> str:
 def _profile() -> dict[str, str]:
     """Return the keys of the user's profile in `~/.aws/credentials`, which obstore does not read.
 
-    It is empty if the environment has credentials, or if the file has none.
+    The result is empty if the environment has credentials, or if the file has none.
 
     Raises:
         ConfigError: the file can't be understood.

@@ -1,10 +1,10 @@
 """RedisStorage: a remote in Redis or Valkey, one server or a cluster, by redis-py.
 
 The address `redis://user:password@host:port/db/prefix` keeps a value under `kcache:prefix:KEY`. The
-commands are GETRANGE, SET, and EVAL with GET, DEL and PEXPIRE; a user who may not EVAL can neither
-merge nor renew or release leases. The server decides which values it deletes: with `expire=30d`,
-each expires 30 days after it was written, and with `maxmemory` and `allkeys-lru`, the server evicts
-those that were not used for longest.
+commands are GETRANGE, SET, and EVAL with GET, DEL and PEXPIRE; a user without the permission for
+EVAL can't merge, and can't renew or release leases. The server decides which values it deletes:
+with `expire=30d`, each expires 30 days after it was written, and with `maxmemory` and
+`allkeys-lru`, the server evicts the least recently used values.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from kcache.util.units import parse_age
 
 _PORT = 6379
 #: Replaces a value if it is still the one that was read. ARGV: the old value, empty if there was
-#: none; the new value, and when it expires.
+#: none; the new value; and the options of SET for its expiry.
 _SWAP = """
 if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2], unpack(ARGV, 3))
 return 1
 """
-#: Does something to a lease if the token has it. ARGV: the token, the command, and its arguments.
+#: Runs a command on a lease if the token holds the lease. ARGV: the token, the command, and its
+#: arguments.
 _IF_HELD = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call(ARGV[2], KEYS[1], unpack(ARGV, 3))
@@ -42,8 +43,8 @@ return redis.call(ARGV[2], KEYS[1], unpack(ARGV, 3))
 class RedisStorage:
     """Values and leases in Redis or Valkey.
 
-    Threads: safe to share; each thread has a connection while it asks. Fork: only for the daemon,
-    which does not fork. A lease that is not released ends by itself.
+    Threads: may share it; each thread has a connection while it asks. Fork: used only by the
+    daemon, which does not fork. A lease that is not released ends by itself.
 
     Args:
         address: address of the remote.
@@ -91,11 +92,11 @@ class RedisStorage:
             return bool(server.set(self._lease(key), token, nx=True, px=_milliseconds(seconds)))
 
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
-        """Extend a lease; return whether the token still had it."""
+        """Extend a lease; return whether the token still held it."""
         return self._eval(_IF_HELD, self._lease(key), token, "PEXPIRE", _milliseconds(seconds))
 
     def release(self, key: str, token: bytes) -> bool:
-        """Release a lease; return whether the token still had it."""
+        """Release a lease; return whether the token still held it."""
         return self._eval(_IF_HELD, self._lease(key), token, "DEL")
 
     def close(self) -> None:
@@ -122,8 +123,8 @@ class RedisStorage:
 
     def _single(self) -> Any:  # noqa: ANN401  of two kinds, without a common type
         host, port = self._nodes[0]
-        # If the server has closed an idle connection, try once more. Never after a
-        # time-out, because its time is used up.
+        # If the server has closed an idle connection, try once more. Not after a
+        # time-out, because then the operation's time is used up.
         retry = Retry(NoBackoff(), 1, (redis.ConnectionError,))
         return redis.Redis(host=host, port=port, db=self._db, retry=retry, **self._options)
 

@@ -3,7 +3,7 @@ r"""Signing: keys and signatures of kernels that travel between machines. Keys a
 A file holds one or more Ed25519 keys, one after the other, in the form of
 `openssl genpkey -algorithm ed25519` (private, not encrypted: signs, and verifies) and of
 `openssl pkey -pubout` (public: verifies, and can't sign). The first private key is used for
-signing. All keys verify, so keys can be exchanged one after the other.
+signing. All keys verify, so keys can be replaced one after the other.
 
 A seal is a signature before the envelope of an entry:
 
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 #: Bytes of a key's id.
 ID_SIZE = 8
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\s.*?-----END \1-----", re.DOTALL)
-#: It is signed, too, so that our signatures are valid nowhere else, and signatures that were made
-#: for something else are not valid here.
+#: The magic is signed, too, so that these signatures are valid nowhere else, and signatures that
+#: were made for something else are not valid here.
 _MAGIC = b"KCSIGN1\n"
 _SIGNATURE = len(_MAGIC) + ID_SIZE
 #: Bytes that a seal adds.
@@ -57,14 +57,14 @@ class SealError(Exception):
 
 
 class Sealer(NamedTuple):
-    """The keys of a file. It signs with the private one, and accepts only what one has signed.
+    """The keys of a file: signs with the first private key, accepts what any key has signed.
 
     Without any key, it signs nothing, and accepts everything.
 
-    Threads: safe to share.
+    Threads: may share it.
 
     Attributes:
-        signer: the key that signs; None if there are only public keys.
+        signer: the key that signs; None if there is no private key.
         verifiers: id -> the key whose signatures are good.
     """
 
@@ -77,7 +77,7 @@ class Sealer(NamedTuple):
 
     @property
     def can_seal(self) -> bool:
-        """Whether others accept what this object seals; if not, it should not be sent."""
+        """Whether `seal` can return what others with these keys accept; if not, nothing is sent."""
         return self.signer is not None or not self.verifiers
 
     def seal(self, envelope: bytes) -> bytes:
@@ -94,10 +94,10 @@ class Sealer(NamedTuple):
         return b"".join((_MAGIC, id_of(self.signer.public_key()), signature, envelope))
 
     def unseal(self, sealed: bytes) -> bytes:
-        """Return the envelope, which the caller checks as every other one.
+        """Return the envelope, which the caller checks like every other.
 
         Raises:
-            SealError: no known key has signed it.
+            SealError: no known key has signed the envelope.
         """
         is_signed = sealed.startswith(_MAGIC)
         envelope = sealed[SEAL_ROOM:] if is_signed else sealed
@@ -135,7 +135,7 @@ def read_keys(path: str) -> Sealer:
     write to it, and if it has a private key, they may not read it.
 
     Raises:
-        ConfigError: it can't be read, is not safe, or holds no key.
+        ConfigError: the file can't be read, is not safe, or holds no key.
     """
     try:
         unsafe = unsafe_part(os.path.abspath(path))
@@ -154,7 +154,7 @@ def _parsed(blocks: Mapping[bytes, bytes]) -> Sealer:
     """Return the keys in some blocks of PEM, each with its label.
 
     Raises:
-        ConfigError, ValueError, TypeError: there is none, or one is of another kind or damaged.
+        ConfigError, ValueError, TypeError: there is no key, or a key is of another kind or damaged.
     """
     pem, ed25519, exceptions = _cryptography()
     private: list[Ed25519PrivateKey] = []
@@ -230,7 +230,7 @@ def write_keys(path: str, text: bytes, *, mode: int = 0o600) -> None:
     """Write a new file of keys; never replace a file.
 
     Raises:
-        OSError: there is one, or it can't be written.
+        OSError: the file exists, or can't be written.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""Storage: where remotes keep values, behind one protocol, and its two kinds of failure."""
+"""Storage: the protocol of all clients of remotes, which keep values, and their errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kcache.errors import ConfigError, KcacheError
 from kcache.remote.address import Address
 
 #: Kind of an address -> its client, which only the daemon loads, when it is first needed;
-#: and the package and the extra that it needs.
+#: and the package and the extra that the client needs.
 _STORAGES = {
     "http": ("HttpStorage", "urllib3", "http"),
     "redis": ("RedisStorage", "redis", "redis"),
@@ -65,8 +65,8 @@ class Storage(Protocol):
     A client adds the prefix of its address to each key. It does not examine values. It limits each
     wait for a server by the time-outs of the address; `guarded_storage` limits their sum.
 
-    Threads: used by several threads at a time. Processes: only in the daemon, which was started by
-    exec and never forks.
+    Threads: several may use it at the same time. Processes: only in the daemon, which was started
+    by exec and never forks.
     """
 
     def get(self, key: str, limit: int) -> Stored | None:
@@ -77,7 +77,7 @@ class Storage(Protocol):
         """
 
     def put(self, key: str, value: bytes) -> None:
-        """Store a value in place of what is there.
+        """Store a value in place of the one that is there, if any.
 
         Raises:
             RemoteError: it is not stored, or its state is unknown.
@@ -86,8 +86,8 @@ class Storage(Protocol):
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
         """Store a value in place of `old` (None: of nothing); return whether it is stored.
 
-        It is not stored if the value is no longer `old`. A server without conditional requests
-        stores it anyway.
+        Nothing is stored if another value is in place of `old`. A server without conditional
+        requests stores the value anyway.
 
         Raises:
             RemoteError: its state is unknown.
@@ -100,7 +100,7 @@ class Storage(Protocol):
 
 @runtime_checkable
 class Leases(Protocol):
-    """A client with leases, by which one process of all machines does something at a time.
+    """A client with leases, by which only one process on all machines does something at a time.
 
     A lease belongs to a random token and ends by itself after some seconds.
     """
@@ -110,19 +110,20 @@ class Leases(Protocol):
         ...
 
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
-        """Extend a lease; return whether the token still had it. Raises RemoteError."""
+        """Extend a lease; return whether the token still held it. Raises RemoteError."""
         ...
 
     def release(self, key: str, token: bytes) -> bool:
-        """Release a lease; return whether the token still had it. Raises RemoteError."""
+        """Release a lease; return whether the token still held it. Raises RemoteError."""
         ...
 
 
 def open_storage(address: Address) -> Storage:
-    """Return the client of an address. Connects at the first question.
+    """Return the client of an address, which connects at the first question.
 
     Raises:
-        ConfigError: the package that it needs is not installed, or a credential can't be read.
+        ConfigError: the package that the client needs is not installed, or a credential can't be
+            read.
     """
     name, package, extra = _STORAGES[address.kind]
     importlib.invalidate_caches()  # the package may have been installed since it was missing
