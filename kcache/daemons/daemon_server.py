@@ -1,7 +1,7 @@
 """Server: the process of a daemon, which answers programs over a private socket.
 
-It has a session of its own, so that Ctrl-C and Ctrl-Z do not reach it. It inherits no descriptor,
-signal handler or child of the program that started it.
+It has a session of its own, so that Ctrl-C and Ctrl-Z do not reach it. It inherits no signal
+handler or child of the program that started it, and only the descriptors that are passed to it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from kcache.util.child_process import detach
 from kcache.util.path_safety import present_user
 from kcache.util.wire import WireError, heading, receive
 
-#: Seconds from the disconnect of the last program to the exit of the daemon, and `LOOK_EVERY` more
-#: at most. So the next command of a shell script need not start another one.
+#: The daemon exits this many seconds after the last program has disconnected, or up to `LOOK_EVERY`
+#: later. So the next command of a shell script need not start another daemon.
 IDLE = 3.0
-#: Seconds that pending work may take after that, or after the question `STOP`.
+#: Seconds that pending work may take after the last program has disconnected, or after `STOP`.
 LINGER = 60.0
 #: Seconds between two checks whether the daemon is still needed, and can still be found.
 LOOK_EVERY = 1.0
-#: Seconds that a program waits for an answer before it gets a heartbeat. It expects one every 5 s.
+#: Seconds that a program waits for an answer before it gets a heartbeat. Programs expect one every
+#: 5 s.
 HEARTBEAT = 0.5
 #: The largest number of connections, each with a thread. Further ones are closed at once.
 MAX_CONNECTIONS = 4096
@@ -51,7 +52,9 @@ _HEARTBEAT = heading([WAIT]) + WAIT
 
 
 class Handlers(Protocol):
-    """What a daemon answers besides `STATUS` and `STOP`. Threads: safe to share.
+    """Answers the questions to a daemon, except `STATUS` and `STOP`.
+
+    Threads: may share it.
 
     Attributes:
         patient: whether answers may take long, so that waiting programs get heartbeats.
@@ -68,7 +71,7 @@ class Handlers(Protocol):
         """Return the answer to a program's question. Each program asks one at a time.
 
         Raises:
-            WireError: there is no such question. The connection is closed.
+            WireError: there is no such question. The connection is then closed.
         """
         ...
 
@@ -87,7 +90,7 @@ class Client(Channel):
     """A connected program. Threads: one answers it; another may send heartbeats.
 
     Attributes:
-        process: its id.
+        process: the id of the program's process.
     """
 
     def __init__(self, connection: socket.socket, process: int) -> None:
@@ -140,8 +143,8 @@ class Server:
     Args:
         listener: a socket that listens.
         path: the path at which programs find it.
-        handlers: what is answered.
-        owner: a descriptor that is readable once the only user of the daemon has exited.
+        handlers: these answer the questions.
+        owner: a descriptor that is readable once the only program that uses the daemon has exited.
     """
 
     def __init__(
@@ -182,7 +185,7 @@ class Server:
         self._stop()
 
     def _wait(self, seconds: float) -> list[int]:
-        """Wait until a descriptor is ready; return those that are."""
+        """Wait until a descriptor is ready; return the ready ones."""
         poll = select.poll()
         for descriptor in (self._listener.fileno(), self._owner):
             if descriptor is not None:
@@ -271,9 +274,10 @@ class Server:
             self._leave(client)
 
     def status(self) -> dict[str, object]:
-        """Return what the daemon has done; for programs that have exited, all of it.
+        """Return what the daemon has done, also for programs that have exited.
 
-        It waits `LOOK_EVERY` for their last messages; an abandoned compile may take longer.
+        It waits up to `LOOK_EVERY` seconds until their last messages are handled. An abandoned
+        compile may take longer, and is then missing.
         """
         until = time.monotonic() + LOOK_EVERY
         for client in filter(Client.has_ended, self._present()):
@@ -304,8 +308,8 @@ def main() -> None:
     """Run a daemon, whose configuration comes on standard input from `kcache.daemons.spawn`.
 
     The function `make` of its module gets the daemon's configuration, the process group of the
-    program that starts it, and a descriptor of that program's standard error, which it closes. The
-    group is 0 if the daemon may not write there.
+    program that starts it, and a descriptor of that program's standard error, which `make` closes.
+    The group is 0 if the daemon may not write there.
     """
     listener, owner, persistent, group, path, module, config = receive(partial(os.read, 0))
     owner_fd = int(owner) or None
@@ -324,7 +328,7 @@ def main() -> None:
 
 
 def limit(which: int, wanted: int) -> None:
-    """Set the limit of a resource (setrlimit(2)) for this process, as far as it may."""
+    """Set the limit of a resource (setrlimit(2)) for this process, as far as permitted."""
     hard = resource.getrlimit(which)[1]
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     with suppress(OSError, ValueError):

@@ -5,7 +5,8 @@ tested by connecting, which works in every PID namespace and for a stopped proce
 
 One side sends a message of `kcache.util.wire`, and the other one answers it.
 
-The launcher of `kcache run` imports this module before the program starts, so it imports little.
+The launcher of `kcache run` imports this module before the program starts, so this module imports
+little.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 #: Questions that every daemon answers.
 STATUS, STOP = b"status", b"stop"
-#: The first fields of answers. Any number of `WAIT` may come before one that takes long.
+#: The first fields of answers. Any number of `WAIT` may come before a late answer.
 DONE, NO, WAIT = b"done", b"no", b"wait"
 #: How many programs may wait for a connection. The kernel has a limit of its own
 #: (net.core.somaxconn).
@@ -48,7 +49,7 @@ _NO_SIGNAL = getattr(_socket, "MSG_NOSIGNAL", 0)
 
 
 def folder_in(folders: Iterable[str]) -> str:
-    """Return the folder of this user's sockets, in the first folder where it can be.
+    """Return the folder of this user's sockets, in the first of `folders` where it can be.
 
     Raises:
         OSError: it can be in none of them.
@@ -59,12 +60,12 @@ def folder_in(folders: Iterable[str]) -> str:
         raise OSError(no_user)
     problem = OSError("no folder for a socket")
     for folder in folders:
-        # Not the name of the cache of a user without a home, see `environment`.
+        # The cache of a user without a home has another name, see `environment`.
         private = os.path.join(folder, f"kcache-daemons-{os.geteuid()}")
         try:
             if len(os.fsencode(private)) > _MAX_FOLDER:
                 raise OSError(f"{private} is too long for a socket")
-            unsafe = unsafe_part(private)  # then nobody else can replace it
+            unsafe = unsafe_part(private)  # if it is safe, nobody else can replace it
             if unsafe:
                 raise OSError(unsafe)
             require_private(private)
@@ -76,7 +77,7 @@ def folder_in(folders: Iterable[str]) -> str:
 
 
 def require_private(folder: str) -> None:
-    """Make a folder unless it is there.
+    """Make a folder unless it exists.
 
     Raises:
         OSError: it is not the user's own, or others have access to it.
@@ -92,7 +93,8 @@ def require_private(folder: str) -> None:
 def bound(path: str) -> int:
     """Return the descriptor of a new socket that listens at a path, in place of what is there.
 
-    A socket at the path always listens, unless its process has exited.
+    It is renamed into place, so that a socket at the path always listens, unless its process has
+    exited.
 
     Raises:
         OSError: it can't be made there.
@@ -137,7 +139,7 @@ def connected(path: str) -> _socket.socket | None:
 def remove_socket(path: str, identity: tuple[int, int] | None) -> None:
     """Remove the socket of a daemon that did not answer in time, so that other clients do not wait.
 
-    A daemon that continues makes a new socket, or exits if another one has its place.
+    If the daemon continues, it makes a new socket, or exits if another daemon has the path.
     """
     if identity is not None and socket_identity(path) == identity:
         with suppress(OSError):
@@ -145,7 +147,7 @@ def remove_socket(path: str, identity: tuple[int, int] | None) -> None:
 
 
 def sweep(folder: str) -> None:
-    """Remove the sockets that killed daemons of this user have left, and the empty folder."""
+    """Remove the sockets that killed daemons of this user have left, and their folder if empty."""
     with suppress(OSError):
         for name in os.listdir(folder):
             if not name.startswith(".") and _is_dead(os.path.join(folder, name)):
@@ -176,8 +178,8 @@ def above_standard(descriptor: int) -> int:
 class Channel:
     """One end of a connection. Each side sends one message and waits for the other's.
 
-    Threads: for one at a time. Fork: it is closed in the child, so that the connection, and a lease
-    with it, ends with this process.
+    Threads: only one may use it at a time. Fork: it is closed in the child, so that the connection,
+    and a lease with it, ends with this process.
 
     Args:
         connection: belongs to this object from here on.
@@ -214,7 +216,7 @@ class Channel:
         """Wait for the next message, without a limit, and return it.
 
         Raises:
-            OSError, WireError: as `ask`; a message that has begun may take as long as any other.
+            OSError, WireError: as for `ask`. A message that has begun has the usual time limit.
         """
         self._socket.settimeout(None)
         self._socket.recv(1, _socket.MSG_PEEK)
@@ -260,7 +262,7 @@ class Channel:
 def ask(path: str, question: bytes) -> list[bytes] | None:
     """Return the answer of the daemon at `path`.
 
-    None if it is unreachable, times out or sends a malformed reply.
+    The result is None if the daemon is unreachable, times out or sends a malformed reply.
     """
     connection, identity = connected(path), socket_identity(path)
     if connection is None:

@@ -1,6 +1,7 @@
-"""Spawn: starts daemons. Programs with the same settings find the same one by its name.
+"""Spawn: starts daemons. Programs with the same settings find the same daemon by its name.
 
-The launcher of `kcache run` imports this module before the program starts, so it imports little.
+The launcher of `kcache run` imports this module before the program starts, so this module imports
+little.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 START_TIMEOUT = 20.0
 #: Seconds to wait for another program that starts a daemon. That program may be stopped.
 LOCK_TIMEOUT = 5.0
-#: What a pipe holds before anyone reads from it.
+#: How many bytes a pipe holds before anyone reads from it.
 _MAX_CONFIG = 1 << 16
 
 
@@ -83,12 +84,12 @@ def connect_or_spawn(path: str, daemon: Daemon, environment: Env) -> _socket.soc
     """Return a connection to the daemon at a path, and start it if there is none.
 
     Raises:
-        OSError: there is none, and none can be started.
+        OSError: no daemon runs, and none can be started.
     """
     connection, folder = connected(path), os.path.dirname(path)
     if connection is None:
         require_private(folder)  # a daemon that exited may have removed it
-        with locked_directory(folder, LOCK_TIMEOUT):  # its holder starts one, or is stopped
+        with locked_directory(folder, LOCK_TIMEOUT):  # its holder starts a daemon, or is stopped
             connection = connected(path)  # another program may have been faster
             if connection is None:
                 spawn(path, daemon, environment)
@@ -99,9 +100,9 @@ def connect_or_spawn(path: str, daemon: Daemon, environment: Env) -> _socket.soc
 
 
 def spawn_own(daemon: Daemon, environment: Env, *, forks: bool = False, logs: bool) -> str:
-    """Start a daemon for this process alone, which no other one finds; return its path.
+    """Start a daemon that only this process can find; return the path of its socket.
 
-    It exits with this process. The other arguments and what is raised are those of `spawn`.
+    It exits with this process. The other arguments, and the errors, are those of `spawn`.
     """
     path = f"{path_of(daemon, environment)}-{os.urandom(4).hex()}"
     spawn(path, daemon, environment, owner=os.getpid(), forks=forks, logs=logs)
@@ -124,9 +125,9 @@ def spawn(
         path: path of the socket.
         daemon: what it does.
         environment: its variables.
-        owner: the process that it serves alone, and exits with.
+        owner: the id of the only process that it serves; it exits when this process does.
         persistent: whether it serves until it is stopped.
-        forks: whether to fork; only for a process with one thread.
+        forks: whether this process forks to start it; only for a process with one thread.
         logs: whether the daemon may write to this process's standard error.
 
     Raises:
@@ -186,7 +187,8 @@ def _fork(command: list[str], message: bytes, passed: list[int], env: Env, logs:
     if child:
         with suppress(ChildProcessError):  # SIGCHLD is ignored
             os.waitpid(child, 0)
-        signal.sigtimedwait({signal.SIGCHLD}, 0)  # pending if it is blocked; not the program's
+        # If SIGCHLD is blocked, it is pending now, and the program must not get it.
+        signal.sigtimedwait({signal.SIGCHLD}, 0)
         return
     try:
         if os.fork() == 0:

@@ -1,1 +1,1 @@
-"""Read-only tiers: directories of caches, and bundles, which are read after the own cache."""
+"""Read-only tiers: cache directories and bundles, which are read after the user's own cache."""

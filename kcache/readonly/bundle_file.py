@@ -51,7 +51,7 @@ _TABLE = "CREATE TABLE entries (key TEXT PRIMARY KEY, value BLOB NOT NULL)"
 #: The table, and the index of its primary key.
 _SCHEMA = [("entries", _TABLE), ("sqlite_autoindex_entries_1", None)]
 _PAGE = 4096
-#: What could differ between builds of SQLite; and no journal, which an unfinished file needs not.
+#: Settings that could differ between builds of SQLite; and no journal: no unfinished file is used.
 _WRITING = (
     f"page_size = {_PAGE}",
     "encoding = 'UTF-8'",
@@ -63,10 +63,10 @@ _WRITING = (
 )
 #: Against malicious files. See https://www.sqlite.org/security.html.
 _READING = ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0")
-#: Steps of SQLite's machine after which a statement is ended: a scan of a million entries takes
-#: ten times less.
+#: Steps of SQLite's virtual machine after which a statement is ended: a scan of a million entries
+#: takes a tenth of them.
 _MOST_STEPS = 100_000_000
-#: Held during each call of SQLite, so that a fork waits: a child would inherit SQLite's locks.
+#: Held by `get` and `close`, so that a fork waits: a child would inherit SQLite's locks.
 _in_sqlite = threading.RLock()
 at_fork(_in_sqlite.acquire, _in_sqlite.release)
 
@@ -86,7 +86,7 @@ def is_bundle(path: str) -> bool:
 
 
 def _beginning(path: str) -> tuple[bytes, int]:
-    """Return the first bytes of a file, nothing of anything else; and its length."""
+    """Return the first bytes of a regular file (of another kind of file, none), and its length."""
     if not os.path.isfile(path):
         return b"", os.stat(path).st_size
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -118,12 +118,12 @@ class Bundle:
     """A bundle that is read in place, by itself or as a read-only tier: nothing is unpacked.
 
     If another file is renamed over it while it is open, this object still reads the old one. The
-    file is not mapped into memory, so truncating it raises BundleError, not SIGBUS. A malicious
-    file is a BundleError, too, after at most `_MOST_STEPS` steps and with the memory of two
-    values.
+    file is not mapped into memory, so reading a truncated file raises BundleError, not SIGBUS. A
+    malicious file raises BundleError, too, after at most `_MOST_STEPS` steps and with the memory of
+    two values.
 
-    Threads: safe to share. Fork: it waits for a read; a child opens the file anew. Processes: any
-    number.
+    Threads: may share it. Fork: a fork waits for a `get`; the child opens the file again.
+    Processes: any number.
 
     Args:
         path: the file. It is opened by the first `get`, which then imports `sqlite3`.
@@ -156,7 +156,8 @@ class Bundle:
         """Return the envelope stored under `key`, or None; the caller checks it.
 
         Raises:
-            BundleError: it is not signed as it has to be, or the file is damaged or can't be read.
+            BundleError: the envelope is not signed as required, or the file is damaged or can't be
+                read.
         """
         with self._translated():
             with _in_sqlite:
@@ -164,7 +165,7 @@ class Bundle:
             return None if row is None else self._unsealed(key, row[0])
 
     def items(self) -> Iterator[tuple[str, bytes]]:
-        """Yield every key and envelope, by ascending key; for one thread.
+        """Yield every key and envelope, by ascending key; only one thread may iterate.
 
         Raises:
             BundleError: as `get`; or a key, their order or their number is wrong.
@@ -186,7 +187,7 @@ class Bundle:
             if connection is not None:
                 connection.close()
 
-    #: A child must not use SQLite's files of its parent.
+    #: A child must not use the files that SQLite opened in its parent.
     after_fork = close
 
     def _query(self, sql: str, arguments: tuple[str, ...] = ()) -> sqlite3.Cursor:
@@ -207,7 +208,7 @@ class Bundle:
 
     @contextmanager
     def _translated(self) -> Generator[None]:
-        """Name the file in what is raised."""
+        """Name the file in each error that the block raises."""
         try:
             yield
         except BundleError as error:
@@ -217,7 +218,7 @@ class Bundle:
 
 
 def _sqlite_errors() -> tuple[type[Exception], ...]:
-    """Return what SQLite may have raised, also for names in the file that are not text."""
+    """Return the exceptions that SQLite raises, also for names in the file that are not text."""
     module = sys.modules.get("sqlite3")
     return () if module is None else (module.Error, UnicodeDecodeError)
 
@@ -245,7 +246,7 @@ def _connect_to_read(path: str) -> sqlite3.Connection:
         sqlite3.Error: it is damaged, or can't be read.
     """
     sqlite = _sqlite()
-    # A path may begin with two slashes, behind which SQLite would look for a host.
+    # A path may begin with two slashes, after which SQLite would expect a host.
     uri = f"file:///{quote(os.fsencode(path)).lstrip('/')}?mode=ro&immutable=1"
     connection: sqlite3.Connection = sqlite.connect(
         uri, uri=True, check_same_thread=False, isolation_level=None

@@ -52,12 +52,12 @@ class DirectoryTier:
 
 
 class ReadOnlyTiers:
-    """Read-only tiers as one, in the order in which they are asked.
+    """Several read-only tiers as one, in the order in which they are asked.
 
     Threads, fork: as the tiers.
 
     Args:
-        tiers: in this order.
+        tiers: the tiers, in this order.
         report: called with the exception of a tier that can't be read.
     """
 
@@ -68,7 +68,7 @@ class ReadOnlyTiers:
         self._report = report
 
     def offers(self, *keys: str) -> Iterator[Candidate]:
-        """Yield what each tier has, under the first of the keys that it has."""
+        """Yield what each tier has, in order, under the first of the keys that it has."""
         for tier in self._tiers:
             for key in keys:
                 candidate = self._candidate(tier, key)

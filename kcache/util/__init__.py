@@ -1,1 +1,1 @@
-"""Helpers without kernels or backends: locks, forks, our files, units, CUDA driver."""
+"""Helpers without kernels or backends: locks, forks, kcache's files, units, CUDA driver."""

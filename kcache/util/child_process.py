@@ -19,8 +19,8 @@ _MAX_DESCRIPTORS = 1 << 20
 def children_are_elsewhere() -> bool:
     """Return whether a child of this process would be in another PID namespace; see unshare(2).
 
-    The first process there ends the namespace with itself. So it must be one of the program's, not
-    a process of kcache, which exits sooner: the program could start no process after that.
+    The namespace ends with its first process. So this must be a process of the program, not one of
+    kcache, which exits sooner: after that, the program could start no process.
     """
     try:
         own = os.readlink("/proc/self/ns/pid")
@@ -37,8 +37,9 @@ def children_are_elsewhere() -> bool:
 def without_dropin(environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables for a process that compiles, which must have the real compiler.
 
-    In a program under `kcache run` NVRTC's interface is answered by kcache, workers included.
-    Python refuses to start a process with a variable without a name.
+    Under `kcache run`, kcache answers NVRTC's interface in the program and, without this function,
+    in kcache's workers, too. Variables without a name are left out: Python refuses to start a
+    process with one.
     """
     found = {n: v for n, v in environment.items() if n and not n.startswith("KCACHE_DROPIN_")}
     preloaded = found.pop("LD_PRELOAD", "").replace(" ", ":").split(":")

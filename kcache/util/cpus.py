@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-#: Files of control groups: of version 2, which has quota and period in one, and of version 1.
+#: Files of control groups: of version 2, with quota and period in one file, and of version 1.
 _QUOTAS = (
     ("/sys/fs/cgroup/cpu.max",),
     ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
@@ -17,7 +17,7 @@ class Processors(NamedTuple):
     """The processors that a process may use.
 
     Attributes:
-        numbers: of the system, ascending; no more than the container's quota.
+        numbers: their numbers in the system, ascending; no more than the container's quota allows.
         owner: differs between machines, and between containers that have a quota.
     """
 
@@ -41,7 +41,7 @@ def usable_cores() -> int:
 
 
 def _quota() -> tuple[int | None, bytes]:
-    """Return the container's quota in whole cores, rounded up, and its group; None without one."""
+    """Return the container's quota in whole cores, rounded up, or None, and its group."""
     for paths in _QUOTAS:
         try:
             quota, period = map(int, " ".join(map(_read, paths)).split())

@@ -47,8 +47,8 @@ def open_library() -> ctypes.CDLL:
     """Return the driver's library, initialised.
 
     Raises:
-        DeviceError: there is none, it finds no GPU, or this process is a forked child of one that
-            used it; the message has the reason.
+        DeviceError: there is none, it finds no GPU, or this process was forked from one that used
+            the driver; the message has the reason.
     """
     try:
         library = ctypes.CDLL(LIBRARY)

@@ -2,7 +2,8 @@
 
 Objects with locks of their own register with `after_fork`. What a hit does not need is imported
 late, perhaps in one thread while another forks. The child would inherit the lock of that module but
-not the thread, and would wait forever. So kcache's late imports hold `importing`, and a fork waits.
+not the thread that holds it, and would wait forever. So kcache's late imports hold `importing`, and
+a fork waits.
 
 When an interpreter ends, it kills daemon threads in the middle of any operation. Some operations
 must not be killed in this way (a call of a database, a line to standard error). So from then on,
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
             ...
 
 
-#: Not a WeakSet: it runs code of Python when an object goes, and so would swallow the exception of
-#: a signal's handler.
+#: Not a WeakSet, which runs Python code when an object is freed: an exception that a signal handler
+#: raises in that code would be lost.
 _objects: dict[int, ref[Forked]] = {}
 
 
@@ -63,7 +64,7 @@ def at_fork(before: Callable[[], object], after: Callable[[], object]) -> None:
         os.register_at_fork(before=begin, after_in_parent=end, after_in_child=end)
 
 
-#: Held during each import inside a function; they take 0.1 s at most. A fork waits for it.
+#: Held during late imports, each of which takes 0.1 s at most; a fork waits for it.
 importing = kcache.importing
 
 

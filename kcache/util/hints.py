@@ -8,8 +8,8 @@ from kcache._version import __version__
 from kcache.util.forks import importing
 
 NAME = "kcache-cuda"
-#: Whether the package index has our distribution. Until then anybody could register that name
-#: there, so no hint and no page may suggest to install it by name. This constant alone decides.
+#: Whether the package index has kcache's distribution. Until then, anybody could register that name
+#: there, so no hint and no page may suggest installing it by name. This constant alone decides.
 PUBLISHED = False
 
 
@@ -56,7 +56,7 @@ def _letters(name: str) -> str:
 
 
 def how_to_install(extras: str) -> str:
-    """Return how to install kcache with extras such as `cu13,cli`, as a command with a few words.
+    """Return how to install kcache with extras such as `cu13,cli`: a command with a few words.
 
     Until kcache is published, there are two commands: for a checkout, and for a wheel.
     """

@@ -62,8 +62,9 @@ else:
     import fcntl
 
     # Open-file-description locks (Linux 3.15, macOS) belong to the open file, not to the process:
-    # two of one process exclude each other, and closing another one drops no lock. See fcntl(2).
-    # Other systems have none (EINVAL): their locks would end as soon as any thread closes the file.
+    # two open files of one process exclude each other, and closing one drops no lock of the other.
+    # See fcntl(2). Other systems have none (EINVAL): their locks would end as soon as any thread
+    # closes the file.
     if sys.platform == "darwin":  # the numbers are those of its <fcntl.h>; untested
         _SETLK, _GETLK = 90, 92
         _FLOCK = struct.Struct("qqihh")
@@ -118,11 +119,11 @@ else:
 def lock(file: OwnFile, start: int, length: int = 1, *, timeout: float = 0.0) -> bool:
     """Lock a byte range until the file is closed; return whether this file system has locks.
 
-    The lock excludes every other opened file, so other processes, and other threads which have
-    opened the file on their own. Waits at most `timeout` seconds.
+    The lock excludes all others that have opened the file on their own: processes, and threads of
+    this process. This waits at most `timeout` seconds.
 
     Raises:
-        TimeoutError: another process held it all the time.
+        TimeoutError: another process or thread held it all the time.
         OSError: the file can't be locked.
     """
     try:
@@ -154,7 +155,7 @@ def is_locked(file: OwnFile, start: int, length: int = 1) -> bool:
 
 
 def unlock(file: OwnFile, start: int, length: int = 1) -> None:
-    """Release a lock, although a child process may have the file, and know nothing of it."""
+    """Release a lock, even if a forked child has a copy of the file without knowing of it."""
     with suppress(OSError, ValueError):  # it is closed
         _range_unlock(file.fd, start, length)
 
@@ -162,7 +163,7 @@ def unlock(file: OwnFile, start: int, length: int = 1) -> None:
 def release(file: OwnFile) -> None:
     """Release all locks on a file and close it, so that no child process can keep them.
 
-    A child that was forked while the file was being opened has a copy that it does not know.
+    A child that was forked while the file was being opened has a copy, of which it does not know.
     """
     unlock(file, 0, 0)
     file.close()
@@ -187,12 +188,12 @@ def locked_directory(path: str, timeout: float) -> Generator[None]:
 
 
 class Backoff:
-    """Lock timeout with back-off: after a timeout, it does not wait again for one minute.
+    """Lock timeout with back-off: after a timeout, it does not wait for this lock for one minute.
 
-    A process that was stopped usually stays so for longer, and the waits would add up.
+    A stopped process usually stays stopped for longer, and the waits would add up.
 
     Args:
-        seconds: of a wait at most.
+        seconds: the longest wait.
     """
 
     __slots__ = ("_given_up", "seconds")
@@ -204,7 +205,7 @@ class Backoff:
     def lock(
         self, file: OwnFile, start: int, length: int = 1, *, seconds: float | None = None
     ) -> bool:
-        """Do what the function `lock` does, for `seconds` at most, or the usual ones."""
+        """Call the function `lock`, with a limit of `seconds`; None stands for the usual limit."""
         most = self.seconds if seconds is None else seconds
         if time.monotonic() < self._given_up.get(start, 0.0):
             most = 0.0

@@ -54,7 +54,7 @@ def _texts(args: tuple[object, ...]) -> tuple[object, ...]:
     )
 
 
-#: Returns whether messages at debug level are wanted, which may be costly to make.
+#: Returns whether messages at debug level are wanted; to make them may take long.
 debugging = partial(_wants, _DEBUG)
 
 
@@ -86,7 +86,7 @@ def warning_once(message: str) -> None:
 
 
 def group() -> int:
-    """Return the process group that reads the log; 0 where there are none."""
+    """Return the process group that reads the log; 0 on systems without process groups."""
     if _readers is not None:
         return _readers
     return os.getpgrp() if hasattr(os, "getpgrp") else 0

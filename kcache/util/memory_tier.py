@@ -12,13 +12,13 @@ from kcache.util.forks import after_fork
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
-#: How many bytes are charged for each item beside its payload: for key, entry, mappings, metadata
-#: of the usual size and the map's slot (measured with tracemalloc).
+#: How many bytes are charged for each item in addition to its payload: for key, entry, mappings,
+#: metadata of the usual size and the map's slot (measured with tracemalloc).
 ITEM_OVERHEAD = 4352
 
 
-#: How many times its encoded size a value takes together with what was decoded from it, as measured
-#: with tracemalloc for manifests.
+#: A value and what was decoded from it take this many times the value's encoded size in memory
+#: (measured with tracemalloc for manifests).
 DECODED_FACTOR = 4
 
 
@@ -27,7 +27,7 @@ class Slot(Generic[V]):
 
     Attributes:
         value: as it was put.
-        charge: the bytes that it is charged.
+        charge: the bytes that are charged for it.
         decoded: what a frontend has made from the value, or None.
         touch_at: when the next use is to be recorded elsewhere; 0.0 for at once.
     """
@@ -82,7 +82,7 @@ class MemoryTier(Generic[K, V]):
         return slot
 
     def peek(self, key: K) -> Slot[V] | None:
-        """Return the slot under `key`, whose use does not count; None if there is none."""
+        """Return the slot under `key`, or None if there is none; this does not count as a use."""
         return self._items.get(key)
 
     def put(

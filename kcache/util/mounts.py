@@ -7,8 +7,8 @@ import re
 from typing import NamedTuple
 
 _MOUNTS = "/proc/self/mountinfo"
-#: File systems that several machines can mount at the same time. Mapped memory and locks are not
-#: the same for all machines there.
+#: File systems that several machines can mount at the same time. There, mapped memory and
+#: locks are not shared between machines.
 _NETWORK = frozenset(
     (
         *("9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "gfs", "gfs2", "glusterfs"),
@@ -55,7 +55,7 @@ class FileSystem(NamedTuple):
     def keeps_change_time(self) -> bool:
         """Whether a file's change time shows each change since the file system was made.
 
-        On an image, whoever made it has chosen the times.
+        The times on an image were chosen by its maker.
         """
         image = self.read_only or self.source.startswith("/dev/loop")
         return self.kind in _KEEPS_CHANGE_TIME and not image

@@ -1,4 +1,4 @@
-"""OwnFile: a file of ours while it is open; its kind and owner are checked when it is opened.
+"""OwnFile: a file of kcache while it is open. Its kind and owner are checked when it is opened.
 
 A bare descriptor is a number. If one thread closes it while another is about to write, the number
 may then belong to another file, which gets the write. So kcache keeps the object, not its number.
@@ -53,8 +53,8 @@ def identity(status: os.stat_result) -> tuple[int, int]:
 class OwnFile(FileIO):
     """An open file: closed by `close`, by its `with` block, or with the last reference to it.
 
-    A lock on the file ends with it. An exception of a signal's handler at the instant of opening
-    may leave the file open, not locked, until the process exits.
+    Closing the file ends the locks on it. An exception of a signal handler at the instant of
+    opening may leave the file open, not locked, until the process exits.
 
     Threads: each opens a file of its own. Fork: a child closes its copy, so that the locks belong
     to the parent alone. A program must not close descriptors that are not its own while a thread
@@ -62,7 +62,7 @@ class OwnFile(FileIO):
     """
 
     __slots__ = ()
-    # Without it, Python warns of each file that is closed with its last reference.
+    # Without this, Python warns about each file that is closed with its last reference.
     __del__ = FileIO.close
 
     @property
@@ -113,7 +113,7 @@ def owner_problem(status: os.stat_result) -> str:
 
 
 def open_own(path: str, flags: int) -> OwnFile:
-    """Open a file that is ours, for writing or reading, without following a link or waiting.
+    """Open a file of kcache, for writing or reading, without following a link or waiting.
 
     Args:
         path: the file.

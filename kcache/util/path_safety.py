@@ -26,23 +26,23 @@ _ROOT = 0
 
 #: The owner of no file.
 NO_USER = -1
-#: The kernel's default. A sandbox may hide the file with the present value.
+#: The kernel's default for the overflow id. A sandbox may hide the file with the present value.
 _DEFAULT_OVERFLOW = 65534
 _overflow: int | None = None
 #: How many ids there are: all of 32 bits but the last one.
 _ALL_USERS = (1 << 32) - 1
 _ACL = "system.posix_acl_access"
 
-#: Paths that were found to be safe, with the user for whom they are. Since then, only that user or
-#: root can have changed them.
+#: Paths that were found to be safe, each with the user for whom it is safe. Since then, only that
+#: user or root can have changed them.
 _known: set[tuple[str, int]] = set()
-#: Owners of the layers that the user has named. The user trusts them with kernels. They matter only
+#: Owners of the layers (read-only tiers) that the user has named, and so trusts. They matter only
 #: for reading: what kcache writes to belongs to the present user alone.
 trusted: set[int] = set()
 
 
 def present_user() -> int:
-    """Return the present user's id, `NO_USER` if it is ambiguous; 0 on Windows, as for each file.
+    """Return the present user's id, `NO_USER` if it is ambiguous; 0 on Windows, like every owner.
 
     A file belongs to the present user if its owner is equal to this.
     """
@@ -132,7 +132,7 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
     left = _reversed_parts(path)
     while left and not problem:
         name = left.pop()
-        if name in (".", ".."):  # of a link: the path itself is absolute and has none
+        if name in (".", ".."):  # only in a link's target: `path` itself has none
             current = os.path.dirname(current) if name == ".." else current
             continue
         here = os.path.join(current, name)
@@ -188,7 +188,7 @@ def _is_roots(status: os.stat_result) -> bool:
 
 
 def _has_acl(path: str) -> bool:
-    """Return whether users and groups beside owner and group have rights; see acl(5).
+    """Return whether users other than the owner, or other groups, have rights; see acl(5).
 
     The bits of the group in the mode are then the most that these may have.
     """

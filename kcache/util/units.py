@@ -107,7 +107,7 @@ def parse_age(value: float | str, *, name: str = "age") -> float:
 
 
 def parse_seconds(value: str | float, *, name: str, zero: bool = True) -> float:
-    """Return a time limit in seconds; with `zero` false, one above 0.
+    """Return a time limit in seconds, which must be above 0 if `zero` is false.
 
     Raises:
         ConfigError: the value is not such a limit.
@@ -166,7 +166,7 @@ def local_time(seconds: float, zone: tzinfo | None = None) -> datetime:
     """Return a moment, seconds since the epoch, in a time zone; by default in this machine's.
 
     A moment that no date can express becomes the nearest one that a date can. If the machine has a
-    time zone that Python refuses (24 hours or more from UTC), it is in UTC.
+    time zone that Python refuses (24 hours or more from UTC), the result is in UTC.
     """
     with importing:
         from datetime import UTC, datetime  # noqa: PLC0415  2 ms

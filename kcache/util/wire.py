@@ -53,7 +53,7 @@ def receive(read: Callable[[int], bytes]) -> list[bytes]:
 
 
 def number_in(field: bytes) -> int:
-    """Return the number that a field has as decimal text; raises WireError."""
+    """Return the number that a field holds as decimal text; raises WireError."""
     if not field.isdigit() or len(field) > 9:
         raise WireError(f"expected a number, got {field[:20]!r}")
     return int(field)
