@@ -167,16 +167,17 @@ def _run(command: list[str], message: bytes, passed: list[int], env: Env, logs: 
         import subprocess  # noqa: PLC0415  4 ms, for which the launcher does not wait
 
     try:
-        subprocess.run(
-            command,
-            input=message,
-            check=True,
-            pass_fds=passed,
-            env=dict(env),
-            stdout=subprocess.DEVNULL,
-            stderr=None if logs else subprocess.DEVNULL,
-            timeout=START_TIMEOUT,
-        )
+        with importing:  # a forked child would inherit the pipe that `run` waits for
+            subprocess.run(
+                command,
+                input=message,
+                check=True,
+                pass_fds=passed,
+                env=dict(env),
+                stdout=subprocess.DEVNULL,
+                stderr=None if logs else subprocess.DEVNULL,
+                timeout=START_TIMEOUT,
+            )
     except (subprocess.SubprocessError, RuntimeError) as error:  # the interpreter may exit
         raise OSError(f"the daemon can't be started: {error}") from error
 

@@ -64,7 +64,8 @@ def at_fork(before: Callable[[], object], after: Callable[[], object]) -> None:
         os.register_at_fork(before=begin, after_in_parent=end, after_in_child=end)
 
 
-#: Held during late imports, each of which takes 0.1 s at most; a fork waits for it.
+#: A fork waits for it. Held during late imports, each of which takes 0.1 s at most, and while a
+#: worker or a daemon is started.
 importing = kcache.importing
 
 

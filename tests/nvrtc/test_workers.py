@@ -398,3 +398,30 @@ def test_another_user_gets_another_worker(tmp_path: Path) -> None:
     pools.close()
     """
     output_of(code)
+
+
+FORKS = """
+import os, signal, subprocess, sys, threading, time
+import kcache
+begun, real = threading.Event(), subprocess._fork_exec
+def slow(*args):
+    begun.set()
+    time.sleep(0.3)
+    return real(*args)
+subprocess._fork_exec = slow
+cache, sm_80 = kcache.KernelCache(sys.argv[1]), kcache.CompileOptions(arch="sm_80")
+thread = threading.Thread(target=cache.get_or_compile, args=("__global__ void k() {}", "k", sm_80))
+thread.start()
+assert begun.wait(60)
+pid = os.fork()
+if not pid:
+    time.sleep(300)
+thread.join(100)
+print("waits" if thread.is_alive() else "compiled")
+os.kill(pid, signal.SIGKILL)
+"""
+
+
+def test_a_fork_beside_the_start_of_a_worker_holds_up_no_compile(tmp_path: Path) -> None:
+    """The child would hold the pipe by which `Popen` learns that the worker has started."""
+    assert output_of(FORKS, str(tmp_path)) == "compiled"

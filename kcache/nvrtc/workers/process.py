@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from kcache.errors import KcacheError
 from kcache.nvrtc.workers.messages import BEGUN, Ask, Hello, Reply, pack
 from kcache.util.child_process import ISOLATED, children_are_elsewhere, without_dropin
+from kcache.util.forks import importing
 from kcache.util.open_file import identity
 from kcache.util.wire import WireError, receive, send
 
@@ -131,7 +132,8 @@ class WorkerProcess:
         """
         self.environment = environment
         try:
-            self._begin()
+            with importing:  # a forked child would inherit the pipe that Popen waits for
+                self._begin()
             self.hello = Hello.unpack(receive(self._read))
             self._silence = _SILENCE
         except (WireError, OSError, ValueError, RuntimeError) as error:
