@@ -33,6 +33,7 @@ platforms=(manylinux2014_aarch64 manylinux_2_{17,28,31,34}_aarch64)
     "${platforms[@]/#/--platform=}" --group test --group nvcc \
     async-timeout "$(ls dist/*aarch64.whl)[cu13,cli,demo,http,launch,redis,signing,testing]"
 
+cp /etc/hosts "$root/etc/" # with localhost
 rm -rf "$root/kcache" "$root/wheels"
 mkdir "$root/kcache"
 cp -r "$folder/wheels" "$root/wheels"
