@@ -181,14 +181,14 @@ def claim(folder: str) -> None:
     """
     if not os.path.isdir(folder):
         around = os.path.dirname(folder)
-        if make_private(around) or not os.listdir(around):
+        if make_private(around) or not _others_in(around):
             _make_cache(around)
         make_private(folder)
     if problem := foreign(os.stat(folder)):
         raise NotOursError(f"it can't be trusted: {problem}", folder)
     if os.path.islink(folder):  # its target is not in the cache, whoever made the link
         folder = os.path.realpath(folder)
-    if _read_marker(os.path.dirname(folder)) is None and _marker_in(folder) is None:
+    if _marker_in(folder, os.path.dirname(folder)) is None:
         _make_cache(folder)
 
 
@@ -213,7 +213,7 @@ def open_file_of_cache(path: str, flags: int, is_sound: Callable[[OwnFile], bool
     folder = os.path.dirname(path)
     if not os.path.lexists(path):
         with suppress(OSError):  # the folder does not exist, or can't be marked
-            if not os.listdir(folder):
+            if not _others_in(folder):
                 _make_cache(folder)
     for _ in range(_TRIES):
         file = open_own(path, flags | os.O_CREAT)
@@ -338,21 +338,24 @@ def change_settings(files: CacheDirectory, change: Callable[[dict[str, object]],
         raise BackendError(f"{files.marker} can't be changed: {reason}") from error
 
 
-def _marker_in(directory: str) -> dict[str, Any] | None:
+def _marker_in(directory: str, around: str | None = None) -> dict[str, Any] | None:
     """Return what ``kcache.json`` holds, or None for an empty directory.
+
+    Args:
+        directory: examined for other files, if it has no marker.
+        around: the directory that contains it, whose marker counts, too.
 
     Raises:
         NotOursError: the directory belongs to another program.
         OSError: it can't be read.
     """
-    other: str | None = None
+    others: list[str] = []
     for _ in range(_LOOKS):
-        about = _read_marker(directory)
-        other = next(filter(_is_other, os.listdir(directory)), None) if about is None else None
-        if other is None:
+        about = (around and _read_marker(around)) or _read_marker(directory)
+        if about or not (others := _others_in(directory)):
             return about
         time.sleep(_PAUSE)  # another process may be writing it, or removing the cache
-    raise NotOursError(f"it has {other!r} in it, and no {MARKER!r} of kcache", directory)
+    raise NotOursError(f"it has {others[0]!r} in it, and no {MARKER!r} of kcache", directory)
 
 
 def _make_cache(directory: str) -> dict[str, Any]:
@@ -373,9 +376,10 @@ def _make_cache(directory: str) -> dict[str, Any]:
     return about
 
 
-def _is_other(name: str) -> bool:
-    """Return whether a file of this name shows that its directory counts as not empty."""
-    return name != _LOST_AND_FOUND and not name.startswith(_DRAFT)
+def _others_in(directory: str) -> list[str]:
+    """Return the names of the files that show that a directory is not empty."""
+    names = os.listdir(directory)
+    return [n for n in names if n != _LOST_AND_FOUND and not n.startswith(_DRAFT)]
 
 
 def _read_marker(directory: str) -> dict[str, Any] | None:

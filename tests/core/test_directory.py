@@ -2,10 +2,13 @@
 
 import itertools
 import os
+import shutil
 import stat
 import struct
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +17,11 @@ from core.helpers import as_root, fork, in_child, key, output_of, run, umask, wa
 
 from kcache import ConfigError, Entry, KernelCache, default_cache_directory, open_engine
 from kcache.daemons.sockets import bound, folder_in
-from kcache.directory import open_directory
+from kcache.directory import claim, open_directory
+from kcache.testing._base import as_threads
 from kcache.util import path_safety
+from kcache.util.open_file import NotOursError
+from kcache_backends.file import FileBackend
 
 #: Where a directory comes in.
 DOORS = (open_directory, open_engine, KernelCache)
@@ -171,6 +177,42 @@ def test_a_kill_while_the_directory_is_made(
         with open_engine(place) as engine:
             assert engine.put("0" * 64, Entry({"a": b"b"}))
     assert calls > 4
+
+
+def test_backends_that_are_opened_at_once_make_one_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several threads use a new folder of a backend; the first is slow to write the marker."""
+    writing, slow = threading.Event(), os.fsync
+
+    def sync(fd: int) -> None:
+        writing.set()
+        time.sleep(0.2)
+        slow(fd)
+
+    monkeypatch.setattr(os, "fsync", sync)
+
+    def later() -> None:
+        writing.wait(10)
+        FileBackend(tmp_path / "folder").usage()
+
+    as_threads(lambda: FileBackend(tmp_path / "folder").usage(), later, later)
+    assert (tmp_path / "kcache.json").exists()
+    assert not (tmp_path / "folder" / "kcache.json").exists()
+
+
+def test_a_folder_is_accepted_whose_cache_is_made_during_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = Path(open_directory(str(tmp_path / "other")).marker)
+    folder = tmp_path / "cache" / "file"
+    folder.mkdir(0o700, parents=True)
+    (folder / "counters").touch()
+    with pytest.raises(NotOursError, match="it has 'counters' in it"):
+        claim(str(folder))
+    monkeypatch.setattr(time, "sleep", lambda _: shutil.copy(marker, folder.parent))
+    claim(str(folder))
+    assert [file.name for file in folder.iterdir()] == ["counters"]
 
 
 # -- through the front doors ---------------------------------------------------------------------
