@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kcache.errors import CorruptEntryError
 
-#: The version of the layout of stored entries. Increment it when the layout changes; then older
-#: entries are misses.
+#: Identifies the layout of stored entries. Increment the number when the layout changes; entries
+#: with an older number are then misses.
 PRODUCER = "kcache-nvrtc/3"
 
 TYPE_CHECKING = False
@@ -16,10 +16,12 @@ _NO_NAMES: dict[str, str] = {}
 
 
 def names_and_log(entry: Entry) -> tuple[dict[str, str], bytes]:
-    """Return the lowered names and the stored log in a kernel's entry, whose types are checked.
+    """Return the lowered names and the log in a kernel's entry, after checking their types.
+
+    The log is returned as it is stored; see `places.log_at`.
 
     Raises:
-        CorruptEntryError: they have the wrong type.
+        CorruptEntryError: the lowered names or the log have the wrong type.
     """
     metadata = entry.metadata
     names = metadata.get("lowered_names", _NO_NAMES)
@@ -31,5 +33,8 @@ def names_and_log(entry: Entry) -> tuple[dict[str, str], bytes]:
 
 
 def text_of_log(raw_log: bytes) -> str:
-    """Return a log as text, without the NULs that NVRTC puts after the part of each tool."""
+    """Return `raw_log` as text, without the NUL characters that NVRTC puts after each tool's part.
+
+    Spaces and line breaks at both ends are removed, too.
+    """
     return raw_log.decode(errors="replace").replace("\0", "").strip(" \n")

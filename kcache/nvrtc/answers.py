@@ -1,9 +1,10 @@
-"""Answers: everything but the request that the result of a compile depends on, and its encoding.
+"""Answers: what the operating system answered to the compiler in one compile, and its encoding.
 
-They come from the trace of the compile: everything that the compiler asked the operating system,
-with the answers. The result is valid while every question gets the same answer. So this module has
-no notion of an include: files that were read, absent paths, directories and variables are answers
-like all others.
+The result of a compile depends only on its request and on these answers. They come from the trace
+of the compile, which has every question that the compiler asked the operating system, and the
+answer. The result is valid as long as every question gets the same answer. For this reason, this
+module has no notion of an include: files that were read, absent paths, directories and variables
+are all just answers.
 """
 
 from __future__ import annotations
@@ -26,21 +27,23 @@ from kcache.nvrtc.search import ABSOLUTE, Groups, HeaderSearch, RootedPath
 if TYPE_CHECKING:
     from kcache.nvrtc.workers.messages import FileAnswer, Trace
 
-#: What may be on disk at the name of an in-memory text.
+#: The kinds of answer about a path that the compiler has looked for but has not tried to open. This
+#: is how it treats the path of an in-memory text.
 _UNOPENED = (PathKind.MISSING, PathKind.FILE, PathKind.ERROR)
-#: Names of the compiler's own texts. It looks for them in the working directory, and never opens
-#: them there.
+#: Names of texts that are built into the compiler. The compiler looks for these names in the
+#: working directory, but never opens a file there.
 _OWN_NAMES = ("__nv_nvrtc_builtin_header.h", "__nv_name_map")
-#: A longer text is compressed. For nvcc and a PyTorch extension, it has 2 MB.
+#: A text of this many bytes or more is compressed. For a PyTorch extension that nvcc compiles, the
+#: text has 2 MB.
 _LONG_TEXT = 1 << 15
-#: Decoding rejects a longer text.
+#: Decoding rejects a text that has more bytes than this after decompression.
 _MAX_TEXT = 256 << 20
 
 _Group: TypeAlias = tuple["_Kind", int, Sequence[str]]
 
 
 class _Kind(StrEnum):
-    """The kind of a group in the encoding; see `manifest`."""
+    """The kind of a group in the encoding, which the docstring of `manifest` describes."""
 
     READ = "f"
     ABSENT = "a"
@@ -59,28 +62,34 @@ class _Kind(StrEnum):
 
 
 class Answers(NamedTuple):
-    """The answers in a dependency set by kind, and where it was made; see `manifest`.
+    """The answers in a dependency set, sorted by kind, and the location of its compile.
+
+    Paths are relative to the roots of the compile; see `RootedPath`.
 
     Attributes:
         files: files that were read.
-        digests: of the contents of the files, one after the other.
+        digests: the digests of the contents of `files`, in the same order, one after the other.
         absent: paths that did not exist.
-        present: files that exist and were not opened.
-        folders: directories.
-        names: names of in-memory texts, which the compiler looks for on disk and never opens. If
-            one exists there, it must not be one of the files, because the compiler would treat the
-            text and the file as one.
-        same: a number and a path for each path whose file may have another path; see `same`.
-        denied: errno and path of each path whose stat or open failed.
-        variables: name and value; None for a variable that is not set.
-        conditions: of the use of the result elsewhere; see `places`.
-        home: location of the compile.
-        plain: names that were not links. Only nvcc's tools ask for these and for what follows.
-        links: where each link leads, and its path; for a root itself, where the root leads.
-        access: answers of access(2): the mode, whether it was granted, and the path.
-        times: a group, a number and a path for each of several files with equal content. In one
-            group, equal numbers mean that the files were modified in the same second; gcc compares
-            that for `#pragma once`.
+        present: files that existed but were not opened.
+        folders: directories that existed.
+        names: paths of in-memory texts, which the compiler looks for on disk but never opens. If a
+            file exists at such a path, this file must not be one of `files` under another path,
+            because the compiler would treat the text and the file as the same.
+        same: a number and a path for each file that may have several paths; see the function
+            `same`.
+        denied: the errno and the path of each failed stat or open, except for absent paths.
+        variables: the name and the value of each variable, or None as the value of a variable that
+            was not set.
+        conditions: the conditions for using the result at another location; see `places`.
+        home: the location of the compile; see `Request.location`.
+        plain: paths that were not symbolic links. This attribute and the following ones are empty
+            for NVRTC, because only nvcc's tools ask such questions.
+        links: the target and the path of each symbolic link; the target of a root is its real path.
+        access: the mode, whether access was granted, and the path of each call of access(2).
+        times: a group, a number and a path for each file that has the same content as another file.
+            Such files form a group. In a group, files with equal numbers were modified in the same
+            second, and files with different numbers in different seconds. gcc compares this for
+            `#pragma once`.
     """
 
     files: Groups
@@ -101,12 +110,12 @@ class Answers(NamedTuple):
 
     @classmethod
     def of(cls, trace: Trace, search: HeaderSearch) -> Answers:
-        """Return the answers in a trace."""
+        """Return the answers in `trace`, with paths relative to the roots in `search`."""
         files: dict[RootedPath, FileAnswer] = {}
         present: dict[RootedPath, FileAnswer] = {}
         absent, folders, names = set[RootedPath](), set[RootedPath](), set[RootedPath]()
         denied: list[tuple[int, RootedPath]] = []
-        # A file with the name of the source is checked for by `verification`.
+        # `verification` checks whether a file has the name of the source.
         source, *headers = search.in_memory()
         named = {*headers, *(search.base + name for name in _OWN_NAMES)}
         in_key = (*environment.IN_KEY, environment.WORKING_DIRECTORY)
@@ -144,13 +153,13 @@ class Answers(NamedTuple):
         )
 
     def has_names_only(self) -> bool:
-        """Return whether the compiler asked only for the names of its in-memory texts."""
+        """Return whether the compiler asked for nothing but the names of its in-memory texts."""
         others = (self.files, self.absent, self.present, self.folders, self.variables)
-        # No file can have a name that is too long.
+        # A name that is too long may be asked for, too, because no file can ever have such a name.
         return not any(others) and all(each == errno.ENAMETOOLONG for each, _ in self.denied)
 
     def encode(self) -> bytes:
-        """Return the encoding of the set; see the description of `manifest`."""
+        """Return the encoding of these answers, which the docstring of `manifest` describes."""
         groups: list[_Group] = [
             *_of_kind(_Kind.READ, self.files),
             *_of_kind(_Kind.ABSENT, self.absent),
@@ -183,10 +192,10 @@ class Answers(NamedTuple):
 
     @classmethod
     def decode(cls, raw: bytes) -> Answers:
-        """Return the set in an encoding.
+        """Return the answers that `raw` encodes.
 
         Raises:
-            CorruptEntryError: the encoding is malformed.
+            CorruptEntryError: `raw` is malformed.
         """
         try:
             (length,) = struct.unpack_from("<I", raw)
@@ -196,11 +205,11 @@ class Answers(NamedTuple):
                 head, *fields = group.split("\0")
                 root = int(head[1:])
                 if root < ABSOLUTE:
-                    raise ValueError(f"root {root}")
+                    raise ValueError(f"root: expected at least {ABSOLUTE}, got {root}")
                 found[head[0]].append((root, fields))
             digests = raw[4 + length :]
             if len(digests) != SIZE * sum(len(paths) for _, paths in found[_Kind.READ]):
-                raise ValueError("not one digest per file")
+                raise ValueError("the number of digests differs from the number of files")
             ((_, conditions),) = found[_Kind.CONDITIONS]
             ((_, (home,)),) = found[_Kind.HOME]
             return cls(
@@ -234,10 +243,10 @@ class Answers(NamedTuple):
 
 
 def text_in(raw: bytes) -> bytes:
-    """Return the text of an encoding.
+    """Return the text in the encoding `raw`, decompressed if it is compressed.
 
     Raises:
-        ValueError, struct.error: the encoding is malformed.
+        ValueError, struct.error: `raw` is malformed.
     """
     (length,) = struct.unpack_from("<I", raw)
     text = raw[4 : 4 + length]
@@ -249,14 +258,16 @@ def text_in(raw: bytes) -> bytes:
     except zlib.error as error:
         raise ValueError(str(error)) from error
     if not unpacker.eof:
-        raise ValueError("its text is cut, or too long")
+        raise ValueError("its text is either truncated or too long")
     return text
 
 
 def _is_directory(path: str, search: HeaderSearch) -> bool:
-    """Return whether a path is the working directory, which exists wherever a compile runs.
+    """Return whether `path` is the working directory of the compile.
 
-    LLVM also asks for the directory as `PWD` spells it.
+    The working directory is not stored as an answer, because every compile has one. `path` may also
+    be the value of `PWD`, which may spell this directory differently, because LLVM looks that up,
+    too.
     """
     path = _bare(path)
     if path == search.directory:
@@ -272,7 +283,7 @@ def _bare(path: str) -> str:
 
 
 def identity_of(path: str) -> tuple[int, int] | None:
-    """Return device and inode of a file, or None if it does not exist."""
+    """Return the device and the inode of the file at `path`, or None if stat fails."""
     try:
         status = os.stat(path)
     except OSError:
@@ -281,7 +292,10 @@ def identity_of(path: str) -> tuple[int, int] | None:
 
 
 def above(paths: Iterable[RootedPath]) -> set[RootedPath]:
-    """Return the directories of existing paths below their roots, and the roots: all exist."""
+    """Return the roots of `paths`, and every directory between a root and one of the paths.
+
+    If the paths exist, all these directories exist, too, so there is no need to store them.
+    """
     found: set[RootedPath] = set()
     for root, path in paths:
         folder = RootedPath(root, path.rpartition("/")[0] or ".")
@@ -294,17 +308,22 @@ def above(paths: Iterable[RootedPath]) -> set[RootedPath]:
 def same(
     inodes: Mapping[RootedPath, Sequence[int]], digests: Mapping[RootedPath, bytes]
 ) -> list[tuple[int, RootedPath]]:
-    """Return a number for each path whose file may also have another path.
+    """Return a number and the path for each file that may have several paths (by links).
 
-    Paths with equal numbers are one file (links); paths with different numbers are different files.
-    `#pragma once` depends on that. Files of different content are different files. So only files of
-    equal content are numbered, and files that were not opened, whose content is unknown.
+    Paths with equal numbers lead to the same file, and paths with different numbers to different
+    files. `#pragma once` depends on that. Files with different contents are certainly different.
+    Therefore only files with equal contents are numbered, and files that were not opened, because
+    their contents are unknown.
+
+    Args:
+        inodes: path -> inode and device, for all files that exist.
+        digests: path -> digest of the content, for the files that were read.
     """
     by_inode: dict[Sequence[int], list[RootedPath]] = {}
     for rooted, inode in inodes.items():
         by_inode.setdefault(inode, []).append(rooted)
     doubtful = {each for paths in alike(digests) for each in paths}
-    # A file that was not opened under this path may have been read under another one.
+    # A file that was not opened under one path may have been read under another path.
     for rooted in inodes.keys() - digests.keys():
         doubtful.update(by_inode[inodes[rooted]])
     numbers: dict[Sequence[int], int] = {}
@@ -312,7 +331,7 @@ def same(
 
 
 def alike(digests: Mapping[RootedPath, bytes]) -> list[list[RootedPath]]:
-    """Return the groups of files that have equal content."""
+    """Return the groups of two or more paths whose files have equal contents."""
     by_digest: dict[bytes, list[RootedPath]] = {}
     for rooted, digest in digests.items():
         by_digest.setdefault(digest, []).append(rooted)
@@ -320,7 +339,7 @@ def alike(digests: Mapping[RootedPath, bytes]) -> list[list[RootedPath]]:
 
 
 def grouped(paths: Collection[RootedPath]) -> Groups:
-    """Return paths by root."""
+    """Return `paths` grouped by root, in sorted order."""
     found = groupby(sorted(paths), key=itemgetter(0))
     return [(root, [rooted.path for rooted in group]) for root, group in found]
 

@@ -13,11 +13,11 @@ from kcache.nvrtc import text_of_log
 class Form(IntEnum):
     """How the stored content of a file represents the paths in it."""
 
-    #: As nvcc wrote them.
+    #: The paths are stored as nvcc wrote them.
     BINARY = 0
-    #: As in `File.path`; for a list of dependencies or source text.
+    #: The paths are stored in the form of `File.path`. Used for text, such as dependency lists.
     TEXT = 1
-    #: As marks of the same length; for a line table.
+    #: The paths are replaced by marks of the same length. Used for files with line tables.
     LINES = 2
 
 
@@ -25,12 +25,13 @@ class File(NamedTuple):
     """What nvcc wrote to one file, or to a standard stream.
 
     Attributes:
-        path: below a root, as `kcache.nvcc.request.Roots.numbered_path` returns it; empty for a
-            standard stream.
-        mode: the file's permissions; for a stream, 1 for standard output, 2 for standard error.
-        is_new: whether nvcc removes an existing file first, instead of writing into it.
-        form: how the content represents paths.
-        content: the bytes.
+        path: the file's path below a root, in the form that `kcache.nvcc.request.Roots` returns
+            from `numbered_path`; empty for a standard stream.
+        mode: the file's permissions; for a standard stream, 1 if it is standard output, or 2 if it
+            is standard error.
+        is_new: whether nvcc removes an existing file at the path first, instead of writing into it.
+        form: how `content` represents paths.
+        content: the bytes, with paths in that form.
     """
 
     path: str
@@ -44,10 +45,11 @@ class Artifact(NamedTuple):
     """What one compile produced; after a failed compile, only the log and the time.
 
     Attributes:
-        ptx, cubin, ltoir: the outputs; None if the target has none of that kind.
+        ptx, cubin, ltoir: the outputs; None for a kind of output that was not produced.
         lowered_names: name expression -> mangled name.
-        raw_log: the compiler's log as it returned it, NULs included; None if it has no text.
-        seconds: wall time of the compile alone, without the wait for a worker.
+        raw_log: the log as the compiler returned it, NUL characters included; None if the log has
+            no text.
+        seconds: wall-clock time of the compile alone, without the wait for a worker.
         files: the files that nvcc wrote, in the order of their modification; empty for NVRTC.
     """
 
@@ -61,7 +63,7 @@ class Artifact(NamedTuple):
 
     @property
     def outputs(self) -> dict[str, bytes]:
-        """The outputs by name, without those that the target does not have."""
+        """The outputs that were produced, by name: `ptx`, `cubin`, `ltoir`."""
         found = {"ptx": self.ptx, "cubin": self.cubin, "ltoir": self.ltoir}
         return {name: data for name, data in found.items() if data is not None}
 

@@ -1,10 +1,11 @@
 """Compiler: compiles one request, and finds out what the result depends on.
 
-Compiles run in worker processes (`workers/`), each known to be clean. This process compiles only if
-no worker can: `KCACHE_WORKERS=0` is set, no interpreter can be started (an embedded or frozen
-program), the working directory was removed, or the request names files of this process. It then
-compiles one request at a time, and the result is not cached, because other code in the process may
-have left state in the same library.
+Compiles run in worker processes (`workers/`), which compile each request as a new process would.
+This process compiles a request itself only if no worker can, for one of these reasons:
+`KCACHE_WORKERS=0` is set, no interpreter can be started (in an embedded or frozen program), the
+working directory was removed, or the request names files that belong to this process. It then
+compiles one request at a time, and the results are not cached, because other code in this process
+may have changed the state of the NVRTC library.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from kcache.util import log
 from kcache.util.forks import after_fork
 
 _INVALID_INPUT, _INVALID_OPTION = 3, 5
-#: How often a compile is repeated because its headers changed. After that, its result is not
-#: cached.
+#: How many times a compile is repeated because its headers changed meanwhile. If they also change
+#: during the last repetition, the result is not cached.
 MAX_REPEATS = 2
 
 
@@ -42,10 +43,10 @@ class Compiled(NamedTuple):
 
     Attributes:
         artifact: what the compile produced.
-        identity: of the library that compiled.
-        version: of the library, (major, minor).
-        trace: what the library asked the operating system; None if that was not recorded.
-        problem: why the result must not be cached; empty if it may be.
+        identity: the identity of the compiler that ran; see `library`.
+        version: the version of that compiler, (major, minor).
+        trace: what the compiler asked the operating system; None if that was not recorded.
+        problem: why the result must not be cached; empty if it may be cached.
     """
 
     artifact: Artifact
@@ -59,9 +60,10 @@ class Limits(NamedTuple):
     """The limits of compiles.
 
     Attributes:
-        workers: how many workers may run at a time; 0 for none, None for one per usable core.
-        timeout: seconds that a compile may take; None for no limit.
-        slots: bound the compiles of all processes that share a directory; None for no bound.
+        workers: how many workers this process may run at a time; with 0, it compiles without
+            workers. None leaves the limit as it is, by default one worker for each usable core.
+        timeout: how many seconds a compile may take; None for no limit.
+        slots: these limit the compiles of all processes that share a directory; None for no limit.
     """
 
     workers: int | None = None
@@ -72,11 +74,12 @@ class Limits(NamedTuple):
 def compile_tracked(
     request: Request, digests: FileDigests, limits: Limits
 ) -> tuple[Compiled, DependencySet | None]:
-    """Compile a request, and find out what the result depends on.
+    """Compile `request`, and return the result with its dependency set.
 
-    Returns the result, and the dependency set that leads to it, which holds now. The set is None
-    for a self-contained request, or if the result has a problem. `digests` is the process's memory
-    of file contents. Raises the errors of `compile_request`.
+    If headers change during the compile, it is repeated, at most `MAX_REPEATS` times. After the
+    compile, the files on disk matched the returned dependency set. It is None if the request is
+    self-contained, or if the result must not be cached (see `Compiled.problem`). The digests of the
+    headers that were read are added to `digests`. Raises the same errors as `compile_request`.
     """
     run: Compiled | None = None
     for _ in range(1 + MAX_REPEATS):
@@ -86,7 +89,7 @@ def compile_tracked(
         except CompileError:
             if run is None:
                 raise
-            break  # it compiled a moment ago, so a header is being changed
+            break  # the compile before this one succeeded, so a header is being changed
         artifact, trace = run.artifact, run.trace
         if run.problem or trace is None:
             return run, None
@@ -105,21 +108,21 @@ def compile_tracked(
         dependency_set = DependencySet(answers.encode())
         if dependency_set.holds(request, digests):
             return run, dependency_set
-        log.debug("headers of %s changed during the compile: once more", request.source_name)
+        log.debug("headers of %s changed during the compile; it is repeated", request.source_name)
     assert run is not None
     return run._replace(problem="headers changed during the compile"), None
 
 
 def _unusable(request: Request, trace: Trace, answers: Answers) -> str:
-    """Return why a result must not be cached, or nothing."""
+    """Return why the result of a compile must not be cached, or an empty text if it may be."""
     if not request.has_usable_name:
-        return f"NVRTC takes the source's name {request.source_name!r} for something else"
+        return f"NVRTC does not treat the source's name {request.source_name!r} as a file name"
     if any(each.startswith(places.CLOCK) for each in trace.found):
         return "its LTOIR may show the date or the time of its compile"
-    # Two names of texts might be one file.
+    # If files exist at the names of two in-memory texts, both might be the same file.
     there = sum(each.kind == PathKind.FILE for each in trace.files.values())
     if request.self_contained and (there > 1 or not answers.has_names_only()):
-        return "it reads files or variables although its text and its options show none"
+        return "it looks for files or variables, although its source and its options name none"
     return ""
 
 
@@ -127,15 +130,20 @@ def compile_request(
     request: Request,
     limits: Limits = Limits(),  # noqa: B008  immutable
 ) -> Compiled:
-    """Compile a request with a poisoned clock; then with the true one, if the result depends on it.
+    """Compile `request` in a worker, or in this process if no worker can compile it.
 
-    Threads: safe; each compile has a worker of its own. Fork, crash: see `workers.pool`.
+    The worker first compiles with a poisoned clock, which shows whether the result depends on the
+    date or the time (see `workers.recorder`). If it does, the worker compiles again with the true
+    clock, and the result must not be cached.
+
+    Threads: May be called from several threads at the same time, because each compile has a worker
+    of its own. Fork, crash: See `workers.pool.WorkerPool`.
 
     Raises:
-        CompilerNotFoundError: NVRTC is not installed.
+        CompilerNotFoundError: NVRTC is not installed or can't be loaded.
         CompileOptionError: the compiler rejected an option or the architecture.
-        CompileError: the compiler rejected the source, crashed, or exceeded the timeout; `.log` has
-            its whole log.
+        CompileError: the compiler rejected the source, crashed or exceeded the timeout. The error's
+            attribute `log` is the compiler's whole log.
     """
     caller = request.caller
     path = library.require().path if caller is None else caller.library
@@ -144,7 +152,7 @@ def compile_request(
     if request.search.directory == NO_DIRECTORY:  # no worker can enter it
         return _compile_here(request, path, "the working directory was removed")
     if _names_own_files(request):
-        return _compile_here(request, path, "it names files of this process")
+        return _compile_here(request, path, "it names files that belong to this process")
     pool = shared(limits.workers)
     try:
         ask = _ask(request)._replace(clock=request.key, slots=limits.slots)
@@ -163,18 +171,23 @@ def compile_request(
 
 
 def _names_own_files(request: Request) -> bool:
-    """Return whether a request names files that are different or missing in a worker."""
-    if request.caller is not None:  # checked by the code that made the request
+    """Return whether `request` names files that only this process has, such as `/proc/self/fd/3`.
+
+    In a worker, such a path leads to another file, or to none.
+    """
+    if request.caller is not None:  # the code that made the request has checked this
         return False
     texts = (*request.texts, *request.search.prefixes, *request.options.flags())
     return any(are_own_files(text.encode("utf-8", "surrogateescape")) for text in texts)
 
 
 def hello(path: str | None = None) -> Hello:
-    """Return the description of the NVRTC at `path`, by default the one that compiles.
+    """Return the identity, version and architectures of the NVRTC library at `path`.
+
+    By default, `path` is the library that compiles.
 
     Raises:
-        CompilerNotFoundError: NVRTC is not installed.
+        CompilerNotFoundError: NVRTC is not installed or can't be loaded.
     """
     path = path or library.require().path
     try:
@@ -187,7 +200,7 @@ def hello(path: str | None = None) -> Hello:
 
 
 def _ask(request: Request) -> Ask:
-    """Return the request to a worker."""
+    """Return the message that asks a worker to compile `request`."""
     environment = {} if request.caller is None else dict(request.caller.environment)
     return Ask(
         request.source,
@@ -215,10 +228,10 @@ def _answered(request: Request, hello: Hello, reply: Reply) -> Compiled:
 
 
 def _first_error(name: str, log: str) -> str:
-    """Return the first error in a log, with the name that the caller used.
+    """Return the first error message in `log`, beginning with `name`, the name of the source.
 
-    NVRTC puts each name expression on a line of its own file `__nv_name_map`. The message of an
-    error there names the expression instead of that file.
+    NVRTC compiles the name expressions as lines of a file `__nv_name_map`, which the caller does
+    not know. For an error in that file, the returned message quotes the name expression.
     """
     wrong = re.search(
         r"^__nv_name_map\(\d+\): error: (.*)\n *#pragma nv_mangled_name (.*)", log, re.M
@@ -233,7 +246,7 @@ def _failure(request: Request, rejected: Reply, archs: tuple[int, ...]) -> Compi
     code, raw_log, log = rejected.code, rejected.artifact.raw_log, rejected.artifact.log
     name, arch = request.source_name, request.options.target
     if rejected.doing:
-        message = f"{name}: could not {rejected.doing}: {rejected.text}"
+        message = f"{name}: NVRTC could not {rejected.doing}: {rejected.text}"
         return CompileError(message, source_name=name)
     message = _first_error(name, log) or f"{name}: {rejected.text}"
     unknown_arch = "gpu-architecture" in log or "--nv_arch" in log
@@ -244,7 +257,8 @@ def _failure(request: Request, rejected: Reply, archs: tuple[int, ...]) -> Compi
         )
     if unknown_arch and arch is not None:
         known = ", ".join(map(str, archs))
-        message = f"arch: this NVRTC expects sm_ or compute_ {known}, got {arch!r}"
+        expected = f"an architecture of this NVRTC (sm_N or compute_N for N in {known})"
+        message = f"arch: expected {expected}, got {arch!r}"
     return CompileOptionError(message, log=log, source_name=name, result=code, raw_log=raw_log)
 
 
@@ -252,7 +266,7 @@ def _failure(request: Request, rejected: Reply, archs: tuple[int, ...]) -> Compi
 
 
 class _Here:
-    """The compiler in this process: one compile at a time."""
+    """The NVRTC libraries that this process has loaded, and the lock that is held by a compile."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -261,7 +275,10 @@ class _Here:
         after_fork(self)
 
     def after_fork(self) -> None:
-        """Record whether the fork was during a compile: then the compiler's locks stay held."""
+        """Replace the lock in a forked child, and record whether a compile was running at the fork.
+
+        If so, the child can't compile, because the compiler's own locks are never released there.
+        """
         self.forked_inside = self.forked_inside or self.lock.locked()
         self.lock = threading.Lock()
 
@@ -272,7 +289,7 @@ _inside = _Here()
 def _here(path: str) -> Nvrtc:
     if _inside.forked_inside:
         raise CompilerNotFoundError(
-            "NVRTC can't be used in a process that was forked while another thread compiled"
+            "NVRTC can't be used in a process that was forked while another thread was compiling"
         )
     found = _inside.libraries.get(path)
     if found is None:
@@ -289,7 +306,8 @@ def _here(path: str) -> Nvrtc:
 def _compile_here(request: Request, path: str, problem: str) -> Compiled:
     if request.caller is not None:  # its directory and environment are not those of this process
         name = request.source_name
-        raise CompileError(f"{name}: only a worker can compile it: {problem}", source_name=name)
+        message = f"{name}: only a worker can compile it, but {problem}"
+        raise CompileError(message, source_name=name)
     with _inside.lock:
         nvrtc = _here(path)
         reply = nvrtc.compile(_ask(request))

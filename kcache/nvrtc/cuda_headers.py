@@ -1,4 +1,4 @@
-"""CudaHeaders: finds the headers of CUDA on this machine, and the packages of missing ones."""
+"""CudaHeaders: finds installed CUDA headers, and names the packages that contain missing ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _WHEELS = {
     13: ("nvidia/cu13/include",),
     12: ("nvidia/cuda_cccl/include", "nvidia/cuda_runtime/include", "nvidia/cuda_nvcc/include"),
 }
-#: Where else they may be: below a toolkit, or below a conda environment.
+#: Where the headers may be below the directory of a toolkit or of a conda environment.
 _FOLDERS = ("include", "targets/x86_64-linux/include", "targets/sbsa-linux/include")
 #: One header of CCCL (CUB, Thrust, libcu++) and one of the CUDA runtime, to find their folders.
 _PROBES = ("cuda/std/cstddef", "cuda_fp16.h")
-#: Pattern of headers, and the packages that have them, for CUDA 13 and 12.
+#: A pattern of header names, the package that contains these headers for CUDA 13, and the package
+#: for CUDA 12.
 _PACKAGES = (
     (r"(cub|thrust|cuda|nv)/", "nvidia-cuda-cccl", "nvidia-cuda-cccl-cu12"),
     (r"crt/", "nvidia-cuda-crt", "nvidia-cuda-nvcc-cu12"),
@@ -35,21 +36,24 @@ _NOT_FOUND = re.compile(r'(?:could not|cannot) open source file "([^"]+)"')
 def include_paths() -> tuple[str, ...]:
     """Return the directories of the installed CUDA headers, for `CompileOptions(include_paths=)`.
 
-    They hold `cuda_fp16.h`, `cub/...`, `thrust/...`, `cuda/std/...` and the like, which NVRTC does
-    not find by itself. They come from the packages `nvidia-cuda-runtime` and `nvidia-cuda-cccl`,
-    or else from the toolkit that NVRTC is in, a conda environment or another toolkit. A directory
-    that is not installed is left out.
+    The directories contain `cuda_fp16.h`, `cub/...`, `thrust/...`, `cuda/std/...` and the like,
+    which NVRTC does not find by itself. They belong to the packages `nvidia-cuda-runtime` and
+    `nvidia-cuda-cccl`, or else to the toolkit that contains NVRTC, to a conda environment or to
+    another toolkit. The directory of headers that are not installed is left out.
     """
     return tuple(dict.fromkeys(filter(None, map(folder_of, _PROBES))))
 
 
 def folder_of(header: str) -> str | None:
-    """Return the first of CUDA's include directories that contains `header`, or None."""
+    """Return the first of CUDA's include directories that contains `header`; None if none does."""
     return next((path for path in _folders() if os.path.isfile(os.path.join(path, header))), None)
 
 
 def hint(log: str) -> str:
-    """Return what to do if a log says that a header of CUDA is missing; else an empty text."""
+    """Return advice on how to find the CUDA header that `log` reports as missing.
+
+    The advice is an empty text if no header is missing, or if the header is not one of CUDA.
+    """
     missing = _NOT_FOUND.search(log)
     if missing is None:
         return ""
@@ -65,7 +69,7 @@ def hint(log: str) -> str:
 
 
 def _folders() -> Iterator[str]:
-    """Yield directories that may hold headers, those of the CUDA version of NVRTC first."""
+    """Yield the directories that may contain CUDA headers, first those for NVRTC's CUDA version."""
     for folder in _trees():
         yield os.path.join(folder, "cccl")  # since CUDA 13
         yield folder
@@ -76,14 +80,14 @@ def _trees() -> Iterator[str]:
         for entry in library.site_packages():
             yield from (os.path.join(entry, folder) for folder in _WHEELS[major])
     found = library.find()
-    if found is not None:  # in a toolkit: in `lib64`, or in `targets/x86_64-linux/lib`
+    if found is not None:  # a toolkit has NVRTC in `lib64` or in `targets/x86_64-linux/lib`
         yield os.path.join(os.path.dirname(os.path.dirname(found.path)), "include")
     for root in (*environment.values(library.CONDA, *library.TOOLKITS), library.TOOLKIT):
         yield from (os.path.join(root, folder) for folder in _FOLDERS)
 
 
 def _major() -> int:
-    """Return the major version of NVRTC by the name of its file, or 13 if there is no NVRTC."""
+    """Return the major CUDA version in the name of NVRTC's file, or 13 if NVRTC is not found."""
     found = library.find()
     path = "" if found is None else found.path
     return 12 if ".so.12" in path or "_120_" in path else 13

@@ -1,7 +1,7 @@
-"""Entries: reads, checks and describes the entries of a backend, without recording a use of them.
+"""Entries: reads, checks and describes the entries of a backend; this does not count as a use.
 
-All functions read through `Backend.scan` and `Backend.get`, one payload at a time, and change
-nothing. Entries that vanish meanwhile are left out; damaged entries are described as such.
+All functions read through `Backend.scan` and `Backend.get`, one entry at a time, and change
+nothing. Entries that are deleted meanwhile are left out; damaged entries are described as such.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kcache.nvrtc.request import title_of
 if TYPE_CHECKING:
     from kcache.entry import JSON
 
-#: Kinds of entries. `OTHER` is an undamaged entry of another version or program, or of an unknown
-#: kind. `UNREADABLE` is an entry that the medium does not return.
+#: Kinds of entries. An `OTHER` entry is undamaged, but was written by another version or program,
+#: or its kind is unknown. An `UNREADABLE` entry can't be read from the backend (an I/O error).
 KERNEL, MANIFEST, OTHER = "kernel", "manifest", "other"
 DAMAGED, UNREADABLE = "damaged", "unreadable"
 
-#: Exceptions that reading a foreign entry may raise.
+#: Exceptions that may be raised by reading an entry that kcache did not write.
 _FORGED = (LookupError, TypeError, ValueError, ArithmeticError, RecursionError, MemoryError)
 
 
@@ -37,18 +37,19 @@ class Item(NamedTuple):
     """The description of one entry.
 
     Attributes:
-        key: 64 hexadecimal digits.
-        size: stored bytes.
-        used: last recorded use, seconds since the epoch.
+        key: the entry's key, 64 hexadecimal digits.
+        size: the stored size in bytes, as `Backend.usage` counts it.
+        used: the time of the last recorded use, in seconds since the epoch.
         kind: one of `KERNEL`, `MANIFEST`, `OTHER`, `DAMAGED` and `UNREADABLE`.
-        problem: why lookups ignore the entry; empty if they do not.
-        source_name: name of a kernel's source. This and the following are empty if unknown.
-        names: of its kernels: name expressions, or the names in the module.
-        arch: its target.
-        created: seconds since the epoch, or None.
-        compile_seconds: time of its compile, or None.
-        flags: options of its compile without the target.
-        compiler: identity of the compiler.
+        problem: why lookups ignore the entry; empty if they use it.
+        source_name: the name of the kernel's source. This attribute and the following ones are
+            empty if they are unknown, or if the entry is not a kernel.
+        names: the names of all its kernels: name expressions first, then names in the module.
+        arch: the target architecture.
+        created: when it was compiled, in seconds since the epoch; None if unknown.
+        compile_seconds: how long the compile took, in seconds; None if unknown.
+        flags: the options of the compile without the target.
+        compiler: the identity of the compiler.
     """
 
     key: str
@@ -66,19 +67,22 @@ class Item(NamedTuple):
 
     @property
     def title(self) -> str:
-        """See `title_of`."""
+        """The source's name and the names of the kernels, as `title_of` combines them."""
         return title_of(self.source_name, self.names)
 
 
 class Opened(NamedTuple):
-    """An item, and the entry itself if it is sound."""
+    """The description of an entry, and the entry itself, or None if the entry can't be used."""
 
     item: Item
     entry: Entry | None
 
 
 def look_into(backend: Backend, info: EntryInfo) -> Opened | None:
-    """Read and check one entry, a manifest down to its dependency sets; None if it is gone."""
+    """Read, check and describe one entry; return None if it no longer exists.
+
+    If the entry is a manifest, its dependency sets are checked, too.
+    """
     try:
         blob = backend.get(info.key)
     except BackendError as error:
@@ -88,7 +92,7 @@ def look_into(backend: Backend, info: EntryInfo) -> Opened | None:
 
 
 def look_at(blob: bytes, info: EntryInfo) -> Opened:
-    """Check and describe an entry that was read, as `look_into` does."""
+    """Check and describe the entry in `blob`, which `Backend.get` returned, as `look_into` does."""
     item = _item(info)
     try:
         entry = decode(blob, info.key, producer=PRODUCER.encode())
@@ -125,7 +129,10 @@ def items(backend: Backend) -> Iterator[Item]:
 
 
 def describe(item: Item, metadata: Mapping[str, JSON]) -> Item:
-    """Return `item` with the fields of an entry's metadata, which may have any content."""
+    """Return a copy of `item` with the kind and the other values in an entry's `metadata`.
+
+    The metadata may have any content: a value of a wrong type is treated as unknown.
+    """
     kind = metadata.get("kind")
     if kind == MANIFEST:
         return item._replace(kind=MANIFEST)
@@ -142,7 +149,7 @@ def describe(item: Item, metadata: Mapping[str, JSON]) -> Item:
 
 
 def matching(backend: Backend, prefixes: Iterable[str]) -> dict[str, list[EntryInfo]]:
-    """Return the entries whose keys begin with each prefix, sorted by key.
+    """Return, for each of `prefixes`, the entries whose keys begin with it, sorted by key.
 
     Raises:
         BackendError: the entries can't be listed.
@@ -156,7 +163,7 @@ def matching(backend: Backend, prefixes: Iterable[str]) -> dict[str, list[EntryI
 
 
 def unique_length(keys: Iterable[str], *, least: int = 8) -> int:
-    """Return how many digits, at least `least`, distinguish these keys."""
+    """Return how many leading digits distinguish `keys` from each other, but at least `least`."""
     pairs = pairwise(sorted(keys))
     alike = (len(os.path.commonprefix(pair)) for pair in pairs)  # noqa: RUF071  digits, no paths
     return max(least, 1 + max(alike, default=0))
@@ -175,10 +182,11 @@ def would_evict(backend: Backend, goal: int | None, *, since_ns: float = 0) -> t
     """Return how many entries and bytes a trim would evict. Nothing is evicted.
 
     Args:
-        backend: has the entries.
-        goal: how many bytes may be kept; None for all entries that are not too old.
-        since_ns: entries last used before this time, in nanoseconds since the epoch, are evicted in
-            any case.
+        backend: the backend with the entries.
+        goal: the trim ends when the entries have at most this many bytes; None to evict only the
+            entries that are too old.
+        since_ns: a time in nanoseconds since the epoch. Entries that were last used before this
+            time are too old, and are evicted in any case.
 
     Raises:
         BackendError: the entries can't be listed.

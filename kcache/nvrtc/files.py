@@ -1,4 +1,4 @@
-"""FileDigests: compares files with their digests, and trusts a file whose status is the same.
+"""FileDigests: compares files with their digests, and trusts a digest while the status is the same.
 
 A digest is trusted without reading the file again while size, mtime, ctime, inode and device are
 the same as when the digest was made. A program can't set ctime back. There is one exception: a file
@@ -7,9 +7,10 @@ because another change within the granularity of the clock would not show. (Git 
 its index, see "Racy Git" in git's documentation.)
 
 What another process has verified is trusted only on file systems with a change time that nobody can
-set; see `FileSystem.keeps_change_time`. The builder of an image chooses the times of its files, and
-two images often have the same times, inodes and devices, also below a writable overlay. There, each
-process reads a file once, and then trusts its own reads.
+set; see `FileSystem.keeps_change_time`. Container images are different: whoever builds an image
+chooses the times of its files, and two images often have the same times, inodes and devices, even
+below a writable overlay. On such file systems, each process reads each file once, and then trusts
+only its own reads.
 """
 
 from __future__ import annotations
@@ -32,31 +33,32 @@ from kcache.util.mounts import file_system
 #: size, mtime_ns, ctime_ns, inode, device.
 Stamp: TypeAlias = tuple[int, int, int, int, int]
 
-#: Two seconds, the coarsest timestamps in use (FAT).
+#: Two seconds, the resolution of the coarsest timestamps in use (FAT).
 FRESH_NS = 2_000_000_000
-#: The stamp of a missing file.
+#: The stamp of a missing file, or of a file whose status does not prove that it is unchanged.
 NO_STAMP: Stamp = (0, 0, 0, 0, 0)
 #: The number of bytes of a digest.
 SIZE = 16
 _MAX_FILES = 65_536
-#: A larger header, in bytes, is not compared. A kernel that includes it is compiled each time.
+#: A header with more bytes than this is not compared. A kernel that includes such a header is
+#: compiled each time.
 LARGEST = 1 << 30
 #: How many bytes are read at a time from a file that is larger than its status reports.
 _PIECE = 1 << 20
-#: Directories with the state of the system. Their files are not read here, and a compile that reads
-#: them is not cached; see `workers/virtual_files.py`.
+#: Directories whose files show the state of the system and of processes. These files are not read
+#: here, and a compile that reads them is not cached; see `workers/virtual_files.py`.
 OF_PROCESSES = ("/proc/", "/sys/")
-#: The flags with which a file is opened. Opening a pipe must not block.
+#: The flags for opening a file to read it. With them, opening a pipe does not block.
 READ_ONLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 _COARSE = 5  # CLOCK_REALTIME_COARSE of clock_gettime(2); Python has no name for it
 
 
 class PathKind(StrEnum):
-    """What is at a path that the compiler asked for."""
+    """What exists at a path that the compiler has looked for."""
 
     MISSING = "-"
-    #: Missing, and the compiler tried to open it.
+    #: Nothing exists at the path, and the compiler has tried to open it.
     NOT_OPENED = "a"
     FILE = "f"
     DIRECTORY = "d"
@@ -65,9 +67,10 @@ class PathKind(StrEnum):
 
 
 def file_clock_ns() -> int:
-    """Return the time that a file changed now would get, nanoseconds since the epoch.
+    """Return the timestamp that a file would get if it changed now, in ns since the epoch.
 
-    On Linux that is the coarse clock, which steps every 1 to 10 ms and never runs ahead.
+    On Linux, timestamps of files come from the coarse clock. It advances every 1 to 10 ms, and is
+    never ahead of the precise clock.
     """
     if sys.platform == "linux":
         return time.clock_gettime_ns(_COARSE)
@@ -75,23 +78,24 @@ def file_clock_ns() -> int:
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """Return the part of a file's status that changes whenever the file does."""
+    """Return the part of a file's status that changes whenever the file changes."""
     return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
 
 
 @lru_cache(maxsize=64)
 def durable(paths: tuple[str, ...], stamps: tuple[Stamp, ...]) -> tuple[Stamp, ...]:
-    """Return the stamps that another process may trust, and `NO_STAMP` in place of the others.
+    """Return `stamps` with `NO_STAMP` in place of each stamp that other processes must not trust.
 
-    The result is cached, because finding it takes as long as checking 50 files. It is cached by
-    paths and stamps, not by devices, because the number of a device is reused after an unmount: the
-    files of another file system have other inodes and times.
+    A stamp may be trusted if the file system of its file, at the same position in `paths`, keeps a
+    change time that nobody can set. The result is cached, because computing it takes as long as
+    checking 50 files. The cache's keys are paths and stamps instead of devices, because the number
+    of a device is reused after an unmount, when a file has another inode and other times.
     """
     trusted: dict[int, bool] = {NO_STAMP[4]: False}
     found: list[Stamp] = []
     for path, stamp in zip(paths, stamps, strict=False):
         device = stamp[4]
-        # Only a path whose file is on the device now shows the device's file system.
+        # A path shows the file system of a device only if its file is on this device now.
         if device not in trusted and _device_of(path) == device:
             trusted[device] = file_system(path).keeps_change_time
         found.append(stamp if trusted.get(device) else NO_STAMP)
@@ -105,41 +109,46 @@ def _device_of(path: str) -> int:
 
 
 class FileDigests:
-    """The contents of files, as XXH3-128 digests of 16 bytes.
+    """Digests of the contents of files (XXH3-128, 16 bytes).
 
-    For each path that this process has read, it remembers the digest, and the stamp that the file
-    had at that time.
+    For each path that was read, the object remembers the digest, and the stamp that the file had
+    when it was read. At most `_MAX_FILES` paths are remembered.
 
-    Threads: safe to share. Bounded: at most `_MAX_FILES` files are remembered.
+    Threads: All methods may be called from several threads at the same time.
 
     Args:
-        clock: returns the time that a file changed now would get; None for `file_clock_ns`.
+        clock: returns the timestamp that a file would get if it changed now; by default
+            `file_clock_ns`.
     """
 
     def __init__(self, clock: Callable[[], int] | None = None) -> None:
         self.clock = clock or file_clock_ns
         self._known: dict[str, tuple[Stamp, bytes]] = {}
-        #: How often a file had to be read because its status proved nothing.
+        #: How often a file or a directory had to be read because its status did not prove that it
+        #: was unchanged.
         self.reads = 0
 
     def read(self, path: str, status: os.stat_result) -> tuple[Stamp, bytes]:
-        """Read a file; return the stamp under which its digest may be trusted, and the digest.
+        """Read the file at `path`; return its stamp and the digest of its content.
 
-        A forged manifest may name any path. So this does not open files that no compile records:
-        devices, pipes, and the system's own files such as those in /proc. Some of these never end,
-        some block, and some have effects when they are opened.
+        The digest may be trusted while the file has this stamp. If no stamp would show a change,
+        `NO_STAMP` is returned instead.
+
+        A forged manifest may name any path. Therefore this method opens no files that a compile
+        never records: devices, pipes, and files in /proc and /sys. Some of these never end, some
+        block the reader, and some have effects when they are opened.
 
         Args:
-            path: of the file.
-            status: of the file, a moment ago.
+            path: the path of the file.
+            status: the status of the file a moment ago.
 
         Raises:
-            OSError: the file can't be read, or can't be a header.
+            OSError: the file can't be read, or is of a kind or a size that no header has.
         """
         self.reads += 1
         now = self.clock()
         if os.path.normpath(path).startswith(OF_PROCESSES):
-            raise OSError(f"{path} is a file of the system's own")
+            raise OSError(f"{path} is in /proc or /sys, so it can't be a header")
         _require_regular(path, status)
         fd = os.open(path, READ_ONLY)
         try:
@@ -154,10 +163,9 @@ class FileDigests:
         return self.remember(path, before if unchanged else NO_STAMP, digest, now)
 
     def digest(self, path: str, status: os.stat_result) -> bytes:
-        """Return the digest of a file that has this status; read the file only if necessary.
+        """Return the digest of the file at `path`; read the file only if it may have changed.
 
-        Raises:
-            OSError: as `read`.
+        `status` is the present status of the file. Raises the same errors as `read`.
         """
         known = self._known.get(path)
         if known is None or known[0] != stamp_of(status):
@@ -165,10 +173,11 @@ class FileDigests:
         return known[1]
 
     def remember(self, path: str, stamp: Stamp, digest: bytes, read_at: int) -> tuple[Stamp, bytes]:
-        """Remember a digest with its stamp, and return both.
+        """Remember the digest and the stamp of the file at `path`, and return both.
 
-        If the file was fresh when it was read, the stamp would not show a change. Then nothing is
-        remembered, and the returned stamp is `NO_STAMP`.
+        `read_at` is the time, by `clock`, just before the file was read. If the file had been
+        changed shortly before, the stamp might not show another change (see `is_fresh`). Then
+        nothing is remembered, and the returned stamp is `NO_STAMP`.
         """
         if is_fresh(stamp, read_at):
             return NO_STAMP, digest
@@ -184,13 +193,13 @@ class FileDigests:
         stored: Iterable[Stamp],
         verified: list[Stamp],
     ) -> Iterator[str]:
-        """Yield the paths whose files are missing or no longer have their digest.
+        """Yield each path whose file can't be read or no longer has its digest.
 
         Args:
-            paths: of the files.
-            digests: the digests of the files, one after the other.
+            paths: the paths of the files.
+            digests: the digests of the files in the same order, one after the other.
             stored: the stamp that each file had when its digest was last verified, or `NO_STAMP`.
-            verified: gets the present stamp of each file that has its digest.
+            verified: to this list, the present stamp of each file that has its digest is appended.
         """
         get, stat_ = self._known.get, os.stat
         for at, path, stamp in zip(itertools.count(0, SIZE), paths, stored, strict=False):
@@ -213,7 +222,7 @@ class FileDigests:
 
 
 def is_fresh(stamp: Stamp, read_at: int) -> bool:
-    """Return whether a change since `read_at` might not show in the stamp."""
+    """Return whether the stamp might stay the same if its file changed after `read_at`."""
     return stamp == NO_STAMP or max(stamp[1], stamp[2]) >= read_at - FRESH_NS
 
 
@@ -221,18 +230,18 @@ def _require_regular(path: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(f"{path} is not a regular file")
     if status.st_size > LARGEST:
-        raise OSError(f"{path} is too large for a header, which has at most {LARGEST} bytes")
+        raise OSError(f"{path} is too large for a header: expected at most {LARGEST} bytes")
 
 
 def content_of(fd: int, size: int) -> bytes:
-    """Return the content of a regular file whose size was `size` a moment ago.
+    """Return the content of the open regular file `fd`, which had `size` bytes a moment ago.
 
     Raises:
-        OSError: it can't be read, or is too large.
+        OSError: the file can't be read, or is too large.
     """
     content = os.read(fd, min(size, LARGEST) + 1)
     while len(content) != size and (more := os.read(fd, _PIECE)):
         content += more
         if len(content) > LARGEST:
-            raise OSError(f"the file is too large for a header, which has at most {LARGEST} bytes")
+            raise OSError(f"the file is too large for a header: expected at most {LARGEST} bytes")
     return content

@@ -1,8 +1,9 @@
 """Library: finds the NVRTC library of this machine, and identifies its code.
 
-The identity of a compiler is the GNU build id of libnvrtc and of its builtins library, because
-patch releases report one version and generate different code. It is read from the files without
-loading them, so that a cache hit starts no compiler.
+The identity of a compiler consists of the GNU build ids of libnvrtc and of its builtins library.
+The version would not suffice, because patch releases generate different code but report the same
+version. The build ids are read from the files without loading them, so that a cache hit starts no
+compiler.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from kcache import environment
 from kcache.errors import CompilerNotFoundError
 from kcache.util.hints import how_to_install
 
-#: Where the wheels put the library, below a site-packages directory; the newest first, like in
+#: Where the wheels put the library, below a site-packages directory. The newest comes first, as in
 #: cuda.pathfinder.
 _WHEELS = (
     ("nvidia/cu13/lib", "libnvrtc.so.13"),
@@ -33,13 +34,14 @@ _WHEELS = (
     ("nvidia/cuda_nvrtc/bin", "nvrtc64_120_0.dll"),
 )
 _NAMES = ("libnvrtc.so.13", "libnvrtc.so.12")
-#: The first mapping of such a file in /proc/self/maps: start address and path.
+#: Matches the first mapping of a file of NVRTC in /proc/self/maps: its start address and its path.
 _MAPPED = re.compile(
     rb"^([0-9a-f]+)-[0-9a-f]+ \S+ 0+ \S+ \d+ +(/[^\n]*/libnvrtc[^/\n]*\.so[^/\n]*)\n", re.MULTILINE
 )
 _BUILTINS = ("libnvrtc-builtins", "nvrtc-builtins64_")
 _PT_NOTE = 4
-#: Variables that name an environment of conda, and toolkits; and where a toolkit is by default.
+#: The variable that names a conda environment, the variables that name a CUDA toolkit, and the
+#: default directory of a toolkit.
 CONDA, TOOLKITS, TOOLKIT = "CONDA_PREFIX", ("CUDA_PATH", "CUDA_HOME"), "/usr/local/cuda"
 HOW_TO_INSTALL = f"{how_to_install('cu13')} (CUDA 12: cu12)"
 
@@ -49,7 +51,7 @@ class Library(NamedTuple):
 
     Attributes:
         path: real path of the file.
-        identity: text that differs whenever the compiler's code does.
+        identity: text that differs whenever the compiler's code differs.
     """
 
     path: str
@@ -59,32 +61,36 @@ class Library(NamedTuple):
 def find() -> Library | None:
     """Return the library that a compile would use, without loading it, or None if none is found.
 
-    The order is that of cuda.pathfinder: a library that this process has loaded, wheels, conda, the
-    loader's path, `CUDA_PATH`. A worker reports the identity of the library that it has loaded.
+    The order of the search is that of cuda.pathfinder: a library that this process has loaded,
+    wheels, conda, the loader's path, `CUDA_PATH`. In case the file is replaced before a worker
+    loads it, the worker reports the identity of the library that it has loaded.
     """
     return loaded() or next(map(at, _candidates()), None)
 
 
 def require() -> Library:
-    """Return the library that compiles, without loading it.
+    """Return the library that a compile would use, without loading it.
 
     Raises:
         CompilerNotFoundError: NVRTC is not installed.
     """
     found = find()
     if found is None:
-        raise CompilerNotFoundError(f"NVRTC is not found: {HOW_TO_INSTALL}")
+        raise CompilerNotFoundError(f"NVRTC was not found: {HOW_TO_INSTALL}")
     return found
 
 
 def loaded() -> Library | None:
-    """Return the library that this process has loaded, or None. Works on Linux only."""
+    """Return the NVRTC library that this process has loaded, or None if there is none.
+
+    On other systems than Linux, the result is always None.
+    """
     path = _loaded_path()
     return None if path is None else at(path)
 
 
 def at(path: str) -> Library:
-    """Return the library in the file at `path`, without loading it."""
+    """Return the path and the identity of the library file at `path`, without loading it."""
     real = os.path.realpath(path)
     folder, builtins = os.path.dirname(real), list[str]()
     with suppress(OSError):
@@ -94,7 +100,7 @@ def at(path: str) -> Library:
 
 
 def mapped() -> dict[str, int]:
-    """Return path -> start address of each file of NVRTC that is mapped into this process."""
+    """Return a mapping path -> start address of the NVRTC files that this process has mapped."""
     try:
         with open("/proc/self/maps", "rb") as file:
             maps = file.read()
@@ -107,7 +113,10 @@ def mapped() -> dict[str, int]:
 
 
 def _loaded_path() -> str | None:
-    """Return the mapped library that compiles; other packages may have loaded their own ones."""
+    """Return the path of the loaded library that compiles, or None if none is loaded.
+
+    Several may be loaded, because other packages may bring their own NVRTC.
+    """
     paths = [path for path in mapped() if not os.path.basename(path).startswith(_BUILTINS)]
     if not paths:
         return None
@@ -145,7 +154,7 @@ def _in(folders: Iterable[str]) -> Iterator[str]:
 
 
 def site_packages() -> list[str]:
-    """Return the directories that cuda.pathfinder searches for wheels; not all of `sys.path`."""
+    """Return the directories that cuda.pathfinder searches for wheels, a part of `sys.path`."""
     folders = site.getsitepackages()
     if site.ENABLE_USER_SITE:
         # After the site-packages of the virtual environment, or before all others if there is none.
@@ -154,7 +163,10 @@ def site_packages() -> list[str]:
 
 
 def _loader_cache() -> Iterator[str]:
-    """Yield the paths in the dynamic loader's cache, whose strings are NUL-terminated."""
+    """Yield the paths of NVRTC libraries that the dynamic loader's cache has and that exist.
+
+    The strings in this cache are NUL-terminated.
+    """
     try:
         with open("/etc/ld.so.cache", "rb") as file:
             cache = file.read()
@@ -168,7 +180,10 @@ def _loader_cache() -> Iterator[str]:
 
 
 def _part(path: str) -> str:
-    """Return the build id of a shared library, or a digest of its content if it has none."""
+    """Return the build id of a shared library, or a digest of its content if it has none.
+
+    If the file can't be read, the result is a text that differs from all other identities.
+    """
     try:
         status = os.stat(path)
         stamp = status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
@@ -182,8 +197,8 @@ def _identity(path: str, *_: int) -> str:
     found = build_id(path)
     if found is not None:
         return found
-    # For AArch64, the builtins of NVRTC 13.5 have no build id, so that a hit reads 7 MB here. XXH3
-    # as for headers, because SHA-256 takes several times as long.
+    # The builtins library of NVRTC 13.5 for AArch64 has no build id, so a hit reads 7 MB here. XXH3
+    # is used, as for headers, because SHA-256 takes several times as long.
     digest = xxhash.xxh3_128()
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(1 << 20):
@@ -192,10 +207,10 @@ def _identity(path: str, *_: int) -> str:
 
 
 def build_id(path: str) -> str | None:
-    """Return the GNU build id of a 64-bit little-endian ELF file, or None if it has none.
+    """Return the GNU build id of a 64-bit little-endian ELF file, or None if there is none.
 
-    It is in a note segment (ELF gABI, "Note Section"; the note is `NT_GNU_BUILD_ID`, type 3, owner
-    `GNU`).
+    The build id is in a note segment (ELF gABI, "Note Section"). Its note has the type
+    `NT_GNU_BUILD_ID`, which is 3, and the owner `GNU`.
     """
     with open(path, "rb") as file:
         head = file.read(64)
