@@ -94,8 +94,11 @@ def values(*names: str) -> list[str]:
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables of this process as they are now."""
-    return dict(os.environ)
+    """Return the environment variables of this process as they are now.
+
+    Other threads may change variables meanwhile: only the copy of a dictionary is atomic.
+    """
+    return {os.fsdecode(name): os.fsdecode(value) for name, value in dict(_RAW).items()}
 
 
 def changed_variables(since: Mapping[str, str]) -> dict[str, str | None]:
@@ -109,7 +112,8 @@ def in_key() -> tuple[str, ...]:
     """Return those of `IN_KEY` that are set, as `NAME=VALUE`; nearly always none."""
     if _none_is_set():
         return ()
-    return tuple(f"{name}={os.environ[name]}" for name in IN_KEY if name in os.environ)
+    now = variables()
+    return tuple(f"{name}={now[name]}" for name in IN_KEY if name in now)
 
 
 def worker_variables() -> dict[bytes, bytes]:
@@ -129,7 +133,7 @@ def remote_variables() -> dict[str, str]:
     """Return those environment variables that clients of remotes read and that are set."""
     return {
         name: value
-        for name, value in os.environ.items()
+        for name, value in variables().items()
         if name in _OF_REMOTES or name.startswith(_OF_OBJECT_STORES)
     }
 

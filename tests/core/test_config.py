@@ -3,13 +3,16 @@
 import json
 import os
 import re
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from core.helpers import fork, python, wait
 
-from kcache import ConfigError, Entry, KernelCache, UnknownBackendError, open_engine
+from kcache import ConfigError, Entry, KernelCache, UnknownBackendError, environment, open_engine
 from kcache.admin.info import Kinds, kinds_in_words
 from kcache.cli.commands.cmd_config import save
 from kcache.config import SAVED, VARIABLES, Config
@@ -228,6 +231,28 @@ with kcache.KernelCache() as cache:
         done = python(code, environ={"KCACHE_DIR": str(place), "KCACHE_LOG": level})
         assert done.returncode == 0, done.stderr
         assert ("cache get failed" in done.stderr) is expected
+
+
+def test_variables_that_another_thread_changes() -> None:
+    """Each compile copies the environment: it raised KeyError once in 400 times."""
+    done, interval = threading.Event(), sys.getswitchinterval()
+
+    def change() -> None:
+        while not done.is_set():
+            os.environ["AWS_CHANGED"] = "1"
+            del os.environ["AWS_CHANGED"]
+
+    with ThreadPoolExecutor(1) as pool:
+        sys.setswitchinterval(1e-5)
+        try:
+            changing = pool.submit(change)
+            for _ in range(3000):
+                environment.variables()
+                environment.remote_variables()
+        finally:
+            sys.setswitchinterval(interval)
+            done.set()
+        changing.result()
 
 
 # -- settings that stay with a directory -----------------------------------------------------------
