@@ -23,7 +23,7 @@ from functools import partial
 from stat import S_ISDIR, S_ISREG
 from typing import NamedTuple, Self
 
-from kcache.util.locks import Backoff, lock, pread, pwrite, release, unlock
+from kcache.util.locks import Backoff, pread, pwrite, release, unlock
 from kcache.util.open_file import NotOursError, OwnFile, open_own
 from kcache.util.path_safety import make_directory
 
@@ -71,7 +71,7 @@ def _unpack(raw: bytes) -> ShardCount | None:
     return ShardCount(*values) if _check(*values) == check else None
 
 
-def open_counters(path: str, make: Callable[[], object]) -> ShardCounters:
+def open_counters(path: str, make: Callable[[], object], patience: Backoff) -> ShardCounters:
     """Open the counters' file for reading and writing; make it if it does not exist.
 
     In a new file, the records of shards that exist already are invalid, so that these shards are
@@ -80,23 +80,24 @@ def open_counters(path: str, make: Callable[[], object]) -> ShardCounters:
     Args:
         path: the file.
         make: called before the file is made; raises OSError if the directory is not a cache.
+        patience: how long to wait for another process that makes the file.
 
     Raises:
         NotOursError: the path leads to something other than a file of kcache.
         TimeoutError: another process that makes the file, or changes a shard, does not finish.
     """
     try:
-        return ShardCounters(open_own(path, os.O_RDWR))
+        file = open_own(path, os.O_RDWR)
     except FileNotFoundError:
         make()
-    file = open_own(path, os.O_RDWR | os.O_CREAT)
-    # A process that opened the empty file may already have locked a shard and counted it.
-    lock(file, 0, _ALL.size, timeout=PATIENCE)
-    if os.fstat(file.fd).st_size < _ALL.size:
-        found, empty = {*os.listdir(os.path.dirname(path))}, _pack(ShardCount(0, 0))
-        records = (bytes(len(empty)) if f"{n:02x}" in found else empty for n in range(SHARDS))
-        pwrite(file.fd, b"".join(records), 0)
-    unlock(file, 0, _ALL.size)
+        file = open_own(path, os.O_RDWR | os.O_CREAT)
+    if os.fstat(file.fd).st_size < _ALL.size:  # no process has locked a shard yet
+        patience.lock(file, 0, _ALL.size)
+        if os.fstat(file.fd).st_size < _ALL.size:
+            found, empty = {*os.listdir(os.path.dirname(path))}, _pack(ShardCount(0, 0))
+            records = (bytes(len(empty)) if f"{n:02x}" in found else empty for n in range(SHARDS))
+            pwrite(file.fd, b"".join(records), 0)
+        unlock(file, 0, _ALL.size)
     return ShardCounters(file)
 
 

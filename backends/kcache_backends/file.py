@@ -362,7 +362,8 @@ class FileBackend(Backend):
         if not self._claimed:
             claim(self._root)
             self._claimed = True
-        return open_counters(f"{self._root}/{_COUNTERS}", partial(claim, self._root))
+        path = f"{self._root}/{_COUNTERS}"
+        return open_counters(path, partial(claim, self._root), self._patience)
 
     # -- small things --------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 import os
 import shutil
 import stat
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,8 +14,9 @@ from core.helpers import QUICK, in_child, key, look, umask
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kcache.util.locks import is_locked
-from kcache.util.open_file import open_own
+from kcache.testing._base import as_threads
+from kcache.util.locks import Backoff, is_locked
+from kcache.util.open_file import OwnFile, open_own
 from kcache_backends import _shards
 from kcache_backends._shards import SHARDS, open_counters
 from kcache_backends.file import FileBackend
@@ -91,6 +94,28 @@ def test_processes_with_one_process_id_use_different_temporary_names(place: Path
     assert len(set(noted.read_text().split())) == 2
 
 
+def test_counters_that_are_just_being_made_are_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that had opened the empty file reported each shard's counter as damaged."""
+    made, found = threading.Event(), list[str]()
+
+    def slow(path: str, flags: int) -> OwnFile:
+        file = open_own(path, flags)
+        if flags & os.O_CREAT:
+            made.set()
+            time.sleep(0.2)
+        return file
+
+    def check() -> None:
+        made.wait(10)
+        found.extend(FileBackend(tmp_path / "file").check())
+
+    monkeypatch.setattr(_shards, "open_own", slow)
+    as_threads(lambda: FileBackend(tmp_path / "file").usage(), check)
+    assert found == []
+
+
 def test_no_shard_is_written_while_the_counters_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,5 +128,5 @@ def test_no_shard_is_written_while_the_counters_are_made(
         return write(fd, data, at)
 
     monkeypatch.setattr(_shards, "pwrite", pwrite)
-    open_counters(path, lambda: None).file.close()
+    open_counters(path, lambda: None, Backoff(1.0)).file.close()
     assert locked == [True] * SHARDS
