@@ -124,6 +124,20 @@ def test_an_idle_worker_that_was_killed_does_not_end_a_program_with_sigpipe(tmp_
     assert said == ["False", "True set()"]
 
 
+def test_idle_workers_that_were_killed_fail_no_compile(cache: KernelCache) -> None:
+    """Two of them, as the kernel kills for lack of memory, counted as two crashes of a compile."""
+    kernels = [(KERNEL.replace("V", str(n)), (), ARCH) for n in range(8)]
+    shared = pools.shared(2)
+    while len(shared.pids()) < 2:
+        cache.compile_many(kernels, jobs=2)
+        cache.clear()
+    killed = shared.pids()
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    agreed(cache, KERNEL.replace("V", "9"))
+
+
 @too_slow_in_qemu
 def test_two_crashes_of_the_compiler_raise_a_compile_error(cache: KernelCache) -> None:
     shared = pools.shared()

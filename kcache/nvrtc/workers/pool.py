@@ -148,7 +148,7 @@ class WorkerPool:
         self, new: WorkerProcess, directory: str | None, most: int, surplus: list[WorkerProcess]
     ) -> WorkerProcess:
         """Return an idle worker that fits, or `new`; add workers that must end to `surplus`."""
-        surplus += (each for each in self._idle if not each.is_whole())
+        surplus += (each for each in self._idle if each.ended or not each.is_whole())
         for each in surplus:
             del self._idle[each]
         fitting = [each for each in self._idle if each.kind == new.kind]

@@ -223,8 +223,8 @@ class WorkerProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the worker was ended."""
-        return self._process is None or self._process.returncode is not None
+        """Whether the worker has exited, or was never started."""
+        return self._process is None or self._process.poll() is not None
 
     @property
     def pid(self) -> int:
