@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
@@ -220,14 +219,15 @@ class KernelCache:
         """
         if unknown:
             raise unexpected_argument(self.aget_or_compile, unknown, CompileOptions)
-        if self._async is None:
+        front = self._async
+        if front is None:
             with importing:
                 from kcache.kernels.aio import AsyncFront  # noqa: PLC0415  34 ms
 
-            self._async = AsyncFront(self._on_miss(), self._requests)
+            front = self._async = AsyncFront(self._on_miss(), self._requests)
         asked = CompileRequest(source, names, options, headers, extra_key, source_name)
         try:
-            return await self._async.get(asked)
+            return await front.get(asked)
         except CompileError as error:
             error.__traceback__ = None  # as above
             raise
@@ -407,7 +407,6 @@ class KernelCache:
         self._requests.closed = True
         if self._async is not None:
             self._async.close()
-            self._async = None
         if self._resolver is not None:
             self._resolver.close()
         self._tiers.close()
@@ -463,8 +462,9 @@ class KernelCache:
         return self._resolver
 
 
-_shared: KernelCache | None = None
-_opening = threading.Lock()
+#: The cache of `compile`, under no name. If several threads open it at once, one remains: a lock
+#: that a thread holds during a fork would stay locked in the child.
+_shared: dict[None, KernelCache] = {}
 
 
 def compile(
@@ -484,12 +484,9 @@ def compile(
     `fields` are those of `CompileOptions`, such as `arch="sm_90"`; they replace those of `options`.
     The other arguments, the errors and the guarantees are those of `KernelCache.get_or_compile`.
     """
-    global _shared  # noqa: PLW0603
-    if _shared is None:
-        with _opening:
-            _shared = _shared or KernelCache()
+    cache = _shared.get(None) or _shared.setdefault(None, KernelCache())
     if options is None:
         options = CompileOptions(**fields)
     elif fields:
         options = options.replace(**fields)
-    return _shared.get_or_compile(source, names, options, headers=headers, source_name=source_name)
+    return cache.get_or_compile(source, names, options, headers=headers, source_name=source_name)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from kcache.engine.engine import Damaged, Put
@@ -78,14 +77,17 @@ class LocalTier:
         self._peeks = peek
         #: How many files had been read when stamps were last stored.
         self._reads = 0
+        self._digests: FileDigests | None = None
 
-    @cached_property
+    @property
     def digests(self) -> FileDigests:
         """The process's memory of file contents."""
-        with importing:
-            from kcache.nvrtc.files import FileDigests  # noqa: PLC0415  as `manifest_type`
+        if self._digests is None:  # Python 3.11's `cached_property` has a lock, held at a fork
+            with importing:
+                from kcache.nvrtc.files import FileDigests  # noqa: PLC0415  as `manifest_type`
 
-        return FileDigests()
+                self._digests = self._digests or FileDigests()
+        return self._digests
 
     def kernel(
         self, request: Request, key: str, dependency_set: DependencySet | None, damaged: Damaged

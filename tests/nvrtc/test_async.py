@@ -125,6 +125,21 @@ def test_closing_while_tasks_wait(tmp_path: Path, held: Held) -> None:
     cache.close()
 
 
+def test_closing_in_another_thread_during_the_call(
+    cache: kcache.KernelCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `async with` does: it was an AttributeError."""
+    real = kcache.CompileRequest
+
+    def close(*args: Any) -> kcache.CompileRequest:
+        cache.close()
+        return real(*args)
+
+    monkeypatch.setattr("kcache.kernel_cache.CompileRequest", close)
+    with pytest.raises(kcache.ConfigError, match="was closed"):
+        asyncio.run(cache.aget_or_compile(SEVEN, (), ARCH))
+
+
 def test_arguments_may_be_changed_after_the_call(cache: kcache.KernelCache) -> None:
     """What counts is what was asked for, also for others who ask for the same then."""
     source = '#include "v.h"\ntemplate <int N> __global__ void k(int* out) { *out = V + N; }\n'

@@ -139,7 +139,7 @@ def test_a_closed_cache_raises(cache: kcache.KernelCache) -> None:
 @pytest.mark.usefixtures("nvrtc")
 def test_one_line_compiles_and_then_hits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("kcache.kernel_cache._shared", None)
+    monkeypatch.setattr("kcache.kernel_cache._shared", {})
     assert not kcache.compile(SOURCE, arch="sm_80").cached
     assert kcache.compile(SOURCE, arch="sm_80").cached
     file = tmp_path / "guess.cu"

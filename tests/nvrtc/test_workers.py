@@ -439,3 +439,40 @@ os.kill(pid, signal.SIGKILL)
 def test_a_fork_beside_the_start_of_a_worker_holds_up_no_compile(tmp_path: Path) -> None:
     """The child would hold the pipe by which `Popen` learns that the worker has started."""
     assert output_of(FORKS, str(tmp_path)) == "compiled"
+
+
+BESIDE = """
+import importlib, os, signal, sys, threading, time
+import kcache
+module, name, use, place = sys.argv[1:]
+sm_80 = kcache.CompileOptions(arch="sm_80")
+begun, slowed = threading.Event(), importlib.import_module(module)
+real = getattr(slowed, name)
+def slow(*args):
+    begun.set()
+    time.sleep(0.3)
+    return real(*args)
+setattr(slowed, name, slow)
+thread = threading.Thread(target=exec, args=(use, globals()))
+thread.start()
+assert begun.wait(60)
+pid = os.fork()
+if not pid:
+    signal.alarm(20)
+    exec(use)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+thread.join()
+"""
+FIRST_USES = [
+    ("kcache.kernel_cache", "open_configured", "kcache.compile('//', (), sm_80)"),
+    ("kcache.nvrtc.files", "FileDigests", "kcache.KernelCache(place).why('//', (), sm_80)"),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "use"), FIRST_USES)
+def test_a_fork_beside_a_first_use_leaves_no_child_waiting(
+    module: str, name: str, use: str, tmp_path: Path
+) -> None:
+    """The child waited for a lock that a thread of its parent had held at the fork."""
+    output_of(BESIDE, module, name, use, tmp_path, environ={"KCACHE_DIR": str(tmp_path / "cache")})
