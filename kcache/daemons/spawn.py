@@ -63,7 +63,7 @@ def name_of(daemon: Daemon) -> str:
     # One installation has several interpreters (`python`, `python3`), and all are in one folder.
     folder = os.path.realpath(os.path.dirname(sys.executable or "/"))
     parts = (__version__, folder, str(sys.implementation.cache_tag), _ROOT, daemon.module)
-    whole = "\0".join(parts).encode() + b"\0" + daemon.config
+    whole = os.fsencode("\0".join(parts)) + b"\0" + daemon.config
     return f"{daemon.kind}-{hashlib.sha256(whole, usedforsecurity=False).hexdigest()[:16]}"
 
 

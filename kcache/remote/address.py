@@ -57,7 +57,7 @@ _MOST_TEXT = 4096
 #: Separates two addresses. A comma inside an address (the nodes of a cluster) does not match.
 _BETWEEN = re.compile(r"\s*,\s*(?=[A-Za-z][A-Za-z0-9+.-]*://)|\s+")
 #: A host, with or without a port.
-_HOST = re.compile(r"([^:\[\]]+|\[[0-9A-Fa-f:.]+\])(:[1-9][0-9]{0,4})?")
+_HOST = re.compile(r"(?:[^:\[\]]+|\[[0-9A-Fa-f:.]+\])(?::([1-9][0-9]{0,4}))?")
 _ALLOWED = (
     "file:///path, http(s)://host/path, redis(s)://host, redis+cluster://host, valkey://host, "
     "s3://bucket/prefix, gs://bucket/prefix or az://container/prefix, with options such as ?ro"
@@ -181,7 +181,8 @@ def _parse(text: object, name: str) -> Address:
     userinfo, at, location = bare.rpartition("@")
     user, _, password = userinfo.partition(":")
     kind, hosts, path = KINDS[scheme], location.partition("/")[0], unquote(location)
-    given = dict(parse_qsl(query, keep_blank_values=True))
+    pairs = parse_qsl(query, keep_blank_values=True)
+    given = dict(pairs)
     is_layer = kind == "layer"
     allowed = COMMON | OPTIONS[kind]
     unknown = sorted(given.keys() - allowed)
@@ -197,7 +198,7 @@ def _parse(text: object, name: str) -> Address:
         and not (is_layer or scheme.endswith("+cluster")),
         "credentials of object stores come from the environment": at and kind == "objects",
         "the host or its port is wrong": not (is_layer or _are_hosts(hosts)),
-        "an @ follows a ?; write %3F for a ? in a password": _is_password(given),
+        "an @ follows a ?; write %3F for a ? in a password": _is_password(pairs),
         f"no option {' '.join(unknown)[:40]!r}; expected {', '.join(sorted(allowed))}": unknown,
         f"{' '.join(relative)}: expected a path that begins with /": relative,
     }
@@ -217,6 +218,8 @@ def _parse(text: object, name: str) -> Address:
         return found
 
     seconds("lease_seconds", LEASE_SECONDS)
+    for switch in ("leases", "anonymous", "virtual_hosted"):
+        _flag(given, switch, "0", where)
     return Address(
         kind,
         scheme,
@@ -242,21 +245,21 @@ def _shown(scheme: str, rest: str) -> str:
     bare, _, query = rest.partition("?")
     location = bare.rpartition("@")[2][:200]
     hosts = location.partition("/")[0]
-    is_password = _is_password(dict(parse_qsl(query, keep_blank_values=True)))
-    if is_password or (hosts and not _are_hosts(hosts)):
+    if _is_password(parse_qsl(query, keep_blank_values=True)) or (hosts and not _are_hosts(hosts)):
         location = "***"
     return f"{scheme}://{location}"
 
 
 def _are_hosts(hosts: str) -> bool:
-    return all(map(_HOST.fullmatch, hosts.split(",")))
+    found = map(_HOST.fullmatch, hosts.split(","))
+    return all(host is not None and int(host[1] or 1) < 1 << 16 for host in found)
 
 
-def _is_password(given: Mapping[str, str]) -> bool:
+def _is_password(pairs: Iterable[tuple[str, str]]) -> bool:
     """Return whether a query may be the second part of a password that holds a question mark."""
     return any(
         "@" in option or ("@" in value and not option.endswith("_file"))
-        for option, value in given.items()
+        for option, value in pairs
     )
 
 

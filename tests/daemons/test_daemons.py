@@ -315,6 +315,12 @@ def test_a_folder_that_others_can_exchange_holds_no_socket(place: Path) -> None:
         sockets.folder_in(["/" + "x" * 100])
 
 
+def test_an_installation_at_a_path_that_is_not_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = spawn.name_of(DAEMON)
+    monkeypatch.setattr(spawn, "_ROOT", os.fsdecode(b"/opt/\xff"))
+    assert spawn.name_of(DAEMON) != usual
+
+
 def test_a_umask_takes_no_right_from_the_user(place: Path) -> None:
     with umask(0o777):
         folder = Path(sockets.folder_in([str(place)]))

@@ -77,7 +77,8 @@ ftp://h localhost:6379 /opt/kernels file://opt/kernels file:///opt?rw redis:// h
 https://h?ro&rw https://h?unknown=1 redis://h?expire=1&timeout=no redis://h?timeout=0
 redis://h?max_entry=0 redis://h?leases=1&lease_seconds=0 redis://h?leases=1&lease_seconds=3601
 http://h?timeout=1e5 redis://h?lease_seconds=soon redis://h:0 redis://h:banana redis://a,b
-https://h?token_file=here https://h/#x s3://me:hidden@bucket
+https://h?token_file=here https://h/#x s3://me:hidden@bucket redis://h:65536
+redis+cluster://a:1,b:99999 redis://h?leases=maybe s3://b?anonymous=maybe s3://b?virtual_hosted=x
 """
 
 
@@ -97,6 +98,7 @@ def test_invalid_addresses_are_refused(text: str) -> None:
         "redis://me:12?hidden@h/0",
         "redis://me:12?timeout=hidden@h",
         "redis://me:12?a&hid&den@h",
+        "https://me:12?a=den@h&a=1",
         "https://me:hid den@h",
         "redis://:hid,redis://den@h",
         "redis://hid?@h",
