@@ -29,6 +29,8 @@ _TYPE = "application/vnd.oci.image."
 _LAYOUT = {"imageLayoutVersion": "1.0.0"}
 #: Names of processors in OCI images, which are Go's.
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+#: What a malformed archive, and JSON that is nested too deeply, raise.
+_MALFORMED = (tarfile.TarError, RecursionError)
 
 Json = dict[str, Any]
 
@@ -165,7 +167,7 @@ def bundle_at(path: str) -> Generator[str]:
         with tempfile.NamedTemporaryFile(prefix="kcache-") as unpacked:
             try:
                 _unpack(Path(path), unpacked.name)
-            except (LookupError, TypeError, ValueError, OSError, tarfile.TarError) as error:
+            except (LookupError, TypeError, ValueError, OSError, *_MALFORMED) as error:
                 expected = f"expected {BUNDLE} in it, or an OCI image layout with {BUNDLE}"
                 raise BundleError(f"{path}: {expected} ({error})") from error
             yield unpacked.name

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-#: The name of standard output in messages.
-STDOUT = "standard output"
+#: The names of the standard streams in messages.
+STDIN, STDOUT = "standard input", "standard output"
 #: How many digits of a key a message shows.
 SHORT = 12
 #: The outputs of a kernel that a command can write.
@@ -89,20 +89,21 @@ def show(
 def write_stdout(data: bytes) -> None:
     """Write bytes to standard output, to the end."""
     with naming(STDOUT):
-        stream = _binary(sys.stdout)
+        stream = binary(sys.stdout, STDOUT)
         stream.write(data)
         stream.flush()
 
 
 def read_stdin() -> bytes:
     """Return everything that comes through standard input."""
-    with naming("standard input"):
-        return _binary(sys.stdin).read()
+    with naming(STDIN):
+        return binary(sys.stdin, STDIN).read()
 
 
-def _binary(stream: TextIO | None) -> BinaryIO:
-    if stream is None:  # it was closed before Python started
-        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+def binary(stream: TextIO | None, name: str) -> BinaryIO:
+    """Return a standard stream for bytes; raises OSError if it was closed before Python started."""
+    if stream is None:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF), name)
     return stream.buffer
 
 

@@ -48,7 +48,7 @@ def start_of(recorded: Mapping[str, Any], stack: ExitStack) -> Start:
                 with open(moved, "xb") as file:
                     file.write(os.fsencode(text))
         return _made(recorded, lambda text: here.named(start.roots.numbered(text)))
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ConfigError(f"expected a recorded start of nvcc: {error!r}") from error
 
 
@@ -95,14 +95,17 @@ def compile_all(
 
 def _run(client: str, socket: str, start: Start) -> str:
     """Run nvcc by kcache's client; return what it printed."""
-    done = subprocess.run(
-        [client, "--program", start.program, *start.arguments],
-        cwd=start.directory,
-        env={**start.environment, env.SOCKET: socket},
-        umask=start.mask,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT if start.one_stream else subprocess.PIPE,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [client, "--program", start.program, *start.arguments],
+            cwd=start.directory,
+            env={**start.environment, env.SOCKET: socket},
+            umask=start.mask,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if start.one_stream else subprocess.PIPE,
+            check=False,
+        )
+    except (OSError, ValueError) as error:  # such as a NUL in the recording
+        return f"nvcc can't be started: {error}"
     return os.fsdecode(done.stdout + (done.stderr or b""))

@@ -258,8 +258,7 @@ def _are_hosts(hosts: str) -> bool:
 def _is_password(pairs: Iterable[tuple[str, str]]) -> bool:
     """Return whether a query may be the second part of a password that holds a question mark."""
     return any(
-        "@" in option or ("@" in value and not option.endswith("_file"))
-        for option, value in pairs
+        "@" in option or ("@" in value and not option.endswith("_file")) for option, value in pairs
     )
 
 

@@ -61,6 +61,20 @@ def test_through_pipes(run: Run, filled: Path, tmp_path: Path) -> None:
     assert b"kcache: error: what was piped in: it is truncated" in cut.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no sh on Windows")
+@pytest.mark.parametrize(
+    ("command", "closed", "name"),
+    [("verify -", "<&-", "standard input"), ("export -o -", ">&-", "standard output")],
+)
+def test_a_closed_stream(command: str, closed: str, name: str, filled: Path) -> None:
+    line = f'"$0" -P -m kcache bundle {command} {closed}'
+    done = subprocess.run(
+        ["sh", "-c", line, sys.executable], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == f"kcache: error: {name}: Bad file descriptor\n"
+    assert done.returncode == 1
+
+
 @pytest.mark.usefixtures("filled")
 def test_list_and_verify(here: Here, tmp_path: Path) -> None:
     path = tmp_path / "kernels.kcb"
@@ -205,3 +219,5 @@ def test_an_invalid_image_layout_is_named(here: Here, tmp_path: Path) -> None:
     assert told.code == 1
     expected = "expected kernels.kcb in it, or an OCI image layout with kernels.kcb"
     assert f"{tmp_path}: {expected} (expected a SHA-256 digest" in told.err
+    (tmp_path / "index.json").write_text("[" * 200_000)
+    assert f"{tmp_path}: {expected} (" in here("bundle", "check", tmp_path, "--arch", "sm_90").err

@@ -1,5 +1,6 @@
 """Whatever happens to the server, every program gets the right kernel, after a bounded wait."""
 
+import json
 import os
 import signal
 import socket
@@ -334,3 +335,19 @@ def test_threads_that_build_the_libraries_at_once_get_them(tmp_path: Path) -> No
         list(pool.map(build.build, [str(folder)] * 2))
     assert lib.find_usable({env.LIBRARIES: str(folder)}) == str(folder)
     assert os.listdir(tmp_path) == ["libraries"]
+
+
+def test_a_damaged_recording_of_nvcc_is_one_line(dropin: Dropin) -> None:
+    start = {"program": "/bin/true", "directory": "/", "arguments": ["nvcc"], "environment": {}}
+    start |= {"mask": 18, "one_stream": True, "sources": {}}
+    for changed, why in (
+        ({"environment": {"A": "\0"}}, "nvcc can't be started: embedded null byte"),
+        ({"mask": float("inf")}, "expected a recorded start of nvcc: OverflowError"),
+    ):
+        line = json.dumps({"kcache_request": 1, "nvcc": start | changed})
+        (dropin.folder / "k.jsonl").write_text(line)
+        told = dropin.bare(*KCACHE, "warm", "k.jsonl")
+        assert told.code != 0
+        assert told.errors.startswith("kcache: error: ")
+        assert why in told.errors
+        assert told.errors.count("\n") == 1

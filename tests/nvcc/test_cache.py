@@ -137,6 +137,16 @@ def test_a_recording_warms_another_cache(
     assert (service.counts["hits"], service.counts["misses"]) == (1, 0)
     assert service.kcache("warm", "--check", recording, cwd=tmp_path, **elsewhere).returncode == 0
 
+    def is_missing_in_a_bundle(*filters: str) -> bool:
+        export = ("bundle", "export", "-o", "k.kcb", *filters)
+        assert service.kcache(*export, cwd=tmp_path, **elsewhere).returncode == 0
+        check = ("bundle", "check", "k.kcb", "--arch", "sm_90", "--list", recording)
+        told = service.kcache(*check, cwd=tmp_path)
+        return "kernel.cu (sm_90) is missing" in told.stderr
+
+    assert not is_missing_in_a_bundle()
+    assert is_missing_in_a_bundle("--name", "nothing")
+
 
 def test_two_machines_compile_once(service: Service, project: Path, tmp_path: Path) -> None:
     """The second waits for the lease, and gets what the first has uploaded."""

@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from kcache.admin.oci_layout import bundle_at, export_layout
 from kcache.admin.transfer import Pushed, selection
 from kcache.admin.transfer import push as push_to_remotes
 from kcache.cli.commands.cmd_ls import item_json, listing
-from kcache.cli.commands.cmd_warm import cached_ones
+from kcache.cli.commands.cmd_warm import cached_ones, listed, read_wanted
 from kcache.cli.options import (
     cache_options,
     filter_options,
@@ -41,6 +42,9 @@ from kcache.cli.options import (
 )
 from kcache.cli.terminal import (
     SHORT,
+    STDIN,
+    STDOUT,
+    binary,
     notify,
     progress,
     refuse_terminal,
@@ -52,14 +56,13 @@ from kcache.errors import ConfigError
 from kcache.nvrtc.entries import MANIFEST, unique_length
 from kcache.remote.signing import id_of, make_keys, public_part, read_keys, write_keys
 from kcache.util.units import counted, format_size, plain
-from kcache.warm.kernel_list import read_list
 
 #: How many problems are named one by one.
 _NAMED = 5
 
 
 def _source(_context: click.Context, _parameter: click.Parameter, value: str) -> Source:
-    return sys.stdin.buffer if value == "-" else value
+    return binary(sys.stdin, STDIN) if value == "-" else value
 
 
 _file = click.argument("file", type=click.Path(allow_dash=True), metavar="FILE", callback=_source)
@@ -117,7 +120,8 @@ def export(*, output: str | None, oci: str | None, directory: str | None, **chos
         if output is None:
             done = export_layout(cache, target, **chosen)
         else:
-            done = export_bundle(cache, sys.stdout.buffer if output == "-" else output, **chosen)
+            file = binary(sys.stdout, STDOUT) if output == "-" else output
+            done = export_bundle(cache, file, **chosen)
     for item in done.left_out[:_NAMED]:
         notify(f"left out: {item.kind} entry {item.key[:SHORT]}: {plain(item.problem)}")
     if len(done.left_out) > _NAMED:
@@ -223,11 +227,13 @@ def check(*, file: str, archs: tuple[str, ...], list_file: str | None) -> None:
 
 def _missing(path: str, list_file: str, archs: tuple[str, ...]) -> list[str]:
     """Return the kernels of a list that a bundle does not have, each with its target."""
-    wanted = read_list(list_file, archs)
-    with tempfile.TemporaryDirectory(prefix="kcache-") as empty:
-        remote = Path(path).absolute().as_uri()
-        with open_cache(os.path.join(empty, "cache"), remote=remote, on_miss="compile") as cache:
-            cached = cached_ones(wanted, cache)
+    remote = Path(path).absolute().as_uri()
+    with ExitStack() as stack:
+        kernels, starts = read_wanted(list_file, archs, stack)
+        wanted = [*kernels, *map(listed, starts)]
+        empty = stack.enter_context(tempfile.TemporaryDirectory(prefix="kcache-"))
+        cache = open_cache(os.path.join(empty, "cache"), remote=remote, on_miss="compile")
+        cached = cached_ones(kernels, starts, stack.enter_context(cache))
     pairs = zip(wanted, cached, strict=True)
     return [f"list: {each.title} ({each.arch}) is missing" for each, there in pairs if not there]
 

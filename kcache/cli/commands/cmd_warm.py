@@ -60,21 +60,19 @@ def warm(
     """
     if quiet and wants_json():
         raise click.UsageError("--quiet and --json exclude each other.")
-    kernels, recorded = read_list(file, archs), read_starts(file)
-    if not kernels and not recorded:
-        notify(f"warning: {file} lists no kernels")
     config, _ = load_settings(directory, complain=None)
     if not (dry_run or check):
         may_write("warm", directory)
     started = time.perf_counter()
     path = config.directory.value
     with contextlib.ExitStack() as stack:
-        starts = [start_of(each, stack) for each in recorded]
-        wanted = [*kernels, *map(_listed, starts)]
+        kernels, starts = read_wanted(file, archs, stack)
+        wanted = [*kernels, *map(listed, starts)]
+        if not wanted:
+            notify(f"warning: {file} lists no kernels")
         if dry_run or check:
             cache = stack.enter_context(open_cache(path, read_only=True))
-            found = (cache._tiers.hit(each.request) for each in starts)
-            cached = [*cached_ones(kernels, cache), *(each is not None for each in found)]
+            cached = cached_ones(kernels, starts, cache)
             _show_plan(wanted, cached, quiet=quiet)
             raise click.exceptions.Exit(int(check and not all(cached)))
         workers = _workers(config, jobs)
@@ -89,6 +87,13 @@ def warm(
     summary = _summary(made, failed, seconds)
     show("" if quiet else lambda: _table(summary), summary)
     raise click.exceptions.Exit(int(bool(failed)))
+
+
+def read_wanted(
+    file: str, archs: tuple[str, ...], stack: contextlib.ExitStack
+) -> tuple[list[ListedKernel], list[Start]]:
+    """Return what a list has: kernels, and starts of nvcc in directories that `stack` removes."""
+    return read_list(file, archs), [start_of(each, stack) for each in read_starts(file)]
 
 
 # -- compiling -------------------------------------------------------------------------------------
@@ -131,7 +136,8 @@ def _compile(
     return [results[number] for number in range(len(wanted))]
 
 
-def _listed(start: Start) -> ListedKernel:
+def listed(start: Start) -> ListedKernel:
+    """Return a start of nvcc as a kernel of a list."""
     request = start.request
     about = CompileRequest("", (), request.options, source_name=request.source_name)
     return ListedKernel(about, None, request.source_name, (request.key, None))
@@ -230,13 +236,13 @@ def _named(wanted: ListedKernel) -> dict[str, object]:
 # -- a dry run -------------------------------------------------------------------------------------
 
 
-def cached_ones(wanted: list[ListedKernel], cache: KernelCache) -> list[bool]:
-    """Return for each kernel whether a read-only cache, a layer or a remote has it."""
+def cached_ones(wanted: list[ListedKernel], starts: list[Start], cache: KernelCache) -> list[bool]:
+    """Return for each kernel, then for each start of nvcc, whether a cache or its tiers have it."""
     found = [False] * len(wanted)
     for numbers in _by_directory(wanted):
         for number in numbers:
             found[number] = cache.lookup(**wanted[number].request._asdict()) is not None
-    return found
+    return found + [cache._tiers.hit(each.request) is not None for each in starts]
 
 
 def _show_plan(wanted: list[ListedKernel], cached: list[bool], *, quiet: bool) -> None:

@@ -304,7 +304,7 @@ bool kd_server_greet(void) {
     return there;
 }
 
-/* The same text as from `standing` in kcache/dropin/nvrtc_handler.py. */
+/* The same text as from `standing` in kcache/dropin/protocol.py. */
 void kd_put_standing(struct kd_message *message) {
     struct stat root = {0}, space = {0};
     char text[160];
