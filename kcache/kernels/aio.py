@@ -1,4 +1,4 @@
-"""AsyncFront: answers the requests of asyncio tasks, and never blocks an event loop."""
+"""AsyncFront: answers the requests of asyncio tasks without blocking an event loop."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: How many threads look up hits. They never wait for a compile.
+#: Number of threads that look up kernels in the cache. They never wait for a compile.
 _LOOKING = 2
 
 
 class AsyncFront:
-    """Answers requests of any number of event loops from threads of its own.
+    """Answers requests of any number of event loops in its own threads.
 
     Two threads look up kernels in the cache, and one thread for each core compiles, so that no hit
     waits for a compile. Tasks that request the same kernel at the same time wait for one future, so
-    that no thread is blocked by another thread's compile. A cancelled task stops waiting; the
-    compile is finished for the others and for the cache.
+    that no thread is blocked by another thread's compile. A cancelled task stops waiting, but the
+    compile still finishes, for the other tasks and for the cache.
 
-    Threads: safe to share. Fork: a child starts with no threads and no requests.
+    Threads: may be called from several threads at the same time. Fork: a forked child starts
+    without threads and without pending requests.
     """
 
     def __init__(self, resolver: Resolver, requests: Requests) -> None:
@@ -46,7 +47,7 @@ class AsyncFront:
         after_fork(self)
 
     def after_fork(self) -> None:
-        """Start with no threads and no requests, also in a child process."""
+        """Begin without threads and pending requests. Called at first, and in a forked child."""
         #: By key and location of the request: when the compile began, and its future.
         self._pending: dict[tuple[str, str], tuple[float, Future[CompiledKernel]]] = {}
         self._looking = ThreadPoolExecutor(_LOOKING, "kcache-look")
@@ -56,7 +57,8 @@ class AsyncFront:
         """Return the requested kernel.
 
         Raises:
-            ConfigError: an argument is not allowed; CompileError: the compiler rejected the source;
+            ConfigError: an argument is not allowed.
+            CompileError: the compiler rejected the source.
             CompilerNotFoundError: NVRTC is not installed.
         """
         asked, asked_at = _frozen(asked), time.monotonic()
@@ -76,12 +78,15 @@ class AsyncFront:
                 return await asyncio.shield(asyncio.wrap_future(pending))
             with suppress(Exception):
                 await asyncio.shield(asyncio.wrap_future(pending))
-            # A compile that began earlier may have read a header before it was edited.
+            # A compile that began before this call may have read a header that was edited since.
             if request.self_contained or began >= asked_at:
                 return self._shared(pending)
 
     def _shared(self, pending: Future[CompiledKernel]) -> CompiledKernel:
-        """Return the kernel of another task, counted as a hit, or raise a copy of its error."""
+        """Return the result of a finished compile for another task, counted as a hit.
+
+        If that compile failed, raise a copy of its error.
+        """
         tiers, error = self._resolver.tiers, pending.exception()
         if isinstance(error, Exception):
             if isinstance(error, CompileError):
@@ -98,15 +103,19 @@ class AsyncFront:
             raise
 
     def close(self) -> None:
-        """Make the threads end after the pending requests. Returns at once."""
+        """Let the threads end after the pending requests, without waiting for them."""
         self._looking.shutdown(wait=False)
         self._compiling.shutdown(wait=False)
 
 
 def _frozen(asked: CompileRequest) -> CompileRequest:
-    """Return a copy that the caller can't change, for this thread's current GPU."""
+    """Return a copy of `asked` that the caller can't change.
+
+    If `asked` names no architecture, the copy names that of this thread's current GPU, because the
+    thread that handles the request may have another current GPU.
+    """
     names, options, headers = asked.names, asked.options, asked.headers
-    with suppress(ConfigError, AttributeError):  # `Requests` raises the error, with its name
+    with suppress(ConfigError, AttributeError):  # `Requests` raises a clearer error
         options = with_target(options)
     return asked._replace(
         names=tuple(names) if isinstance(names, list) else names,

@@ -1,4 +1,4 @@
-"""Batch: compiles many requests over all cores, each kernel once, and keeps their order."""
+"""Batch: compiles many requests on all cores, each kernel once; the results keep their order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Result: TypeAlias = "CompiledKernel | CompileError"
 def compile_all(
     resolver: Resolver, requests: Sequence[Request], *, jobs: int | None, progress: Progress | None
 ) -> list[CompiledKernel | CompileError]:
-    """Return the result of each request, in order; see `KernelCache.compile_many`."""
+    """Return the kernel or the error of each request, in order; see `KernelCache.compile_many`."""
     if jobs is not None:
         check_int("jobs", jobs, 1)
     groups: dict[tuple[str, str, str], list[int]] = {}
@@ -53,7 +53,7 @@ def compile_all(
 def _results(
     resolver: Resolver, requests: Sequence[Request], groups: Iterable[list[int]], jobs: int | None
 ) -> Iterator[tuple[list[int], _Result]]:
-    """Yield each group of equal requests, by index, and its result: hits first."""
+    """Yield (indices of equal requests, their result) for each group in `groups`, hits first."""
     missing: list[list[int]] = []
     for indices in groups:
         found = resolver.tiers.hit(requests[indices[0]])
@@ -63,14 +63,15 @@ def _results(
             yield indices, found
     if not missing:
         return
-    # Each process compiles in a different order, so that processes with equal requests share them.
+    # Each process compiles in a different order, so that processes with the same requests divide
+    # the compiles among themselves.
     missing.sort(key=lambda indices: hash((os.getpid(), requests[indices[0]].key)))
     futures: dict[Future[_Result], list[int]] = {}
     pool: ThreadPoolExecutor | None = None
     try:
         with suppress(RuntimeError):  # the interpreter is exiting, or no thread can be started
             with importing:
-                from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  fails then
+                from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  fails at exit
 
             pool = ThreadPoolExecutor(min(jobs or usable_cores(), len(missing)), "kcache")
             for indices in missing:
@@ -79,7 +80,7 @@ def _results(
             yield futures[future], future.result()
     finally:
         if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)  # after an exception, some are left
+            pool.shutdown(wait=False, cancel_futures=True)  # an exception leaves pending futures
     for indices in missing[len(futures) :]:
         yield indices, _result(resolver, requests[indices[0]])
 

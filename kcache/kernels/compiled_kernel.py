@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from kcache.nvrtc.search import HeaderSearch
 
 _OUTPUTS = ("ptx", "cubin", "ltoir")
-#: How many kernels of a module `repr` names.
+#: Maximum number of kernels of a module that `repr` names.
 _SHOWN_NAMES = 3
 
 
 class _NoSuchNameError(KeyError):
-    """A name expression does not exist; the message lists those of the kernel."""
+    """A name expression is unknown; the message lists the name expressions of the kernel."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError shows it in quotes
@@ -41,28 +41,30 @@ class _LoweredNames(dict[str, str]):
 
     def __missing__(self, name: object) -> str:
         more = did_you_mean(name, self) if isinstance(name, str) else ""
-        there = ", ".join(map(repr, self)) or "none: it was compiled without names"
-        raise _NoSuchNameError(
-            f"{name!r} is not a name expression of this kernel{more}; expected one of: {there}"
-        )
+        there = ", ".join(map(repr, self))
+        hint = f"expected one of: {there}" if there else "it was compiled without name expressions"
+        raise _NoSuchNameError(f"{name!r} is not a name expression of this kernel{more}; {hint}")
 
 
 class CompiledKernel(NamedTuple):
     """A compiled kernel. Immutable.
 
     Attributes:
-        ptx: PTX, as `bytes` of UTF-8 text (`ptx.decode()` makes a `str` of it) without a NUL at the
-            end. None if the target has none (LTOIR).
-        cubin: machine code, or None if the target has none (`compute_NN`, LTOIR).
-        ltoir: LTOIR, or None unless `lto` was asked for.
+        ptx: PTX, as `bytes` of UTF-8 text without a trailing NUL (`ptx.decode()` returns a `str`).
+            None if the compile produced no PTX, such as with the option `lto`.
+        cubin: machine code. None if the compile produced none, such as for the target `compute_NN`
+            or with the option `lto`.
+        ltoir: LTOIR. None unless the option `lto` was set.
         lowered_names: name expression -> mangled name of the kernel.
-        log: the log of the compile that made it, warnings included, with the paths of this request.
+        log: the log of the compile that produced the kernel, including warnings. Paths in the log
+            are those of this request, even if the kernel was compiled in another directory.
         key: the key that the kernel is cached under, 64 hexadecimal digits.
-        cached: whether it came from the cache.
-        compile_seconds: wall time of the compile that made it, in seconds.
+        cached: whether the kernel came from the cache.
+        compile_seconds: wall time of the compile that produced the kernel, in seconds.
         dependencies: absolute paths of the headers that were read from disk, sorted.
-        raw_log: the same log in the form of NVRTC, with NULs; None if it is empty or unknown.
-        files: the files that nvcc wrote; empty for a kernel of NVRTC.
+        raw_log: the same log as `log`, but as the bytes that NVRTC returns, including NULs. None if
+            the log is empty or unknown.
+        files: the files that nvcc wrote; empty if NVRTC compiled the kernel.
     """
 
     ptx: bytes | None
@@ -78,11 +80,11 @@ class CompiledKernel(NamedTuple):
     files: tuple[File, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to rebuild the kernel, because a read-only mapping can't be pickled."""
+        """Return the data for `pickle`, with a dict: a read-only mapping can't be pickled."""
         return _made, (dict(self.lowered_names), self._replace(lowered_names={})[:])
 
     def __repr__(self) -> str:
-        """Return names, architecture, sizes and key, never the code."""
+        """Return a text with the names, architecture, sizes and key of the kernel, but no code."""
         return f"{type(self).__name__}({', '.join(self._described())})"
 
     def _described(self) -> Iterator[str]:
@@ -98,21 +100,22 @@ class CompiledKernel(NamedTuple):
         yield f"key={self.key[:12]!r}"
 
     def functions(self) -> list[str]:
-        """Return the names of all kernels: name expressions, then the names of other kernels."""
+        """Return all kernels of the module: the name expressions, then the names of the others."""
         named = {*self.lowered_names.values()}
         own = (name for name in kernels_of(self.ptx, self.cubin) if name not in named)
         return [*self.lowered_names, *own]
 
     def load(self, device: int | None = None, name: str | None = None) -> LoadedKernel:
-        """Return the kernel on a GPU, ready to launch; needs the extra `launch` and a driver.
+        """Load the kernel onto a GPU, and return it ready to launch.
 
-        It is loaded once for each context of the process, and stays loaded until the process ends.
-        Later calls take microseconds.
+        This needs the extra `launch` and a driver. The kernel is loaded once for each context of
+        the process, and stays loaded until the process ends. Later calls take microseconds.
 
         Args:
-            device: the device's number; None is the current context's device, otherwise device 0.
-            name: a name expression that it was compiled with, or a kernel's name in the module
-                (mangled, or `extern "C"`); None if the module has only one kernel.
+            device: the number of the device; None for the device of the current context, or device
+                0 if there is no current context.
+            name: a name expression that the kernel was compiled with, or a kernel's name in the
+                module (mangled, or `extern "C"`); None if the module has only one kernel.
 
         Raises:
             ConfigError: the device or the kernel does not exist; the message lists those that do.
@@ -128,7 +131,7 @@ class CompiledKernel(NamedTuple):
 
     @classmethod
     def of(cls, compiled: Compiled, key: str, dependencies: tuple[str, ...] = ()) -> CompiledKernel:
-        """Return the kernel that a compile just made."""
+        """Return the kernel that a compile has just produced, to be stored under `key`."""
         artifact = compiled.artifact
         return cls(
             artifact.ptx,
@@ -145,9 +148,9 @@ class CompiledKernel(NamedTuple):
         )
 
     def to_entry(self, about: Mapping[str, JSON], search: HeaderSearch) -> Entry:
-        """Return the entry that holds this kernel; `about` is added to its metadata.
+        """Return the entry that contains this kernel; its metadata also contains `about`.
 
-        The entry's log has placeholders for the directories of `search`.
+        In the entry's log, placeholders replace the directories of `search`.
         """
         metadata: dict[str, JSON] = {
             "kind": "kernel",
@@ -156,7 +159,7 @@ class CompiledKernel(NamedTuple):
             "functions": [*self.functions()],
             **about,
         }
-        if self.raw_log is not None:  # any bytes, as text for JSON
+        if self.raw_log is not None:  # JSON needs text, but the log may have any bytes
             metadata["log"] = portable_log(search, self.raw_log).decode("latin-1")
         payload = self._outputs()
         if self.files:
@@ -172,15 +175,17 @@ class CompiledKernel(NamedTuple):
     def from_entry(
         cls, entry: Entry, key: str, dependencies: tuple[str, ...], search: HeaderSearch
     ) -> CompiledKernel:
-        """Return the kernel in an entry; its log has the directories of `search`.
+        """Return the kernel in `entry`.
+
+        In its log, the directories of `search` replace the placeholders.
 
         Raises:
-            CorruptEntryError: the entry is not what `to_entry` makes.
+            CorruptEntryError: `entry` does not have the form that `to_entry` returns.
         """
         payload = entry.payload
         files = () if "files" not in entry.metadata else _files(entry)
         if not files and not any(name in payload for name in _OUTPUTS):
-            raise CorruptEntryError("the entry holds no kernel")
+            raise CorruptEntryError("the entry contains no kernel")
         outputs = payload.get("ptx"), payload.get("cubin"), payload.get("ltoir")
         lowered, stored = names_and_log(entry)
         names = MappingProxyType(_LoweredNames(lowered))
@@ -192,10 +197,10 @@ class CompiledKernel(NamedTuple):
 
 
 def _files(entry: Entry) -> tuple[File, ...]:
-    """Return the files in an entry.
+    """Return the files of nvcc that are stored in `entry`.
 
     Raises:
-        CorruptEntryError: the entry is not what `to_entry` makes.
+        CorruptEntryError: the list of files does not have the form that `to_entry` returns.
     """
     with importing:
         from kcache.nvrtc.artifact import File, Form  # noqa: PLC0415  1 ms
@@ -210,7 +215,7 @@ def _files(entry: Entry) -> tuple[File, ...]:
             ):
                 found.append(File(path, mode & 0o777, is_new, Form(form), content))
             case _:
-                raise CorruptEntryError("malformed list of files")
+                raise CorruptEntryError("the entry's list of files is malformed")
     return tuple(found)
 
 

@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from kcache.nvrtc.request import Request
     from kcache.nvrtc.search import HeaderSearch
 
-#: How many clauses of one kind a sentence has; more are counted.
+#: If a request has more causes of one kind than this, a sentence has the first one and counts the
+#: others.
 _MAX_ALIKE = 2
 
 _SETTINGS = {
     "disable": ("disabled", "the cache is neither read nor written"),
-    "recache": ("recache", "everything is compiled, and replaces what is there"),
+    "recache": ("recache", "every kernel is compiled, and replaces the cached one"),
 }
 _EVENTS = {
     "evicted": "it was evicted to stay under the cap",
@@ -41,19 +42,22 @@ _EVENTS = {
     "deleted": "it was deleted",
     "cleared": "the cache was cleared",
     "moved": "the entries were moved to another backend",
-    "refused": "it was found damaged, or of another version, and not used",
-    "rejected": "it was compiled, and not stored: there is no room for it",
+    "refused": "it was found damaged or of another version, and was not used",
+    "rejected": "it was compiled, but not stored, because the cache had no room for it",
     "uncacheable": "it was compiled, and must not be cached",
 }
-#: Events of an entry that was not stored, so that events of all entries did not concern it.
+#: Events of an entry that was not stored. A later event of all entries does not concern the entry.
 _NEVER_STORED = ("rejected", "uncacheable")
 _DIFFERENCES = {
     "changed": ("header_changed", "the header {} changed"),
     "gone": ("header_gone", "the header {} is gone"),
     "appeared": ("header_appeared", "{} is there now, and was not when the compiler looked for it"),
     "vanished": ("header_vanished", "{} is gone, and was there when the compiler looked for it"),
-    "identity": ("header_identity", "two headers of equal content became one file, or two"),
-    "answer": ("header_changed", "the compiler would find something else about {}"),
+    "identity": (
+        "header_identity",
+        "two headers with equal content became one file, or one file became two",
+    ),
+    "answer": ("header_changed", "the compiler would get another result when it looks up {}"),
     "variable": ("variable", "the environment variable {} has another value"),
     "place": ("directory", "the kernel depends on the directory {}"),
     "root": ("include_path", "the include directories differ"),
@@ -71,14 +75,14 @@ class Explanation(NamedTuple):
     """Why a request would be compiled, or that it would not.
 
     Attributes:
-        hit: whether it would be answered from the cache.
+        hit: whether the request would be answered from the cache.
         causes: the causes of the miss, the most certain first; empty for a hit.
         key: the key of the request.
-        near: the entry that the request was compared with; None if no request is similar.
-        kernel: the key of the kernel, as in `kcache ls`; empty if it depends on headers and no
-            dependency set holds now.
-        manifest: the key of the manifest that leads to the kernel; empty if the source includes no
-            headers.
+        near: the entry that the request was compared with; None if there was none to compare with.
+        kernel: the key of the kernel, as in `kcache ls`; empty if the kernel depends on headers and
+            no dependency set matches the present headers.
+        manifest: the key of the manifest, which has the dependency sets of the request; empty if
+            the source includes no headers.
     """
 
     hit: bool
@@ -94,7 +98,7 @@ class Explanation(NamedTuple):
 
     @property
     def clauses(self) -> str:
-        """The causes in one line. Of many of one kind, it has the first and their number."""
+        """The causes in one line; of many causes of one kind, the first and how many more."""
         clauses: list[str] = []
         for _, group in groupby(self.causes, key=lambda cause: cause.kind):
             alike = [cause.what for cause in group]
@@ -107,11 +111,12 @@ class Explanation(NamedTuple):
 def explain(engine: CacheEngine, request: Request, config: Config) -> Explanation:
     """Return why a request would be compiled now. Nothing is changed or compiled.
 
-    If nothing is cached under its key, all entries are read to find the most similar request.
+    If nothing is cached under the request's key, all entries are read to find the most similar
+    request.
 
     Args:
-        engine: of the cache.
-        request: created in the working directory of the compile.
+        engine: the engine of the cache.
+        request: the request, made in the working directory in which it would be compiled.
         config: the settings, some of which bypass the cache.
     """
     found: list[Cause] = []
@@ -142,9 +147,9 @@ class _Set(NamedTuple):
     """One dependency set of the request.
 
     Attributes:
-        differences: between the set and the present state: kind, path, and the header that a new
-            file hides or nothing.
-        key: of the kernel that the set leads to.
+        differences: the differences between the set and the present state. Each has a kind, a path,
+            and the path of the header that a new file hides (otherwise an empty text).
+        key: the key of the kernel that was compiled with this set.
         about: the request that the kernel was compiled for; None if the kernel is missing or
             damaged.
     """
@@ -155,7 +160,7 @@ class _Set(NamedTuple):
 
 
 class _Explainer:
-    """Finds the causes of a miss in what a lookup has found."""
+    """Looks up a request without changing anything, and finds the causes of a miss."""
 
     def __init__(self, engine: CacheEngine, request: Request, config: Config) -> None:
         self._engine = engine
@@ -172,18 +177,18 @@ class _Explainer:
         except BackendError as error:
             self._unreadable = error
         manifest = None if self._found.kernel is not None else self._found.manifest
-        #: The set that differs least first.
+        #: The set with the fewest differences is the first.
         self._sets = [] if manifest is None else [*self._compared(manifest)]
         self._sets.sort(key=lambda each: len(each.differences))
 
     def explanation(self, found: list[Cause]) -> Explanation:
-        """Return the explanation, with the causes that were found before."""
+        """Return the explanation; its first causes are those in `found`."""
         backend, lookup, near = self._engine.backend, self._found, None
         if lookup.kernel is not None:
             return _explanation(self._request, found, kernel=lookup.kernel.key)
         holding = next((each for each in self._sets if not each.differences), None)
         if self._unreadable is not None:
-            what = f"its entry is there, and can't be read ({self._unreadable})"
+            what = f"its entry exists, but can't be read ({self._unreadable})"
             found.append(Cause("unreadable", what))
         elif lookup.damaged:
             found.append(_problem(lookup.damaged[0][1]))
@@ -216,9 +221,10 @@ class _Explainer:
                 yield _Set(differences, key, about)
 
     def _nearest(self) -> Near | None:
-        """Return the kernel of the most similar request, the latest of several; None without one.
+        """Return the kernel of the most similar request, or None if no request is similar.
 
-        Only requests that seem to have the same source are compared. Every entry is read.
+        If several are equally similar, it is the latest one. Only requests that seem to have the
+        same source are compared. Every entry is read.
         """
         best: tuple[int, float] | None = None
         near: Near | None = None
@@ -238,7 +244,7 @@ class _Explainer:
     # -- finding causes ----------------------------------------------------------------------------
 
     def _why_nothing(self, near: Near | None) -> list[Cause]:
-        """Return why there is no entry."""
+        """Return why there is no entry under the request's key."""
         events, about = self._events, self._about
         own, everything = _last(events, self._request.key), _last(events, "")
         if own is not None:
@@ -259,7 +265,7 @@ class _Explainer:
         return Cause("lost", "the headers are unchanged, but the kernel is missing from the cache")
 
     def _why_changed(self) -> list[Cause]:
-        """Return the differences of the dependency set that differs least."""
+        """Return the causes that the dependency set with the fewest differences shows."""
         if not self._sets:
             return [Cause("lost", "the list of its headers is empty")]
         nearest = self._sets[0]
@@ -268,7 +274,7 @@ class _Explainer:
         if old is not None:
             found += include_paths(old, self._about)
             since = old.created or 0.0
-        # Perhaps it was compiled since then, but the cache could not store the result.
+        # The request may have been compiled since then, without its kernel being stored.
         last = _last(self._events, self._request.key)
         if last is not None and last.what in _NEVER_STORED and last.at > since:
             found.append(_event(last))
@@ -277,7 +283,8 @@ class _Explainer:
 
 def _problem(error: CorruptEntryError) -> Cause:
     if isinstance(error, IncompatibleEntryError):
-        return Cause("incompatible", f"its entry is of another version or program ({error})")
+        what = f"its entry was written by another version or another program ({error})"
+        return Cause("incompatible", what)
     return Cause("damaged", f"its entry is damaged ({error})")
 
 
@@ -288,21 +295,21 @@ def _difference(kind: str, path: str, instead: str) -> Cause:
 
 
 def _hardly_different(old: RequestSummary, new: RequestSummary) -> Cause:
-    """Return why a request is not answered by an entry that `contrast` finds equal."""
+    """Return why the entry of `old` doesn't answer `new`, if `contrast` finds no difference."""
     was, now = old.source_name, new.source_name
     if was != now:
-        what = f"the source is called {now}, was compiled as {was}, and its output may show that"
+        what = f"the source's name changed from {was} to {now}, and the output may contain the name"
         return Cause("source_name", what, was, now)
     if old.request != new.request:
         what = "the same options are written in another way"
         return Cause("option", what, " ".join(old.flags), " ".join(new.flags))
     when = "" if old.created is None else f", cached {_when(old.created)},"
-    what = f"an equal request's entry{when} is there, and the list of its headers is not"
+    what = f"the entry of an equal request{when} exists, but the list of its headers does not"
     return Cause("lost", what, at=old.created)
 
 
 def _last(events: Sequence[Event], key: str) -> Event | None:
-    """Return the last event of a key; for an empty key, of all entries."""
+    """Return the last event about the entry under `key`; if `key` is empty, about all entries."""
     fitting = (e for e in reversed(events) if (e.concerns(key) if key else not e.key))
     return next(fitting, None)
 
@@ -322,8 +329,8 @@ def _alike(
 ) -> bool:
     """Return whether two requests seem to have the same source, perhaps edited or renamed.
 
-    Equal source names are enough, but not a default name, which every source may have. With that,
-    the two must have a kernel of the same name.
+    Equal source names are enough, unless the name is a default name, which any source may have.
+    Then the two requests must also have a kernel of the same name.
     """
     if other.source_hash == about.source_hash:
         return True
@@ -336,7 +343,7 @@ def _alike(
 
 
 def _shadowed(dependency_set: DependencySet, path: str, search: HeaderSearch, kind: str) -> str:
-    """Return the header of the set that a new file at `path` hides; empty if there is none."""
+    """Return the path of the set's header that a new file at `path` hides, or an empty text."""
     if kind != "appeared":
         return ""
     answers = dependency_set.answers()
@@ -344,6 +351,6 @@ def _shadowed(dependency_set: DependencySet, path: str, search: HeaderSearch, ki
     sought = [name for root, name in absent if search.path(RootedPath(root, name)) == path]
     read = [RootedPath(root, name) for root, names in answers.files for name in names]
     hidden = [each for each in read if each.path in sought]
-    if not hidden:  # a name sought beside the including file is longer than the include name
+    if not hidden:  # the compiler may have looked for the name in the including file's folder
         hidden = [p for p in read if any(name.endswith(f"/{p.path}") for name in sought)]
     return search.path(hidden[0]) if hidden else ""

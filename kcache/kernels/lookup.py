@@ -1,9 +1,10 @@
 """Lookup: looks for the kernel of a request, in one tier after the other.
 
 A tier has entries under keys. `LocalTier` is the memory and the backend of the user's own cache.
-`SharedTier` is a group of read-only directories and bundles, or of remotes, whose entries are
-checked like all others. `find_in` walks all of them. What it finds is a value,
-`Lookup`; `Tiers.hit` counts and logs it, once for each request. `resolver` handles a miss.
+`SharedTier` is either all read-only directories and bundles, or all remotes; their entries are
+checked like those of the user's own cache. `find_in` looks into one tier after the other, and
+returns a `Lookup`. `Tiers.hit` counts and logs a hit, once for each request. `resolver` handles a
+miss.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ class Lookup(NamedTuple):
         kernel: the kernel, or None.
         tier: the tier that has the kernel: `memory`, `disk`, `layer` or `remote`.
         seconds: how long the compile of the kernel took.
-        dependency_set: leads to the kernel, and holds now; None for a source that reads no file.
-        manifest: without a kernel, the manifest of the request that was read last from the first
+        dependency_set: what the kernel depends on; it matches the present files. None for a source
+            that reads no file.
+        manifest: if there is no kernel, the request's manifest that was read last from the first
             tier; None if none was read.
-        damaged: entries that were found during the lookup and can't be used.
-        changed: whether no dependency set of the own cache holds now, although one held before at
-            this location.
-        location: of the request; the kernel's log and dependencies have the paths of this location.
+        damaged: the entries that were found during the lookup but can't be used.
+        changed: whether no dependency set in the first tier matches the present files, although one
+            matched earlier at this location.
+        location: the location of the request. The kernel's log and dependencies have its paths.
     """
 
     kernel: CompiledKernel | None
@@ -61,13 +63,14 @@ class Lookup(NamedTuple):
 class LocalTier:
     """The user's own cache: the memory tier of this process, then the backend.
 
-    Threads: safe to share. Fork: a child may use it.
+    Threads: may be called from several threads at the same time. Fork: a forked child may use it.
 
     Args:
-        engine: of the cache.
+        engine: the engine of the cache.
         once: whether the headers of a request are checked only once while its manifest is in
             memory.
-        peek: whether to record no use of an entry and keep none in memory.
+        peek: whether to change nothing: no use of an entry is recorded, and nothing is stored in
+            memory or in the backend.
     """
 
     def __init__(self, engine: CacheEngine, *, once: bool = False, peek: bool = False) -> None:
@@ -75,16 +78,17 @@ class LocalTier:
         self.once = once
         self._fetch = engine.peek if peek else engine.fetch
         self._peeks = peek
-        #: How many files had been read when stamps were last stored.
+        #: `digests.reads` when `keep` last had stamps to store.
         self._reads = 0
         self._digests: FileDigests | None = None
 
     @property
     def digests(self) -> FileDigests:
-        """The process's memory of file contents."""
-        if self._digests is None:  # Python 3.11's `cached_property` has a lock, held at a fork
+        """The digests of the files that were read to verify headers."""
+        # Not a `cached_property`: that of Python 3.11 has a lock, which a fork may leave locked.
+        if self._digests is None:
             with importing:
-                from kcache.nvrtc.files import FileDigests  # noqa: PLC0415  as `manifest_type`
+                from kcache.nvrtc.files import FileDigests  # noqa: PLC0415  as in `manifest_type`
 
                 self._digests = self._digests or FileDigests()
         return self._digests
@@ -92,7 +96,7 @@ class LocalTier:
     def kernel(
         self, request: Request, key: str, dependency_set: DependencySet | None, damaged: Damaged
     ) -> Lookup | None:
-        """Return the kernel under a key; None if there is none."""
+        """Return the kernel under `key`, or None; an unusable entry is added to `damaged`."""
         slot, tier = self._fetch(key, damaged)
         if slot is None:
             return None
@@ -103,10 +107,10 @@ class LocalTier:
         return found if tier is MEMORY or found is None else found._replace(tier=tier)
 
     def manifests(self, request: Request, damaged: Damaged) -> Iterator[tuple[Manifest, bool]]:
-        """Yield the manifest in memory, then the one in the backend, and whether to keep each.
+        """Yield the manifest in memory, then the manifest in the backend, each with `keep=True`.
 
-        Another process may have compiled the request with the present headers, so that only the
-        backend has its dependency set.
+        The backend is also read because another process may have stored the dependency set of the
+        present headers there, after this process had read the manifest into memory.
         """
         manifest, tier = self._manifest(request.key, damaged)
         if manifest is not None:
@@ -119,7 +123,10 @@ class LocalTier:
     def keep(
         self, request: Request, manifest: Manifest, holding: DependencySet, *, keep: bool
     ) -> None:
-        """Store what was verified for other processes, if files had to be read to verify it."""
+        """Store the stamps of `holding` with its manifest, for other processes.
+
+        Nothing is stored if `keep` is false, or if no file had to be read to verify `holding`.
+        """
         if keep and self.digests.reads != self._reads:
             self._reads = self.digests.reads
             if not self._peeks and holding.remember(request):
@@ -128,7 +135,7 @@ class LocalTier:
     def merge(
         self, request: Request, dependency_sets: Sequence[DependencySet], *, keep: bool = True
     ) -> Put:
-        """Add dependency sets to the manifest of a request; the last of them holds now.
+        """Add dependency sets to the request's manifest; the last one matches the present files.
 
         Without `keep`, the manifest is stored in memory only.
         """
@@ -141,7 +148,10 @@ class LocalTier:
         return self.put(request.key, manifest.to_entry(), decoded=manifest, keep=keep)
 
     def put(self, key: str, entry: Entry, *, decoded: object = None, keep: bool = True) -> Put:
-        """Store an entry; without `keep`, or if that fails, keep it in memory only."""
+        """Store an entry; without `keep`, or if the cache can't store it, put it only into memory.
+
+        In a tier that peeks, nothing is stored, not even in memory.
+        """
         done = Put.FAILED
         if not self._peeks:
             done = self.engine.put(key, entry, decoded=decoded) if keep else done
@@ -152,7 +162,7 @@ class LocalTier:
     def _manifest(
         self, key: str, damaged: Damaged, *, memory: bool = True
     ) -> tuple[Manifest | None, str]:
-        """Return the manifest under a key, or None, and the tier; see `CacheEngine.fetch`."""
+        """Return the manifest under `key`, or None, and the tier as `CacheEngine.fetch` does."""
         slot, tier = self._fetch(key, damaged, memory=memory)
         if slot is None:
             return None, tier
@@ -169,15 +179,16 @@ class LocalTier:
 class SharedTier:
     """Read-only directories and bundles, or remotes, as one tier.
 
-    Its members only return entries; here these are checked like all others, and headers are
-    compared. A kernel that is found is kept in memory, and in the user's own cache if its member
-    has the option `keep`.
+    The members return entries without checking them. This class checks the entries and compares the
+    headers. A kernel that it finds is stored in memory, and also in the user's own cache if the
+    address of its member has the option `keep`.
 
-    Threads: safe to share. Fork: as the members.
+    Threads: may be called from several threads at the same time. Fork: a forked child may use it if
+    it may use the members.
 
     Args:
         local: the user's own cache.
-        members: return the entries; `close` closes them.
+        members: the directories and bundles, or the remotes; `close` closes them.
         name: `layer` or `remote`.
     """
 
@@ -190,16 +201,16 @@ class SharedTier:
 
     @property
     def digests(self) -> FileDigests:
-        """The process's memory of file contents."""
+        """The digests of the files that were read to verify headers."""
         return self._local.digests
 
     def kernel(
         self, request: Request, key: str, dependency_set: DependencySet | None, damaged: Damaged
     ) -> Lookup | None:
-        """Return the kernel under a key and keep it; None if no member has a sound one.
+        """Return the kernel under `key` after storing it, or None if no member has a valid one.
 
         Raises:
-            Exception: what the members raise; so do `manifests` and `entries`.
+            Exception: any exception that a member raises. `manifests` and `entries` raise the same.
         """
         for entry, keep in self.entries(key, damaged):
             found = _decoded(request, entry, key, dependency_set, damaged)
@@ -209,9 +220,9 @@ class SharedTier:
         return None
 
     def manifests(self, request: Request, damaged: Damaged) -> Iterator[tuple[Manifest, bool]]:
-        """Yield the manifests of a request, and whether to keep each.
+        """Yield each manifest of the request, and whether its member has the option `keep`.
 
-        The stamps of files are left out, because they are those of other machines.
+        The stamps of files are left out, because another machine has recorded them.
         """
         for entry, keep in self.entries(request.key, damaged):
             manifest = _manifest_of(entry, request.key, damaged)
@@ -221,12 +232,18 @@ class SharedTier:
     def keep(
         self, request: Request, manifest: Manifest, holding: DependencySet, *, keep: bool
     ) -> None:
-        """Merge a manifest that has led to a kernel into that of the user's own cache."""
+        """Merge `manifest` into the manifest of the user's own cache.
+
+        `holding` is the dependency set in it that matches the present files.
+        """
         others = [each for each in manifest.dependency_sets if each is not holding]
         self._local.merge(request, (*reversed(others), holding), keep=keep)
 
     def entries(self, key: str, damaged: Damaged) -> Iterator[tuple[Entry, bool]]:
-        """Yield the sound entries under a key, and whether to keep each."""
+        """Yield each valid entry under `key`, and whether its member has the option `keep`.
+
+        The errors of the other entries are added to `damaged`.
+        """
         producer = self._local.engine.producer.encode()
         for _, envelope, keep, problem in self._members.offers(key):
             try:
@@ -242,7 +259,7 @@ class SharedTier:
 
 
 def find_in(tiers: Sequence[LocalTier | SharedTier], request: Request) -> Lookup:
-    """Return the kernel of a request from the first tier that has it; count nothing."""
+    """Look up `request` in one tier after the other until a kernel is found; count nothing."""
     damaged: Damaged = []
     if request.self_contained:
         for tier in tiers:
@@ -271,10 +288,10 @@ class Tiers:
 
     Requests are counted here, not in the engine, because one request may need several gets.
 
-    Threads: safe to share. Fork: a child may use it.
+    Threads: may be called from several threads at the same time. Fork: a forked child may use it.
 
     Args:
-        engine: of the user's own cache.
+        engine: the engine of the user's own cache.
         config: the settings.
         peek: see `LocalTier`.
 
@@ -282,8 +299,9 @@ class Tiers:
         engine: as given.
         local: the user's own cache.
         reads: whether kernels are looked up; false if the setting `disable` or `recache` is on.
-        all: the user's own cache, then directories and bundles if there are some. A miss in these
-            is not remembered, because they may be filled while programs use them.
+        all: the user's own cache, then the read-only directories and bundles, if there are any. A
+            miss in a directory or bundle is not remembered, because entries may be added to it
+            while this program runs.
     """
 
     def __init__(self, engine: CacheEngine, config: Config, *, peek: bool = False) -> None:
@@ -308,13 +326,15 @@ class Tiers:
         found: Lookup | None = None,
         is_retry: bool = False,
     ) -> CompiledKernel | None:
-        """Return the kernel of a request, counted as a hit and logged; None if no tier has it.
+        """Return the kernel of a request, counted and logged as a hit, or None if there is none.
 
         Args:
             request: the request.
-            started: when it began, by `time.perf_counter`; None for now.
-            found: the result of a lookup; None to look up the request here if `reads` is true.
-            is_retry: whether an earlier lookup has counted the stale and damaged entries.
+            started: when the request began, by `time.perf_counter`; None for now.
+            found: the result of an earlier lookup. If it is None, the request is looked up here,
+                unless `reads` is false.
+            is_retry: whether an earlier call has counted the stale and damaged entries for this
+                request; then they are not counted again.
         """
         if started is None:
             started = time.perf_counter()
@@ -344,7 +364,7 @@ class Tiers:
             self.engine.counters.add("misses")
 
     def adopted(self, kernel: CompiledKernel) -> CompiledKernel:
-        """Count a hit for a kernel that another request has just obtained; return the kernel."""
+        """Count a hit for a kernel that another request has just obtained; return it as cached."""
         self.engine.counters.hit(kernel.key, kernel.compile_seconds, 0.0, MEMORY)
         return kernel._replace(cached=True)
 
@@ -362,7 +382,7 @@ def _decoded(
     dependency_set: DependencySet | None,
     damaged: Damaged,
 ) -> Lookup | None:
-    """Return the kernel in an entry, in the form that the memory tier keeps, or None."""
+    """Return the kernel in `entry`, as the memory tier stores it, or None if `entry` is damaged."""
     dependencies = () if dependency_set is None else dependency_set.dependencies(request)
     try:
         kernel = CompiledKernel.from_entry(entry, key, dependencies, request.search)
@@ -381,7 +401,7 @@ def _manifest_of(entry: Entry, key: str, damaged: Damaged) -> Manifest | None:
 
 
 def manifest_type() -> type[Manifest]:
-    """Return the class of manifests, which requests without headers do not need."""
+    """Import and return `Manifest`; a program whose requests have no headers never imports it."""
     with importing:
         from kcache.nvrtc.manifest import Manifest  # noqa: PLC0415  3 ms
 

@@ -29,21 +29,23 @@ if TYPE_CHECKING:
 #: Seconds between two lookups while another machine compiles. The pause grows from the first value
 #: to the second.
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.5
-#: Seconds that a program waits at its end for uploads. A nearby server takes milliseconds.
+#: Seconds that a program waits for its uploads when it closes the cache. An upload to a nearby
+#: server takes milliseconds.
 PARTING = 0.2
 
 
 class RemoteTier:
     """Looks up kernels in remotes before a compile, and uploads compiled kernels.
 
-    After any failure, the kernel is compiled.
+    If a remote or the daemon fails, kernels are compiled as if there were no remotes.
 
-    Threads: safe to share. Fork: as `DaemonClient`.
+    Threads: may be called from several threads at the same time. Fork: a forked child may use it,
+    with new connections to the daemon.
 
     Args:
-        tiers: of the cache; keep the kernels that are found, and count hits.
-        client: of the daemon; `close` closes it.
-        wait: seconds to wait at most while another machine has the lease.
+        tiers: the tiers of the cache, which store kernels that remotes have, and count hits.
+        client: the client of the daemon; `close` closes it.
+        wait: maximum number of seconds to wait while another machine has the lease.
     """
 
     def __init__(self, tiers: Tiers, client: DaemonClient, *, wait: float) -> None:
@@ -56,10 +58,14 @@ class RemoteTier:
         self._has_put = False
 
     def lookup(self, request: Request) -> Lookup | None:
-        """Return what the remotes have for a request; None if one of them did not answer."""
+        """Return what the remotes have for a request, or None if the lookup failed.
+
+        The lookup fails if a remote or the daemon did not answer, unless another remote has the
+        kernel.
+        """
         try:
             found = find_in((self._tier,), request)
-        except RemoteError:  # its reason was logged
+        except RemoteError:  # the client has warned about the reason
             self._engine.counters.add("remote_errors")
             return None
         except OSError as error:
@@ -71,12 +77,13 @@ class RemoteTier:
 
     @contextmanager
     def found_or_leased(self, request: Request) -> Generator[tuple[Lookup | None, Lease | None]]:
-        """Yield the kernel of a remote, counted as a hit; otherwise a lease if remotes grant them.
+        """Yield the kernel of a remote, or a lease to compile the request, or neither, as a pair.
 
-        With a lease, this is the only machine that compiles the request. If another machine has the
-        lease, this waits for its kernel. After a timeout, or without leases, both are None, and the
-        request is compiled. The lease is released at the end of the block, unless it was uploaded
-        with the kernel.
+        A kernel is counted as a hit. While this machine has the lease, no other machine compiles
+        the request. If another machine has the lease, this method waits for that machine's kernel.
+        After a timeout, or if the remotes grant no leases, both are None, and the request is to be
+        compiled without a lease. The lease is released at the end of the block, unless `upload` has
+        passed it to the daemon.
         """
         found, lease = self._counted(request), None
         try:
@@ -88,7 +95,7 @@ class RemoteTier:
                 self.client.release(lease)
 
     def _counted(self, request: Request) -> Lookup | None:
-        """Look up a request; return the result if it has a kernel, counted as a hit, else None."""
+        """Look up a request; return the result and count a hit, or return None without a kernel."""
         started = time.perf_counter()
         found = self.lookup(request)
         if found is None or self._tiers.hit(request, started, found=found) is None:
@@ -108,7 +115,7 @@ class RemoteTier:
                     return None, None
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
-            # Another machine may have uploaded the kernel since the lookup before this.
+            # Another machine may have uploaded the kernel since the previous lookup.
             found = self._counted(request)
             if isinstance(lease, Lease):
                 return found, lease
@@ -123,16 +130,17 @@ class RemoteTier:
         entry: Entry,
         lease: Lease | None,
     ) -> None:
-        """Send a compiled kernel to every writable remote, without waiting for the end of that.
+        """Queue the upload of a compiled kernel to every writable remote, and return at once.
 
-        If the circuits of all remotes are open, nothing is sent.
+        If no remote can be asked at present (`DaemonClient.worth_asking`), nothing is uploaded.
 
         Args:
-            request: the request.
-            dependency_set: leads to the kernel; None if the source reads no file.
-            key: of the kernel.
-            entry: of the kernel.
-            lease: of the compile, which the upload releases; None without one.
+            request: the request that the kernel was compiled for.
+            dependency_set: what the kernel depends on; None if the source reads no file.
+            key: the key of the kernel.
+            entry: the entry that contains the kernel.
+            lease: the lease of the compile, which is released when the upload has ended; None if
+                the kernel was compiled without a lease.
         """
         if not self._writes or not self.client.worth_asking:
             return
@@ -154,10 +162,10 @@ class RemoteTier:
         return key, encode(key, entry, producer=self._engine.producer.encode())
 
     def close(self) -> None:
-        """Disconnect; the daemon finishes the uploads. Idempotent.
+        """Disconnect from the daemon, which finishes the uploads. Idempotent.
 
-        This waits for the uploads for up to `PARTING` seconds, so that a short program still gets
-        their results.
+        This method waits for the uploads for up to `PARTING` seconds, so that even a short program
+        can warn that an upload has failed.
         """
         if self._has_put:
             self._has_put = False
@@ -171,7 +179,10 @@ class RemoteTier:
 def open_remotes(
     config: Config, warn: Callable[[str], object] = log.warning_once
 ) -> DaemonClient | None:
-    """Return a client of the daemon for the remotes that the settings name; None if none."""
+    """Return a client of the daemon for the remotes that the settings name.
+
+    The result is None if the settings name no remotes, or disable the cache.
+    """
     setup = _setup(config)
     if setup is None or config.disable.value:
         return None
@@ -183,13 +194,13 @@ def open_remotes(
 def report_remotes(
     config: Config, group: int, report: Callable[[str], object]
 ) -> DaemonClient | None:
-    """Try the layers and remotes that the settings name; report those that can't be used.
+    """Try the layers and remotes that the settings name, and report those that can't be used.
 
-    While the returned client is open, no remote is reported to the group again.
+    While the returned client is open, the daemon does not warn `group` about these remotes again.
 
     Args:
         config: the settings.
-        group: the process group to which each remote is reported once.
+        group: the process group that the daemon warns once about each remote.
         report: called with a sentence for each problem.
     """
     for layer in open_layers(config, report):
@@ -202,7 +213,7 @@ def report_remotes(
 
 
 def remotes_socket(config: Config) -> str | None:
-    """Return the path of the daemon's socket for the remotes of the settings; None if none.
+    """Return the socket's path of the daemon for the settings' remotes; None without remotes.
 
     Raises:
         OSError: there is no folder for the socket.
@@ -212,9 +223,10 @@ def remotes_socket(config: Config) -> str | None:
 
 
 def remote_status(config: Config) -> list[dict[str, Any]]:
-    """Return the daemon's status of each remote that the settings name; start no daemon.
+    """Return the status of each remote that the settings name, from the daemon if it runs.
 
-    The daemon ends a few seconds after its last program. Then the status is only the addresses.
+    The daemon exits a few seconds after its last program, and is not started here. If it does not
+    run, the status of a remote is its address, and `unknown` as the state of its breaker.
     """
     running: dict[str, Any] = {}
     with suppress(OSError):
@@ -226,14 +238,18 @@ def remote_status(config: Config) -> list[dict[str, Any]]:
 
 
 def _setup(config: Config) -> Setup | None:
-    """Return the setup of the daemon for the remotes that the settings name; None if none."""
+    """Return the daemon's setup for the remotes that the settings name; None without remotes."""
     if not config.remotes:
         return None
     return Setup(config.remotes, _followed(config), environment.remote_variables())
 
 
 def _followed(config: Config) -> dict[str, str]:
-    """Return the settings that the daemon uses; another file of keys means another daemon."""
+    """Return the settings that the daemon uses.
+
+    They include the version of the file of signing keys, so that a changed file is used by a new
+    daemon.
+    """
     path = config.signing_key_file.value
     if path is None:
         return {}

@@ -32,7 +32,7 @@ class Cause(NamedTuple):
 
 
 def contrast(old: RequestSummary, new: RequestSummary) -> list[Cause]:
-    """Return the differences between a request and the one that an entry answers."""
+    """Return the differences between `old`, the request of a cached entry, and `new`."""
     return [
         *_source(old, new),
         *_sets("names", "name expression", old.names, new.names),
@@ -47,10 +47,10 @@ def _source(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
     if old.source_hash != new.source_hash:
         yield Cause("source", "the source's text changed")
     was, now = old.source_name, new.source_name
-    # The key has the whole name if the request is bound to it, else only a part.
+    # The key contains the whole name if `bound` does, otherwise only the part from `called_by`.
     whole = any(each.startswith("name=") for each in (*old.bound, *new.bound))
     if was != now and (whole or called_by(was) != called_by(now)):
-        yield Cause("source_name", f"the source is called {now}, and was {was}", was, now)
+        yield Cause("source_name", f"the source's name changed from {was} to {now}", was, now)
     if old.arch != new.arch:
         what = f"the target changed from {old.arch or 'none'} to {new.arch}"
         yield Cause("arch", what, old.arch, new.arch)
@@ -65,12 +65,12 @@ def _rest(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
             each.compiler.removeprefix("nvrtc ")[:12] or "unknown" for each in (old, new)
         )  # the build id of NVRTC itself
         version = f"NVRTC {old.nvrtc}, " if old.nvrtc else ""
-        what = f"the compiler is another one: it was {version}build {was}, and is build {now}"
+        what = f"the compiler changed: it was {version}build {was}, and is now build {now}"
         yield Cause("compiler", what, old.compiler, new.compiler)
 
 
 def _sets(kind: str, noun: str, old: Iterable[str], new: Iterable[str]) -> Iterator[Cause]:
-    """Yield what was added to a list, what was removed, or that its order changed."""
+    """Yield a cause for each item that was removed or added, or one if only the order changed."""
     before, after = list(old), list(new)
     gone, come = Counter(before) - Counter(after), Counter(after) - Counter(before)
     for each in gone:
@@ -103,7 +103,7 @@ def _plain(options: ParsedOptions) -> list[str]:
 
 
 def _valued(kind: str, noun: str, old: Iterable[str], new: Iterable[str]) -> Iterator[Cause]:
-    """Yield the differences of lists of `NAME` and `NAME=VALUE`."""
+    """Yield a cause for each difference between two lists of `NAME` and `NAME=VALUE`."""
     before, after = list(old), list(new)
     come = [each for each in after if each not in before]
     for was in [each for each in before if each not in after]:
@@ -120,7 +120,7 @@ def _valued(kind: str, noun: str, old: Iterable[str], new: Iterable[str]) -> Ite
 
 
 def _headers(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
-    """Yield the differences of the in-memory headers."""
+    """Yield a cause for each in-memory header that was removed, added or changed."""
     was, now = old.headers, new.headers
     yield from _sets("memory_header", "in-memory header", sorted(was), sorted(now))
     for name in sorted(was.keys() & now.keys()):
@@ -129,11 +129,14 @@ def _headers(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
 
 
 def _bound(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
-    """Yield the differences of the directories that a key holds; see `Request.bound`."""
+    """Yield a cause if the directories in the keys differ, and one if the variables in them do.
+
+    Both are in `Request.bound`.
+    """
     before, after = _kinds(old.bound), _kinds(new.bound)
     if before["paths"] and after["paths"] and before["paths"] != after["paths"]:
         was, now = before["paths"][0], after["paths"][0]
-        what = "the output names the directories of the source and its headers, which differ"
+        what = "the output contains the directories of the source and its headers, which differ"
         yield Cause("directory", what, was, now)
     if before["variable"] != after["variable"]:
         was, now = (", ".join(kinds["variable"]) for kinds in (before, after))
@@ -141,7 +144,10 @@ def _bound(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
 
 
 def include_paths(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
-    """Yield that the include directories differ, if their number is the same."""
+    """Yield a cause if the include directories differ, but not if their number differs.
+
+    `contrast` returns a cause for a different number.
+    """
     before, after = (parse_options(each.flags).include_paths for each in (old, new))
     if before != after and len(before) == len(after):
         how = "in another order" if sorted(before) == sorted(after) else "different"

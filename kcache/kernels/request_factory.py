@@ -21,25 +21,25 @@ from kcache.warm.recording import RequestRecorder
 if TYPE_CHECKING:
     from kcache.nvrtc.request import Caller
 
-#: How many bytes a remembered request is charged in addition to its source text.
+#: Bytes that a remembered request counts for in `memory_size`, in addition to its source text.
 _REQUEST_OVERHEAD = 2048
-#: How many characters a path has at most (PATH_MAX of Linux).
+#: Maximum number of characters of a path (PATH_MAX of Linux).
 _LONGEST_PATH = 4096
 
 
 class Requests:
     """Checks arguments, makes requests from them, and remembers repeated requests.
 
-    Threads: safe to share.
+    Threads: may be called from several threads at the same time.
 
     Args:
-        memory_size: bound of the remembered requests, in bytes.
+        memory_size: maximum total size of the remembered requests, in bytes.
         record_to: path of a file that every request is recorded in; None to record nothing.
-        relocatable: whether kernels may be used in other directories; see `places`.
+        relocatable: whether kernels may be used in other directories; see `kcache.nvrtc.places`.
 
     Attributes:
-        recorders: get every request, new or remembered.
-        closed: whether the cache was closed, so that each request raises an error.
+        recorders: the recorders, which get every request, new or remembered.
+        closed: whether the cache was closed; then `make` raises an error.
     """
 
     def __init__(
@@ -67,13 +67,14 @@ class Requests:
     ) -> Request:
         """Return the request for the arguments.
 
-        A request without headers and `extra_key` is remembered for the next call. With `caller`,
-        the request is that of another process. It is recorded, unless `record` is false.
+        A request without `headers` and `extra_key` is remembered, and returned again by an equal
+        call. With `caller`, the request is made for that process instead of this one. Unless
+        `record` is false, the recorders get the request.
 
         Raises:
             OSError: the source is a path, and its file can't be read.
-            ConfigError: an argument is not allowed, no architecture is given and there is no GPU,
-                or the cache was closed.
+            ConfigError: either an argument is not allowed, or no architecture is given and there is
+                no GPU, or the cache was closed.
             CompilerNotFoundError: NVRTC is not installed.
         """
         if self.closed:
@@ -91,7 +92,7 @@ class Requests:
                 request = None if known is None else known.value
             except (TypeError, AttributeError, ConfigError):  # the checks below raise the error
                 call = None
-        # A remembered request also depends on the working directory and on variables.
+        # A remembered request is valid only in the same directory, and with the same variables.
         if (
             request is None
             or not (request.anywhere or request.is_here())
@@ -133,13 +134,14 @@ class Requests:
 
         Raises:
             ConfigError: an item has an argument that is not allowed; the message names the item.
-            ArgumentTypeError: `given` is a single request, or can't be iterated over.
+            ArgumentTypeError: `given` is a single request, or is not iterable.
         """
         asked: object = given
         single = isinstance(asked, (str, bytes, os.PathLike, Mapping, CompileRequest))
         if single or not isinstance(asked, Iterable):
             raise ArgumentTypeError(
-                f"requests: expected a list of requests, also for one, got {type(given).__name__}"
+                "requests: expected a list of requests, even for a single request, "
+                f"got {type(given).__name__}"
             )
         made: list[Request] = []
         for number, each in enumerate(given):
@@ -152,14 +154,14 @@ class Requests:
     def of(
         self, call: CompileRequest, caller: Caller | None = None, *, record: bool = True
     ) -> Request:
-        """Return the request for the arguments in `call`; raises the errors of `make`."""
+        """Return the request for the arguments in `call`, or raise the same errors as `make`."""
         return self.make(**call._asdict(), caller=caller, record=record)
 
     def for_compiler(self, request: Request, identity: str) -> Request:
-        """Return the same request for the compiler with this identity, which has compiled it.
+        """Return `request` for the compiler with this identity, which has just compiled it.
 
-        The library's file was replaced after it had been identified. Kernels of the new library
-        have other keys.
+        This is needed if the file of NVRTC was replaced after kcache had identified it, because
+        kernels of the new NVRTC have other keys. All remembered requests are forgotten.
         """
         log.debug("the compiler was replaced: it is %s now", identity)
         if request.caller is None:
@@ -178,10 +180,10 @@ class Requests:
 
 
 def _check_places(source: object, names: object, options: object) -> None:
-    """Reject arguments in the wrong position; the message names the probable intention.
+    """Raise an error if an argument is in the wrong place; the message names the right place.
 
     Raises:
-        ArgumentTypeError: `names` or `options` has a wrong type.
+        ArgumentTypeError: `names` is a `CompileOptions`, or `options` is neither that nor None.
         ConfigError: the source text looks like a path.
     """
     if isinstance(names, CompileOptions):
@@ -201,10 +203,10 @@ def _check_places(source: object, names: object, options: object) -> None:
 
 
 def with_target(options: CompileOptions | None) -> CompileOptions:
-    """Return options with an architecture: the current GPU's unless the caller named one.
+    """Return `options` with the current GPU's architecture, unless they already name one.
 
     Raises:
-        ConfigError: there is no GPU.
+        ConfigError: an architecture is needed, but there is no GPU.
     """
     arch = gpu_arch(options)
     options = CompileOptions() if options is None else options
@@ -212,10 +214,10 @@ def with_target(options: CompileOptions | None) -> CompileOptions:
 
 
 def gpu_arch(options: CompileOptions | None) -> str | None:
-    """Return the current GPU's architecture, or None if the options name one.
+    """Return the current GPU's architecture, or None if `options` already name an architecture.
 
     Raises:
-        ConfigError: there is no GPU.
+        ConfigError: an architecture is needed, but there is no GPU.
     """
     if options is None or (
         options.arch is None and not (options.extra_options and options.target is not None)

@@ -1,13 +1,14 @@
 """Resolver: handles a request that missed, from beginning to end.
 
-1. One thread of one process leads, and the others wait for it (`engine.single_flight`).
-2. The leader looks up the kernel again, then in the remotes (`remotes`), which may wait for another
-   machine's compile.
-3. If there is none, it compiles the request (`nvrtc.compiler`). The kernel is stored before its
-   manifest, so that no manifest names a kernel that was never stored, even if the process is
-   killed. If two processes store dependency sets of one request at the same time, one set may be
-   lost, and its kernel is compiled again.
-4. The threads that waited find the kernel in the cache, or adopt the leader's.
+1. One thread of one process becomes the leader, and the other threads and processes wait for it
+   (`engine.single_flight`).
+2. The leader looks up the kernel again, first in the tiers, then in the remotes (`remotes`). It may
+   wait there for another machine's compile.
+3. If there is still no kernel, the leader compiles the request (`nvrtc.compiler`). The kernel is
+   stored before its manifest, so that no manifest names a kernel that was never stored, even if the
+   process is killed. If two processes store dependency sets of one request at the same time, one
+   set may be lost, and its kernel is compiled again.
+4. The threads that waited find the kernel in the cache, or use the leader's result.
 """
 
 from __future__ import annotations
@@ -41,19 +42,22 @@ if TYPE_CHECKING:
 
 
 class Resolver:
-    """Answers requests that missed: compiles each once, and stores it.
+    """Answers requests that missed: compiles each kernel once, and stores it.
 
-    Threads: safe to share. Processes: by the lock file, one of them compiles a kernel. Crash and
-    fork: as `SingleFlight`.
+    Threads: may be called from several threads at the same time. Processes: a lock file ensures
+    that only one of them compiles a kernel. Crash: if the process that compiles is killed, another
+    process that waits compiles. Fork: a forked child starts without compiles and without locks.
 
     Args:
-        tiers: of the cache that missed.
+        tiers: the tiers of the cache that missed.
         opened: the directory of the cache, with its settings.
-        for_compiler: returns a request for the compiler that has run, given its identity.
+        for_compiler: called with a request and the identity of the compiler that has compiled it;
+            returns the request for that compiler.
 
     Attributes:
         tiers: as given.
-        remotes: searched before a compile, and get its kernel; None if there are none.
+        remotes: the remotes. A kernel is looked up there before it is compiled, and uploaded
+            afterwards. None if there are no remotes.
     """
 
     def __init__(
@@ -82,12 +86,12 @@ class Resolver:
         self._limits = Limits(config.workers.value, config.compile_timeout.value, slots)
 
     def get(self, request: Request) -> CompiledKernel:
-        """Return the kernel of a request that missed; wait if another caller compiles it.
+        """Return the kernel of a request that missed; wait if another caller is compiling it.
 
         Raises:
-            CompileError: the compiler rejected it.
+            CompileError: the compiler rejected the source.
             CompilerNotFoundError: NVRTC is not installed.
-            MissError: the settings allow no compile.
+            MissError: the setting `on_miss` allows no compile.
         """
         reads, scope = self.tiers.reads, request.location + request.source_name
         asked: AbstractContextManager[tuple[Lookup | None, Lease | None]] = nullcontext((None,) * 2)
@@ -116,13 +120,13 @@ class Resolver:
     def get_all(
         self, requests: Sequence[Request], *, jobs: int | None, progress: Progress | None
     ) -> list[CompiledKernel | CompileError]:
-        """Return the result of each request, in order; see `KernelCache.compile_many`."""
+        """Return each request's kernel or error, in order; see `KernelCache.compile_many`."""
         return compile_all(self, requests, jobs=jobs, progress=progress)
 
     def close(self) -> None:
-        """Disconnect. Idempotent.
+        """Disconnect from the remotes, and store no more kernels. Idempotent.
 
-        The kernel of a compile that another thread has begun is not stored.
+        A compile that another thread has begun still ends, but its kernel is not stored.
         """
         self._stores = False
         if self.remotes is not None:
@@ -137,7 +141,8 @@ class Resolver:
         at another location.
         """
         if dependency_set is not None:
-            at_home = dependency_set.answers().home == request.location  # so that its log is right
+            # At another location, the paths in the log would be wrong.
+            at_home = dependency_set.answers().home == request.location
             if not (at_home and dependency_set.holds(request, self.tiers.local.digests)):
                 return None
             if dependency_set.result_key(request.key) != kernel.key:
@@ -148,7 +153,10 @@ class Resolver:
         return self.tiers.adopted(kernel)
 
     def _compile(self, request: Request) -> tuple[Compiled, DependencySet | None]:
-        """Count a miss and run the compiler; log the reason of the miss."""
+        """Count a miss, run the compiler, and log why the kernel was compiled.
+
+        If the setting `on_miss` allows no compile, raise MissError instead.
+        """
         engine, title, digests = self._engine, request.source_name, self.tiers.local.digests
         self.tiers.miss()
         if self._config.on_miss.value == "error":
@@ -187,9 +195,9 @@ class Resolver:
         dependency_set: DependencySet | None,
         lease: Lease | None,
     ) -> CompiledKernel:
-        """Store a kernel, then its dependency set: a manifest must not name a missing kernel.
+        """Store a kernel, then its dependency set, because no manifest may name a missing kernel.
 
-        Then the kernel is uploaded, which releases the lease once it has reached the remotes.
+        Then queue the upload of the kernel. When the upload has ended, the lease is released.
         """
         engine = self._engine
         if compiled.identity not in ("", request.compiler):
@@ -216,7 +224,7 @@ class Resolver:
     # -- why it is compiled ------------------------------------------------------------------------
 
     def _refusal(self, request: Request) -> MissError:
-        """Return the error for a miss of which the settings allow no compile."""
+        """Return the error for a miss that must not be compiled, because of `on_miss`."""
         value, source = self._config.on_miss
         setting = "on_miss" if source == "argument" else source
         title = title_of(request.source_name, request.kernels())
@@ -247,10 +255,11 @@ def compile_to_ptx(
 ) -> tuple[bytes | None, bytes | None]:
     """Compile without a cache; return (PTX, CUBIN or None).
 
-    PTX is None only for LTOIR.
+    PTX is None only if the options make LTOIR.
 
     Raises:
-        ConfigError: an argument is not allowed, or no architecture is given and there is no GPU.
+        ConfigError: either an argument is not allowed, or no architecture is given and there is no
+            GPU.
         CompileError: the compiler rejected the source.
         CompilerNotFoundError: NVRTC is not installed.
     """

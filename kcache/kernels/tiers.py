@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 def open_read_only_tiers(
     config: Config, report: Callable[[str, BaseException], object]
 ) -> ReadOnlyTiers | None:
-    """Return the read-only tiers that the settings name, opened; None if they name none.
+    """Open and return the read-only tiers that the settings name; None if they name none.
 
-    `report` is called with what failed, and the exception; see `CacheEngine.report`.
+    `report` is called with `"layer"` and the exception if a tier can't be read later; see
+    `CacheEngine.report`.
 
     Raises:
-        ConfigError: a layer that the program named is not safe, or not a cache.
+        ConfigError: the argument `remote` names a layer that is not safe or is not a cache.
     """
     layers = open_layers(config)
     return ReadOnlyTiers(layers, partial(report, "layer")) if layers else None
@@ -41,10 +42,10 @@ def open_layers(
 ) -> list[ReadOnlyTier]:
     """Open the layers that the settings name, and return them in order; the caller closes them.
 
-    A layer that can't be used is left out, with a warning.
+    A layer that can't be used is left out, and `warn` is called with the reason.
 
     Raises:
-        ConfigError: a layer that the program named is not safe, or not a cache.
+        ConfigError: the argument `remote` names a layer that is not safe or is not a cache.
     """
     key_file = config.signing_key_file.value
     layers: list[ReadOnlyTier] = []
@@ -54,12 +55,12 @@ def open_layers(
         except (KcacheError, OSError) as error:
             if isinstance(error, ConfigError) and config.remote.source == "argument":
                 raise
-            warn(f"{error}. The cache works without this layer")
+            warn(f"{error}. kcache continues without this layer")
     return layers
 
 
 def open_layer(address: Address, key_file: str | None) -> ReadOnlyTier:
-    """Open the layer at an address; with a key file, a bundle has to be signed.
+    """Open and return the layer at `address`; with `key_file`, a bundle has to be signed.
 
     Raises:
         ConfigError, BackendError, OSError: the layer can't be used.
@@ -72,13 +73,15 @@ def open_layer(address: Address, key_file: str | None) -> ReadOnlyTier:
             from kcache.remote.signing import make_sealer  # noqa: PLC0415
 
         if not is_bundle(path):
-            raise ConfigError(f"layer {path!r}: expected a bundle")
+            raise ConfigError(
+                f"layer {path!r}: expected a bundle or a directory, got another kind of file"
+            )
         return Bundle(path, keep=address.keep, sealer=make_sealer(key_file))
     named, files = address.option("backend"), CacheDirectory(path)
     found = [named] if named else backends_in(files)
     if not found:
-        raise BackendError(f"layer {path} has no entries in it")
-    # Usually there is one backend. If there are several, the tier has the entries of all of them.
+        raise BackendError(f"layer {path!r}: expected a cache with entries, got an empty cache")
+    # Usually the cache has one backend. If it has several, the tier has the entries of all of them.
     backends = [
         open_backend(name, files.backend(name), max_size=READ_SIZE, read_only=True)
         for name in found

@@ -251,7 +251,7 @@ def test_cleared_trimmed_and_moved(
 def test_removed_by_hand(why: Why, cache_directory: Path, headers: Path) -> None:
     found = why(*PATHS).all["key"]
     (cache_directory / "file" / found[:2] / found).unlink()
-    assert "the list of its headers is not" in why(*PATHS).the("lost")["what"]
+    assert "but the list of its headers does not" in why(*PATHS).the("lost")["what"]
 
 
 def test_damaged(compile_: Compile, why: Why, here: Callable, cache_directory: Path) -> None:
