@@ -1,6 +1,6 @@
 """Build: compiles the interface libraries from `native/`, if there is a C compiler.
 
-It imports nothing of kcache, because the wheel's build hook runs this file before anything is
+This module imports nothing of kcache, because the wheel's build hook runs it before anything is
 installed.
 """
 
@@ -16,16 +16,15 @@ from typing import NamedTuple
 
 SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
 MAJORS = (12, 13)
-#: What the dynamic loader may put in place of `$PLATFORM`, in programs for 64 bits and for 32 bits:
-#: the platform that the kernel reports; in programs for 64 bits, glibc before 2.37 may use its own
-#: name of the processor.
+#: The values that `$PLATFORM` may have in 64-bit and in 32-bit programs: the platforms that the
+#: kernel reports, and `haswell` and `xeon_phi`, which glibc before 2.37 may use in 64-bit programs.
 _PLATFORMS = {"x86_64": ("x86_64", "haswell", "xeon_phi")}
 _PLATFORMS_32 = {"x86_64": ("i386", "i486", "i586", "i686")}
-#: A folder that is there only for its name: see `libraries.preloaded`.
+#: A folder that is needed only for its name: see `libraries.preloaded`.
 _ASAN = "libasan.so"
-_WHY_ASAN = "AddressSanitizer takes a library whose path has this folder's name for its own.\n"
+_WHY_ASAN = "AddressSanitizer takes a library for its own if the path has this folder's name.\n"
 _FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-shared")
-#: The folder of the sources for nvcc, seen from `native/`, and the names of what is built there.
+#: The folder of the sources for nvcc, relative to `native/`, and the names of the built files.
 _NVCC = os.path.join("..", "..", "nvcc", "native")
 CLIENT, RECORDER = "kcache-nvcc", "libkcache_recorder.so"
 _NVCC_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden")
@@ -37,7 +36,7 @@ _PARTS = {
     ),
     "preload": ("preload.c", "linked.c", "search.c", os.path.join(_NVCC, "exec.c")),
 }
-#: Seconds; a build takes 3.
+#: A command that runs for longer than this many seconds has failed. A whole build takes 3 seconds.
 _TIMEOUT = 300
 
 
@@ -46,7 +45,13 @@ class BuildError(Exception):
 
 
 class Toolchain(NamedTuple):
-    """A compiler for one machine: its name in `uname -m`, and commands for 64 and for 32 bits."""
+    """A C compiler for one machine.
+
+    Attributes:
+        machine: what `uname -m` prints on that machine.
+        command: compiles 64-bit code.
+        command_32: compiles 32-bit code.
+    """
 
     machine: str
     command: Sequence[str]
@@ -54,10 +59,10 @@ class Toolchain(NamedTuple):
 
 
 def name(major: int, kind: str = "nvrtc") -> str:
-    """Return the name of a library for a major version of NVRTC.
+    """Return the file name of a library for a major version of NVRTC.
 
-    The kind `nvrtc` is the interface library. Programs preload the kind `preload`, which makes them
-    load the interface library.
+    The kind `nvrtc` is the interface library. The kind `preload` is a library that programs
+    preload, and that loads the interface library into them.
     """
     return f"libkcache_{kind}{major}.so"
 
@@ -68,15 +73,16 @@ def compiler() -> str | None:
 
 
 def build(folder: str, *, flags: Sequence[str] = (), toolchain: Toolchain | None = None) -> None:
-    """Compile all libraries into a new `folder`, all of them or none.
+    """Compile all libraries, and create `folder` with them. If a library fails, create nothing.
 
     Args:
-        folder: the folder for them; if it exists, it is left unchanged.
+        folder: where to put the libraries. If the folder already has files, perhaps from another
+            build at the same time, these files are kept, and the new libraries are dropped.
         flags: further flags for the interface libraries, such as a sanitizer's.
         toolchain: by default, the C compiler of this machine.
 
     Raises:
-        BuildError: there is no compiler, or it failed.
+        BuildError: there is no compiler, the compiler failed, or a file can't be written.
     """
     if toolchain is None:
         found = compiler()
@@ -92,7 +98,7 @@ def build(folder: str, *, flags: Sequence[str] = (), toolchain: Toolchain | None
         for command in _commands_for_nvcc(os.path.join(temporary, toolchain.machine)):
             _run([*toolchain.command, *_NVCC_FLAGS, *command])
         _spread(temporary, toolchain)
-        with suppress(OSError):  # another build has made it first
+        with suppress(OSError):  # another build has created the folder first
             os.rename(temporary, folder)
     except OSError as error:
         raise BuildError(f"{folder} can't be written: {error}") from error
@@ -132,10 +138,10 @@ def _make_folder(path: str) -> None:
 
 
 def _spread(folder: str, toolchain: Toolchain) -> None:
-    """Make a folder for each value that the loader may put in place of `$PLATFORM`.
+    """Make a folder for each value that `$PLATFORM` may have, and the folder `_ASAN`.
 
-    A folder for 64 bits gets the preloaded libraries. A folder for 32 bits gets empty libraries, so
-    that a program for 32 bits loads them without an error message.
+    A folder for 64-bit programs gets the preloaded libraries. A folder for 32-bit programs gets
+    empty libraries, which these programs load without an error message.
     """
     machine = toolchain.machine
     for platform in _PLATFORMS.get(machine, ())[1:]:
@@ -155,7 +161,7 @@ def _spread(folder: str, toolchain: Toolchain) -> None:
 
 
 def _run(command: Sequence[str]) -> None:
-    """Run a command; raise BuildError if it can't run, or fails."""
+    """Run a command in the folder of the sources; raise BuildError if the command fails."""
     try:
         subprocess.run(
             command, cwd=SOURCES, check=True, capture_output=True, timeout=_TIMEOUT, text=True

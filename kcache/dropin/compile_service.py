@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from kcache.nvcc.handler import NvccHandler
     from kcache.remote import daemon_client
 
-#: Seconds that the daemon stays after its program has ended, to warn of silent remotes.
+#: After its program has ended, the daemon stays up to this many seconds to warn of remotes that do
+#: not answer.
 _LAST_WARNINGS = 2.0
 
 
@@ -30,8 +31,8 @@ def make(settings: bytes, group: int, stderr_fd: int) -> CompileService:
     """Return the object that answers in the daemon; `kcache.daemons.daemon_server` calls this.
 
     Args:
-        settings: as `run_environment.service` has packed them; empty if no program will ask.
-        group: the process group whose programs are warned of trouble; 0 for none.
+        settings: what `run_environment.service` has packed; empty if no program will ask anything.
+        group: the process group whose programs get warnings, or 0 if no program gets any.
         stderr_fd: a descriptor of the program's standard error; it is closed after the warnings.
     """
     os.chdir("/")  # the program's directory may be removed, or its disk unmounted
@@ -51,16 +52,17 @@ def make(settings: bytes, group: int, stderr_fd: int) -> CompileService:
 
 
 def _complain(service: CompileService, stderr_fd: int, group: int) -> None:
-    """Warn of wrong variables and of remotes that do not answer, while the program runs.
+    """Warn the program of wrong settings and of remotes that do not answer, while it runs.
 
-    If no variable of kcache is set, nothing is checked: the imports would delay the first answer.
+    If no setting of kcache is in the environment, nothing is checked, because the imports would
+    delay the first answer.
     """
 
     def warn(line: str) -> None:
         with suppress(OSError):
             os.write(stderr_fd, f"kcache: warning: {line}\n".encode("utf-8", "backslashreplace"))
 
-    with suppress(Exception):  # the program works without
+    with suppress(Exception):  # the program works without the warnings
         if env.settings(env.current()):
             from kcache.engine.opening import find_cache  # noqa: PLC0415
 
@@ -75,18 +77,20 @@ def _complain(service: CompileService, stderr_fd: int, group: int) -> None:
 class CompileService:
     """Answers programs, and counts the answers. The first thread that needs the cache opens it.
 
-    Threads: several may use one object.
+    Threads: several threads may use one object.
 
     Args:
-        settings: the settings of the cache, for `status`.
+        settings: the settings of the cache, which `status` returns.
 
     Attributes:
-        complaining: the thread that warns of wrong settings and silent remotes, if there is one.
-        remotes: a connection; while it is open, its process group is not warned of remotes again.
+        complaining: the thread that warns of wrong settings and of remotes that do not answer, or
+            None.
+        remotes: a connection to the daemon for remotes, or None. While the connection is open, the
+            same process group is not warned of the same remotes again.
     """
 
     patient = True
-    #: There is never work left for a program that has ended.
+    #: No work is left to do after a program has ended.
     pending = 0
 
     def __init__(self, settings: dict[str, str]) -> None:
@@ -99,12 +103,16 @@ class CompileService:
         self._making = threading.Lock()
 
     def warm_up(self) -> None:
-        """Do what the first hit needs, while the program that will ask is still starting."""
-        with suppress(Exception):  # a program that asks gets the reason
+        """Prepare the first hit while the program is still starting."""
+        with suppress(Exception):  # a program that asks later gets the same error as its reason
             self.answers().warm_up()
 
     def answers(self) -> NvrtcHandler:
-        """Return the handler for NVRTC; raises what opening the cache raises."""
+        """Return the handler of NVRTC's questions. The first call opens the cache.
+
+        Raises:
+            ConfigError: a setting has a wrong value, or the cache's directory is unsafe.
+        """
         with self._making:
             if self._handler is None:
                 from kcache.dropin.nvrtc_handler import NvrtcHandler  # noqa: PLC0415
@@ -122,7 +130,7 @@ class CompileService:
         return {"settings": self._settings, "counts": {**self.counts.as_dict(), **of_cache}}
 
     def close(self) -> None:
-        """Close the cache, if one was opened; first let a short program get its warnings."""
+        """Close the cache, if it was opened. A program that ended early first gets its warnings."""
         if self.complaining is not None:
             self.complaining.join(_LAST_WARNINGS)
         if self.remotes is not None:
@@ -131,23 +139,23 @@ class CompileService:
             self._handler.cache.close()
 
     def leave(self, client: Client) -> None:
-        """Do nothing: the counts of a client that leaves are kept."""
+        """Do nothing, because the counts of a client that has disconnected are kept."""
 
     # -- questions ---------------------------------------------------------------------------------
 
     def answer(self, question: Sequence[bytes], client: Client) -> Sequence[bytes]:
-        """Return the answer to a program's question; `NO` and the reason if there is none.
+        """Return the answer to a program's question, or `NO` and the reason why there is no answer.
 
         Raises:
-            WireError: there is no such question; OSError: the program has ended.
+            WireError: the question is unknown or malformed; OSError: the program has ended.
         """
         self.counts.asked(client.process)
         try:
             return self._answer(question, client)
         except (WireError, ConnectionError, TimeoutError):
             raise
-        except Exception as error:  # such as a setting that is not allowed
-            log.debug("a question is declined: %r", error)
+        except Exception as error:  # such as a setting with a wrong value
+            log.debug("a program's question is not answered: %r", error)
             return [NO, f"{type(error).__name__}: {error}".encode()]
 
     def _answer(self, question: Sequence[bytes], client: Client) -> Sequence[bytes]:
@@ -165,7 +173,7 @@ class CompileService:
                 self._left(reason.decode(errors="replace"))
                 return [DONE]
             case _:
-                raise WireError("no such question")
+                raise WireError("a program has sent an unknown question")
 
     def _compile(self, program: Program) -> Sequence[bytes]:
         try:
@@ -186,7 +194,7 @@ class CompileService:
         from kcache.nvcc.handler import FAILED, NvccHandler  # noqa: PLC0415
 
         if standing != protocol.standing():
-            return [NO, b"another user, root directory or mount namespace"]
+            return [NO, b"nvcc has another user, root directory or mount namespace than the server"]
         cache = self.answers().cache
         with self._making:  # the first call may have to build the libraries
             if self._nvcc is None:
@@ -205,16 +213,18 @@ _NAMES = ("hits", "misses", "failed", "handed_over", "programs")
 _REMOTE_COUNTS = ("remote_hits", "remote_misses", "remote_errors")
 _CACHE_COUNTS = ("saved_seconds", *_REMOTE_COUNTS)
 
-#: How many names of programs, and how many reasons, are counted one by one. The rest is "others".
+#: How many names of programs, and how many reasons, are counted separately. All further ones are
+#: counted together as "others".
 _MOST = 256
-#: How many processes are remembered. One that asks again after so many others counts twice.
+#: How many processes are remembered. A process that asks again after this many others is counted
+#: twice.
 _MOST_PROCESSES = 1 << 14
 
 
 class Counts:
     """Counts answers and the processes that asked.
 
-    Threads: several may use one object. The counts are only in memory, and end with the process.
+    Threads: several threads may use one object. The counts are lost when the process ends.
     """
 
     def __init__(self) -> None:
@@ -225,18 +235,18 @@ class Counts:
         self._processes: dict[int, None] = {}
 
     def answered(self, *, hit: bool, failed: bool) -> None:
-        """Count an answer."""
+        """Count an answer as a failed compile, a hit or a miss."""
         with self._lock:
             self._counts["failed" if failed else "hits" if hit else "misses"] += 1
 
     def handed(self, reason: str) -> None:
-        """Count a compile that the program, or this daemon, left to the real NVRTC."""
+        """Count a compile that the program or this daemon left to the real NVRTC for a reason."""
         with self._lock:
             self._counts["handed_over"] += 1
             self._reasons[_bounded(reason, self._reasons)] += 1
 
     def asked(self, process: int) -> None:
-        """Remember that a process asked, and count it the first time."""
+        """Count the process with the id `process`, unless it has asked before."""
         with self._lock:
             if process in self._processes:
                 return
@@ -247,7 +257,7 @@ class Counts:
             self._names[_bounded(_name_of(process), self._names)] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        """Return everything, ready for JSON."""
+        """Return all counts in types that JSON has."""
         with self._lock:
             return {**self._counts, "reasons": dict(self._reasons), "names": dict(self._names)}
 
@@ -266,7 +276,7 @@ def _name_of(process: int) -> str:
 
 
 def since(before: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
-    """Return what was counted after `before`; both are in the form of `Counts.as_dict`."""
+    """Return how much `counts` exceed `before`; both are in the form of `Counts.as_dict`."""
     plain = counts.keys() - {"reasons", "names"}
     difference: dict[str, Any] = {name: counts[name] - before[name] for name in plain}
     for name in ("reasons", "names"):
@@ -275,7 +285,7 @@ def since(before: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary(counts: dict[str, Any]) -> str:
-    """Return one line about what a daemon did."""
+    """Return one line that describes the counts of a daemon."""
     who = ", ".join(
         name if number == 1 else f"{number} x {name}" for name, number in counts["names"].items()
     )

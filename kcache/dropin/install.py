@@ -1,4 +1,4 @@
-"""Install: `kcache.install`, which puts the drop-in before NVRTC in a program that runs."""
+"""Install: `kcache.install`, which replaces NVRTC by the drop-in in a running program."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ _installed: list[str] = []
 def install() -> None:
     """Answer all calls of NVRTC in this process from the cache, for CuPy, torch and others.
 
-    Call this before the first use of NVRTC. Most packages may be imported before. A second call, or
-    a call under `kcache run`, does nothing. Some packages open NVRTC by an absolute path, even if
-    another NVRTC is loaded. Only `kcache run` reaches these packages.
+    Call this before the first use of NVRTC. Most packages that use NVRTC may be imported before. A
+    second call, or a call under `kcache run`, does nothing. Some packages open NVRTC by an absolute
+    path, even if another NVRTC is loaded. Only `kcache run` can answer the calls of these packages.
 
-    Threads: safe. Fork: the child uses the same daemon, which ends with this process.
+    Threads: any thread may call this. Fork: a child process uses the same daemon, which exits when
+    this process exits. The child process then uses the real NVRTC.
 
     Raises:
-        DropinError: it is too late, this is not Linux, or the interface library is missing; the
-            message names the remedy.
+        DropinError: NVRTC is already loaded, this is not Linux, the interface library is missing
+            and can't be built, or kcache's server can't be started.
         CompilerNotFoundError: NVRTC is not installed.
     """
     with _installing:
@@ -50,13 +51,13 @@ def _library() -> library.Library:
     """Return the NVRTC that this program would use.
 
     Raises:
-        DropinError: the program uses NVRTC already; CompilerNotFoundError: there is no NVRTC.
+        DropinError: NVRTC is already loaded; CompilerNotFoundError: NVRTC is not installed.
     """
     loaded = library.loaded()
     if loaded is not None:
         raise DropinError(
-            f"kcache.install() comes too late: {loaded.path} is loaded; call it before anything "
-            "uses NVRTC, or start the program with `kcache run`"
+            f"kcache.install() comes too late: {loaded.path} is already loaded; call "
+            "kcache.install() before anything uses NVRTC, or start the program with `kcache run`"
         )
     found = library.find()
     if found is None:

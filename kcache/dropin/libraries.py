@@ -21,7 +21,7 @@ _SOURCES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
 _NVCC_SOURCES = os.path.join(os.path.dirname(os.path.dirname(_SOURCES)), "nvcc", "native")
 #: The program that is started in place of nvcc, and the library that nvcc's tools preload.
 CLIENT, RECORDER = "kcache-nvcc", "libkcache_recorder.so"
-#: The loader searches them in this order, so the latest version is first.
+#: The preloaded libraries. The loader searches them in this order, so the latest version is first.
 _PRELOADED = ("libkcache_preload13.so", "libkcache_preload12.so")
 _MACHINE = os.uname().machine if sys.platform == "linux" else ""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -29,19 +29,21 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _AT_PLATFORM = 15
 
 
-_CANT = "kcache can't answer NVRTC here"
-_NO_COMPILER = f"{_CANT}: it needs a C compiler for its first use, or a wheel for this platform"
+_CANT = "kcache can't replace NVRTC here"
+_NO_COMPILER = f"{_CANT}: it needs a C compiler at its first use, or a wheel for this platform"
 
 
 class MissingError(Exception):
-    """kcache's libraries do not exist and can't be built; the message names what is missing."""
+    """kcache's libraries can't be used; the message gives the reason."""
 
 
 def find(environment: Mapping[str, str]) -> str:
-    """Return the folder of the libraries; build them if the wheel has none.
+    """Return the folder that holds kcache's libraries; build the libraries if there are none.
 
     Raises:
-        MissingError: there are none, and none can be built.
+        MissingError: there are no libraries and none can be built, or another user could change
+            them.
+        OSError: the folder can't be examined.
     """
     folder = find_usable(environment)
     if folder is not None:
@@ -61,10 +63,10 @@ def find(environment: Mapping[str, str]) -> str:
 
 
 def find_usable(environment: Mapping[str, str]) -> str | None:
-    """Return the folder of the libraries, or None if the first use will build them.
+    """Return the folder that holds kcache's libraries, or None if `find` will build them.
 
     Raises:
-        MissingError: there are none, and none can be built.
+        MissingError, OSError: in the same cases as `find`.
     """
     if sys.platform != "linux":
         raise MissingError("`kcache run` and `kcache.install` need Linux")
@@ -86,7 +88,7 @@ def find_usable(environment: Mapping[str, str]) -> str | None:
 
 
 def problem(environment: Mapping[str, str]) -> str:
-    """Return why `kcache run` can answer no program here, or an empty text."""
+    """Return the reason why `kcache run` can't use the cache here; an empty text if it can."""
     try:
         find_usable(environment)
     except (MissingError, OSError) as error:
@@ -99,21 +101,24 @@ def _are_in(folder: str) -> bool:
 
 
 def preloaded(folder: str) -> list[str]:
-    """Return the paths that a program has to preload, in order.
+    """Return the paths of the libraries in `folder` that a program has to preload, in order.
 
-    A program for 32 bits, or with another C library than glibc, can't load kcache's libraries. In
-    a program for 32 bits, glibc would print an error, but `$PLATFORM` leads it to an empty library.
-    musl does not expand `$PLATFORM`. It finds no file, and prints nothing.
+    A 32-bit program, or a program with a C library other than glibc, can't load these libraries. In
+    a 32-bit program, glibc would print an error. To prevent this error, the paths contain
+    `$PLATFORM`, which expands to a folder with an empty library in such a program. musl does not
+    expand `$PLATFORM`, finds no file, and prints nothing.
 
-    AddressSanitizer ends a program if another library is loaded before its own, because no library
-    with a `malloc` may come first. kcache's libraries have no `malloc`. AddressSanitizer finds its
-    own library by the text `libasan.so` in the loader's path, so the returned paths have the detour
-    `libasan.so/..`. If AddressSanitizer is linked into the program statically, it ends the program
-    if a mapped file has this text in its path. That is not the case: the kernel resolves `..`.
+    AddressSanitizer ends a program that loads another library before AddressSanitizer's own,
+    because a library that defines `malloc` must not come first. kcache's libraries do not define
+    `malloc`. AddressSanitizer recognises its own library by the text `libasan.so` in the path, so
+    the returned paths contain `libasan.so/..`. If AddressSanitizer is linked statically, it ends
+    the program if the path of a mapped file contains this text. The paths of kcache's mapped files
+    do not, because the kernel resolves `..`.
 
     Raises:
-        MissingError: the loader would refuse or misread these paths, and print an error in each
-            process; see ld.so(8) on LD_PRELOAD.
+        MissingError: the folder is mounted noexec, or its path has a space, `:` or `$`. The loader
+            would print an error in each process; see ld.so(8) on LD_PRELOAD.
+        OSError: the folder can't be examined.
     """
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         raise MissingError(f"no program can preload from {folder}: it is mounted noexec")
@@ -124,12 +129,16 @@ def preloaded(folder: str) -> list[str]:
 
 
 def for_nvcc(environment: Mapping[str, str], name: str) -> str:
-    """Return the path of `CLIENT` or `RECORDER`; raises MissingError."""
+    """Return the path of the file `name`, which is `CLIENT` or `RECORDER`.
+
+    Raises:
+        MissingError, OSError: as for `find`.
+    """
     return os.path.join(find(environment), _MACHINE, name)
 
 
 def _has_platform() -> bool:
-    """Return whether the kernel tells each program its platform; gVisor does not."""
+    """Return whether the kernel passes the name of the platform to programs; gVisor does not."""
     try:
         with open("/proc/self/auxv", "rb") as file:
             vector = memoryview(file.read()).cast("Q")
@@ -139,20 +148,20 @@ def _has_platform() -> bool:
 
 
 def _own_folder(environment: Mapping[str, str]) -> str:
-    """Return the folder for libraries that are built here.
+    """Return the folder, in the user's cache directory, for libraries that are built here.
 
     Raises:
-        MissingError: the user has no home.
+        MissingError: the user has no home directory.
     """
     home = env.cache_home(environment)
     if home is None:
-        raise MissingError(f"{_CANT}: there is no home directory for its libraries")
+        raise MissingError(f"{_CANT}: there is no home directory to put its libraries in")
     name = f"{__version__}-{_digest():08x}-{os.uname().machine}"
     return os.path.join(home, "kcache-dropin", name)
 
 
 def _digest() -> int:
-    """Return a number that differs if the sources differ; it detects edits, not attacks."""
+    """Return a checksum of the libraries' sources, which detects edits, but not attacks."""
     digest = 0
     folders = (_SOURCES, _NVCC_SOURCES)
     paths = [os.path.join(folder, name) for folder in folders for name in os.listdir(folder)]
@@ -163,10 +172,11 @@ def _digest() -> int:
 
 
 def _check(folder: str) -> None:
-    """Refuse a folder that another user can change, because every program loads its libraries.
+    """Raise an error if another user can change `folder`, because programs load its libraries.
 
     Raises:
-        MissingError: another user can change it; OSError: it can't be examined.
+        MissingError: another user can change the folder, a file in it, or a directory above it.
+        OSError: the folder can't be examined.
     """
     problem = unsafe_part(os.path.join(folder, _MACHINE))
     for at, _, names in os.walk(os.path.realpath(folder)):
@@ -175,4 +185,4 @@ def _check(folder: str) -> None:
             if status.st_uid not in (0, present_user()) or status.st_mode & _OTHERS_WRITE:
                 problem = problem or f"others can write to {path}"
     if problem:
-        raise MissingError(f"kcache loads nothing from {folder}: {problem}")
+        raise MissingError(f"kcache does not load libraries from {folder}: {problem}")

@@ -1,7 +1,7 @@
 """NvrtcHandler: turns an NVRTC program into a request, and a kernel into NVRTC's answer.
 
-If it can't answer exactly as NVRTC would, it declines with a reason, and the program asks the real
-NVRTC.
+If it can't answer exactly as NVRTC would, it declines with a reason, and the interface library
+calls the real NVRTC.
 """
 
 from __future__ import annotations
@@ -26,41 +26,43 @@ from kcache.util.path_safety import make_private
 
 #: NVRTC's major version -> the architecture that it compiles for if no option names one.
 _DEFAULT_ARCH = {12: "compute_52", 13: "compute_75"}
-#: The beginning of a line in the log of NVRTC 12.8 and later. NVRTC writes this line if an option
-#: names such an architecture, and leaves it out if the architecture is the default.
+#: The beginning of a warning in the log of NVRTC 12.8 and later. NVRTC writes this warning if an
+#: option names an old architecture, but not if the old architecture is the default.
 _DEPRECATED = b"nvrtc: warning: Architectures prior to "
-#: The name that NVRTC gives to a program without one.
+#: The name that NVRTC gives to a program that is created without a name.
 _DEFAULT_NAME = b"default_program"
 #: Variables of the program that change NVRTC's output. NVRTC also reads MAKEFLAGS (how many
-#: compiles run at once) and CUDA_CACHE_DISABLE (a cache of its own), which do not.
+#: compiles run at once) and CUDA_CACHE_DISABLE (NVRTC's own cache), which do not change its output.
 _DECISIVE = (*environment.IN_KEY, "NVRTC_PREPEND_FLAGS", environment.WORKING_DIRECTORY)
 #: A program is declined if the name of an option has one of these parts: such options read or write
 #: files that kcache does not track, or make outputs that kcache does not keep. The options in
-#: `_PASSED_ON` pass their value to another tool, so the parts are looked for in their value, too.
+#: `_PASSED_ON` pass their value to another tool, so a program is also declined if such a value has
+#: one of these parts.
 _UNFOLLOWED = (
     *("optf", "preinclude", "pch", "--time", "time-trace", "options-file"),
     *("keep", "optix", "tile"),
 )
 _PASSED_ON = ("--ptxas-options", "-Xcudafe")
 #: A text in the log of each compile that fails before it has made PTX. A compile that fails later,
-#: in ptxas, is declined: the program could ask for its PTX.
+#: in ptxas, is declined, because the program could ask for the PTX, which kcache does not have.
 _FAILED_EARLY = b" detected in the compilation of "
 _SUCCESS, _COMPILATION, _INVALID_OPTION = 0, 6, 5
 #: Version and architectures of an NVRTC build. A program asks for them before its first compile.
-#: Loading the library for the answer would take 100 ms, so small files keep them.
+#: They are kept in small files, because loading NVRTC for the answer would take 100 ms.
 Release = tuple[tuple[int, int], tuple[int, ...]]
-#: The most architectures that such a file may have, and the most bytes.
+#: The largest number of architectures in such a file, and the file's largest size in bytes.
 _MOST, _MOST_BYTES = 64, 4096
 
 
 class NvrtcHandler:
     """Answers programs from a cache.
 
-    Threads: several may use one object.
+    Threads: several threads may use one object.
 
     Args:
         cache: the cache.
-        folder: the folder that keeps version and architectures of NVRTC builds, or None.
+        folder: the folder in which version and architectures of NVRTC builds are kept; None to
+            keep them nowhere.
     """
 
     def __init__(self, cache: KernelCache, folder: str | None = None) -> None:
@@ -71,9 +73,9 @@ class NvrtcHandler:
         self._standing = standing()
 
     def answer(self, program: Program) -> Answer:
-        """Return NVRTC's answer, from the cache or else by a compile.
+        """Return NVRTC's answer to a program, from the cache or, on a miss, by a compile.
 
-        If the settings allow no compile, a program that kcache can't answer gets a compile error,
+        If the setting `on_miss` is `error`, a program that can't be answered gets a compile error,
         so that the real NVRTC does not compile it either.
 
         Raises:
@@ -102,14 +104,14 @@ class NvrtcHandler:
         except CompileError as error:
             return _failed(program, error)
         except Exception as error:  # whatever it is, the program must get an answer
-            log.debug("a request of the drop-in is declined: %r", error)
+            log.debug("the real NVRTC has to compile a program, because of %r", error)
             raise DeclinedError(f"{type(error).__name__}: {error}") from error
 
     def about(self, path: bytes, standing: bytes) -> Release:
-        """Return version and architectures of the NVRTC at a client's `path`.
+        """Return version and architectures of the NVRTC at `path`, as a client names it.
 
         Raises:
-            DeclinedError, KcacheError, OSError: they can't be determined.
+            DeclinedError, KcacheError, OSError: version and architectures can't be determined.
         """
         self._check_standing(standing)
         return self._known(path)[1]
@@ -118,7 +120,8 @@ class NvrtcHandler:
         """Return the identity of the NVRTC at `path`, and its version and architectures.
 
         Raises:
-            DeclinedError: it was replaced after its first use; OSError: it does not exist.
+            DeclinedError: the file was replaced after its first use; OSError: it does not exist.
+            KcacheError: a worker can't load it.
         """
         self._check_stamp(path)
         if path not in self._about:
@@ -133,19 +136,19 @@ class NvrtcHandler:
         return self._about[path]
 
     def warm_up(self) -> None:
-        """Do once what the first hit needs, while the program that will ask is still starting.
+        """Load what the first hit needs, while the program is still starting.
 
-        When these modules were loaded, the first hit took 3 ms instead of 20 ms. The whole warm-up,
-        a waiting thread and an early connection reduced the time of CuPy's first kernel from 3.9 ms
-        to 3.0 ms (22 and 23 November 2026, two cores shared by others).
+        With these modules loaded, the first hit took 3 ms instead of 20 ms. The whole warm-up,
+        together with a waiting thread and an early connection, reduced the time of CuPy's first
+        kernel from 3.9 ms to 3.0 ms (22 and 23 November 2026, two cores shared by others).
         """
         manifest_type()
-        found = library.find()  # most likely the one that the program will use
+        found = library.find()  # most likely the NVRTC that the program will use
         if found is not None and recall(self._folder, found.identity) is not None:
             self._rehearse(os.fsencode(found.path))
 
     def _rehearse(self, path: bytes) -> None:
-        """Answer a program that is in no cache, and stop before the compile."""
+        """Look up a program that no cache contains, and stop before the compile."""
         (major, _), _ = self.about(path, self._standing)
         text = b"// no program has this source\n"
         self.cache._rehearse_for(
@@ -157,10 +160,10 @@ class NvrtcHandler:
     def _without_pch(self, program: Program) -> Program:
         """Return the program without the options of automatic precompiled headers.
 
-        These options change only the log, and `nvrtcGetPCHCreateStatus` returns what it returns for
-        a program that used an existing precompiled header. NVRTC before 12.8 refuses the options,
-        and every release refuses a directory in which it can't write. In both cases, the program
-        keeps its options.
+        These options change only the log. The status that `nvrtcGetPCHCreateStatus` then returns is
+        that of a program for which NVRTC used an existing precompiled header. NVRTC before 12.8
+        rejects the options, and every release rejects a directory that it can't write to. In both
+        cases, the program is returned with its options, and `_check` declines it.
         """
         options, taken = without_automatic_pch([*map(_decoded, program.options)])
         folders = [text.strip().partition("=")[2] for text in taken if "pch-dir" in text]
@@ -180,22 +183,26 @@ class NvrtcHandler:
         headers = (text for _, text in program.headers)
         texts = program.source, program.name, *program.options, *headers
         if any(map(are_own_files, texts)):
-            raise DeclinedError("a path in /proc or /dev")
+            raise DeclinedError("a text has a path in /proc or /dev")
         if len(dict(program.headers)) != len(program.headers):
             raise DeclinedError("two headers with the same name")
         if self._known(program.library)[1][0][0] != program.major:
             raise DeclinedError("NVRTC is not of the major version that the program expects")
 
     def _check_standing(self, standing: bytes) -> None:
-        """Check that a path leads to the same file for the client, with the same rights."""
+        """Raise DeclinedError if a path may name another file for the client, or with other rights.
+
+        See `protocol.standing`.
+        """
         if standing != self._standing:
-            raise DeclinedError("another user, root directory or mount namespace")
+            raise DeclinedError(
+                "the program has another user, root directory or mount namespace than the server"
+            )
 
     def _check_stamp(self, path: bytes) -> None:
-        """Check that the library at `path` has not been replaced since its first use.
+        """Raise DeclinedError if the library at `path` was replaced after its first use.
 
-        The workers and the program may have loaded the library before another package or release
-        replaced it.
+        The workers and the program may have loaded the earlier library.
         """
         status = os.stat(path)
         stamp = status.st_ino, status.st_size, status.st_mtime_ns
@@ -205,16 +212,20 @@ class NvrtcHandler:
     # -- asking the cache --------------------------------------------------------------------------
 
     def _asked(self, program: Program) -> tuple[Caller, CompileRequest]:
-        """Return who asks, with library and directory, and the request."""
+        """Return the caller of a program, with its NVRTC and directory, and the program's request.
+
+        Raises:
+            DeclinedError: kcache can't make a request of the program.
+        """
         options = CompileOptions(extra_options=tuple(map(_decoded, program.options)))
         if options.target is None:
             default = _DEFAULT_ARCH.get(program.major)
             if default is None or any("arch" in each.name for each in options.parsed):
-                raise DeclinedError("an architecture in an unknown form")
+                raise DeclinedError("an option has an architecture in an unknown form")
             options = options.replace(arch=default)
         around = _caller(program, self._known(program.library)[0])
         call = CompileRequest(
-            # kcache refuses an empty source; a comment compiles to the same result.
+            # A request must not have an empty source. A comment compiles to the same result.
             _decoded(program.source) if program.source.strip() else "//\n",
             tuple(_decoded(name) for name in dict.fromkeys(program.expressions)),
             options,
@@ -236,7 +247,7 @@ def _caller(program: Program, compiler: str) -> Caller:
 
 def _answer(program: Program, kernel: CompiledKernel) -> Answer:
     if kernel.log and kernel.raw_log is None:
-        raise DeclinedError("the log was not kept as it was")
+        raise DeclinedError("the cache has no exact copy of the log")
     lowered = [(a.encode(), b.encode()) for a, b in kernel.lowered_names.items()]
     return Answer(
         _SUCCESS,
@@ -250,7 +261,7 @@ def _answer(program: Program, kernel: CompiledKernel) -> Answer:
 
 
 def _log(program: Program, raw_log: bytes) -> bytes:
-    """Return the log as NVRTC writes it for these options: see `_DEPRECATED`."""
+    """Return the log as NVRTC would write it for the options of `program`; see `_DEPRECATED`."""
     named = parse_options([*map(_decoded, program.options)]).arch is not None
     if raw_log.startswith(_DEPRECATED) and not named:
         return raw_log.partition(b"\n")[2]
@@ -267,7 +278,7 @@ def _failed(program: Program, error: CompileError) -> Answer:
 
 
 def _not_compiled(reason: str) -> Answer:
-    """Return a compile error whose log is the reason."""
+    """Return a compile error with `reason` as its log."""
     log = f"kcache: {reason}\n".encode() + b"\0"
     return Answer(_COMPILATION, b"\0", b"", b"", log, [], hit=False)
 
@@ -279,11 +290,11 @@ def _decoded(data: bytes) -> str:
         raise DeclinedError("a text is not UTF-8") from None
 
 
-# -- what is known of an NVRTC ---------------------------------------------------------------------
+# -- versions and architectures of NVRTC builds ----------------------------------------------------
 
 
 def recall(folder: str | None, identity: str) -> Release | None:
-    """Return what was remembered about a build, or None; a damaged file counts as none."""
+    """Return what `remember` has stored about a build, or None if that is absent or damaged."""
     if folder is None:
         return None
     try:
@@ -295,7 +306,7 @@ def recall(folder: str | None, identity: str) -> Release | None:
 
 
 def remember(folder: str | None, identity: str, about: Release) -> None:
-    """Remember version and architectures of a build, if that is possible."""
+    """Store version and architectures of a build in `folder`; ignore an error of the disk."""
     if folder is None:
         return
     with suppress(OSError):

@@ -1,19 +1,18 @@
 """Protocol: messages between the interface library and the daemon, as fields.
 
 The messages are those of `kcache.util.wire`, and their first field is their kind. Numbers are
-decimal text. `native/compile.c`, `native/about.c` and `native/bytes.c` are the other end.
+decimal text. `native/compile.c`, `native/about.c` and `native/bytes.c` are the program's end.
 
 =============  ===================================================================================
 question       fields
 =============  ===================================================================================
 ``compile``    NVRTC's major version; the numbers of variables, headers, options and name
-               expressions; the library's path, the working directory; ``NAME=value`` of each
-               variable, or ``NAME`` if it is not set; source and its name; the names and then the
-               texts of the headers; options, name expressions; the client's standing (see
-               `standing`)
-``query``      the library's path; the client's standing
+               expressions; NVRTC's path, the working directory; ``NAME=value`` of each variable, or
+               ``NAME`` if it is not set; the source and its name; the names and then the texts of
+               the headers; options, name expressions; the client's standing (see `standing`)
+``query``      NVRTC's path; the client's standing
 ``nvcc``       the client's standing, and a start of nvcc; see `kcache.nvcc.request`
-``note``       why the program asked the real NVRTC
+``note``       why the interface library called the real NVRTC
 =============  ===================================================================================
 """
 
@@ -31,15 +30,16 @@ COMPILE, QUERY, NOTE, NVCC = b"compile", b"query", b"note", b"nvcc"
 
 
 class DeclinedError(Exception):
-    """kcache can't answer exactly, and the real NVRTC has to; the message is the reason."""
+    """kcache might not answer as NVRTC would, so the real NVRTC is called; see the message."""
 
 
 def standing() -> bytes:
     """Return this process's standing: its user, root directory and mount namespace.
 
-    `native/server.c` has the same form. If client and daemon have the same standing, a path leads
-    to the same file for both, with the same rights. A program may change its standing after it has
-    connected (chroot(2), `unshare -m`, setuid(2)).
+    `native/server.c` makes the same text. If client and daemon have the same standing, a path names
+    the same file for both, and they have the same rights to the file. Each question contains the
+    standing, because a program may change its standing after it has connected (chroot(2),
+    `unshare -m`, setuid(2)).
     """
     root = os.stat("/")
     space = (0, 0)
@@ -51,18 +51,18 @@ def standing() -> bytes:
 
 
 class Program(NamedTuple):
-    """A program as it was given to NVRTC, with what the compile needs to know about the client.
+    """An NVRTC program as the client passed it, and what the compile depends on at the client.
 
     Attributes:
         major: NVRTC's major version.
-        library: path of the NVRTC that the program would have used.
+        library: path of the NVRTC that the client would have used.
         directory: working directory of the client.
         standing: the client's user, root directory and mount namespace; see `standing`.
         environment: the variables of the client that NVRTC reads.
-        source, name: as given to `nvrtcCreateProgram`; the name is empty if there is none.
-        headers: (include name, text), in order.
-        options: as given to `nvrtcCompileProgram`.
-        expressions: name expressions.
+        source, name: as passed to `nvrtcCreateProgram`; the name is empty if there is none.
+        headers: pairs of an include name and the header's text, in order.
+        options: as passed to `nvrtcCompileProgram`.
+        expressions: the name expressions.
     """
 
     major: int
@@ -78,13 +78,13 @@ class Program(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer of NVRTC.
+    """What NVRTC returns for a program that was compiled.
 
     Attributes:
         result: NVRTC's result code.
-        ptx, log: with the NUL that NVRTC ends them with.
+        ptx, log: end in a NUL, as NVRTC returns them.
         cubin, ltoir: empty if there is none.
-        lowered: (name expression, lowered name).
+        lowered: pairs of a name expression and its lowered name.
         hit: whether the kernel comes from the cache.
     """
 
@@ -98,16 +98,16 @@ class Answer(NamedTuple):
 
 
 def unpack_program(fields: Sequence[bytes]) -> Program:
-    """Return the program in the fields after `COMPILE`.
+    """Return the program in a `COMPILE` message, whose `fields` are given without the first one.
 
     Raises:
-        WireError: the fields are not a program.
+        WireError: the fields are not those of a program.
     """
     if len(fields) < 10:
-        raise WireError("no program")
+        raise WireError(f"expected at least 10 fields of a program, got {len(fields)}")
     major, variables, headers, options, expressions = map(number_in, fields[:5])
     if len(fields) != 10 + variables + 2 * headers + options + expressions:
-        raise WireError("the number of fields differs from the announced one")
+        raise WireError("the number of a program's fields differs from the announced one")
     rest = iter(fields[5:])
     library, directory = islice(rest, 2)
     settings = [text.partition(b"=") for text in islice(rest, variables)]
@@ -128,7 +128,7 @@ def unpack_program(fields: Sequence[bytes]) -> Program:
 
 
 def pack_answer(answer: Answer) -> list[bytes]:
-    """Return the fields of an answer; names get a NUL at their end."""
+    """Return the fields of an answer, in which each name ends in a NUL."""
     names = [name + b"\0" for pair in answer.lowered for name in pair]
     outputs = (answer.ptx, answer.cubin, answer.ltoir, answer.log)
     return [b"%d" % answer.result, *outputs, *names]

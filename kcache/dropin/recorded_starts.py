@@ -1,7 +1,7 @@
-"""Recorded starts: starts nvcc as it was recorded, so that its outputs are in the cache.
+"""Recorded starts: repeats recorded starts of nvcc, so that the outputs of nvcc are in the cache.
 
-A directory that no longer exists is replaced by a temporary one with the recorded sources. Programs
-that compile at run time often use a temporary directory with a random name.
+A directory that no longer exists is replaced by a temporary one with the recorded sources, because
+programs that compile at run time often use a temporary directory with a random name.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from kcache.nvcc.request import Roots, Start
 
 
 def start_of(recorded: Mapping[str, Any], stack: ExitStack) -> Start:
-    """Return a recorded start of nvcc, in directories that exist.
+    """Return the start of nvcc that was recorded, in directories that exist.
 
     Args:
         recorded: what `Start.recorded` has returned.
         stack: removes the temporary directories when it is closed.
 
     Raises:
-        ConfigError: it is not a recorded start; OSError: its sources can't be written.
+        ConfigError: `recorded` is not a recorded start.
+        OSError: the recorded sources can't be written to a temporary directory.
     """
     try:
         start = _made(recorded, lambda text: text)
@@ -49,7 +50,7 @@ def start_of(recorded: Mapping[str, Any], stack: ExitStack) -> Start:
                     file.write(os.fsencode(text))
         return _made(recorded, lambda text: here.named(start.roots.numbered(text)))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise ConfigError(f"expected a recorded start of nvcc: {error!r}") from error
+        raise ConfigError(f"a recorded start of nvcc has a wrong field: {error!r}") from error
 
 
 def _made(recorded: Mapping[str, Any], here: Callable[[str], str]) -> Start:
@@ -66,7 +67,13 @@ def _made(recorded: Mapping[str, Any], here: Callable[[str], str]) -> Start:
 def compile_all(
     cache: KernelCache, starts: Sequence[Start], jobs: int, done: Callable[[], object]
 ) -> list[CompiledKernel | CompileError]:
-    """Return the result of each start, in order; nvcc runs if the cache has no result.
+    """Return the result of each start, in order. nvcc runs only if the cache has no result.
+
+    Args:
+        cache: the cache to look into; nvcc's outputs are stored there.
+        starts: the starts to repeat.
+        jobs: how many starts may run at the same time.
+        done: called after each start that did not fail.
 
     Raises:
         MissingError, OSError: nvcc can't be started and recorded here.
@@ -94,7 +101,7 @@ def compile_all(
 
 
 def _run(client: str, socket: str, start: Start) -> str:
-    """Run nvcc by kcache's client; return what it printed."""
+    """Run nvcc through kcache's `client`; return what nvcc printed, or why it can't be started."""
     try:
         done = subprocess.run(
             [client, "--program", start.program, *start.arguments],

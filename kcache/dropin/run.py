@@ -1,11 +1,13 @@
-"""Run: `kcache run`, which starts a program with the drop-in before NVRTC.
+"""Run: `kcache run`, which runs a program with the drop-in in place of NVRTC.
 
 The launcher starts a daemon and becomes the program. Process, parent and terminal stay the same, so
 that exit status, signals and job control are the program's own. With `--stats`, the launcher stays
-as the program's parent, in the same process group, and does what a shell does. It also stays if it
-is the first process of a container and has started the daemon: when the first process ends, the
-kernel kills all others, and the first process is the parent of every process whose own parent has
-ended, such as the daemon.
+as the program's parent, in the same process group, and does what a shell does.
+
+The launcher also stays if it is the first process of a container and has started the daemon. When
+the first process of a container ends, the kernel kills all others, so the launcher ends the daemon
+first. The first process is also the parent of every process whose own parent has ended, such as the
+daemon, and has to wait for these processes.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _NOT_EXECUTABLE = 126
 _NOT_FOUND = 127
 #: The signals that Python ignores from its start.
 _PYTHON_IGNORES = ("SIGPIPE", "SIGXFSZ")
-#: Programs that pass an ignored signal on: their child processes ignore it, too. Others, such as
+#: Programs whose child processes ignore the same signals as the program. Other programs, such as
 #: sshd or Python with its `subprocess`, ignore SIGPIPE, but their child processes do not.
 _HAND_ON = frozenset(("systemd", "sh", "ash", "bash", "dash", "ksh", "mksh", "zsh", "busybox"))
 #: Higher than any descriptor.
@@ -41,7 +43,8 @@ _MOST_DESCRIPTORS = 1 << 20
 _KILLED_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 #: The id of the first process of a container.
 _FIRST = 1
-#: Seconds that the first process waits for its daemon to end. The daemon writes its counts first.
+#: The first process of a container waits up to this many seconds until its daemon has ended.
+#: Before it ends, the daemon writes the cache's counts.
 _END_TIMEOUT = 5.0
 
 
@@ -58,13 +61,14 @@ def run(
     This process becomes the command, or stays its parent and ends as the command does.
 
     If the cache can't be used, the command runs without it, and one line gives the reason. But if
-    the settings allow no compile, the command does not run.
+    the setting `on_miss` is `error`, the command does not run, because the real NVRTC would compile
+    for it.
 
     Args:
         command: the program and its arguments.
         stats: print one line about the cache at the end.
         why: print one line for each compile: a hit, or the reason for a miss.
-        record: a file to record every requested kernel in.
+        record: a file in which every requested kernel is recorded.
         directory: the cache's directory, instead of the one that the environment names.
     """
     _die_of_interrupts()
@@ -81,7 +85,8 @@ def run(
         command = _with_client(command, environment)
     except (libraries.MissingError, OSError) as error:
         if _allows_no_compile():
-            _print(f"error: {error}; and KCACHE_ON_MISS=error allows no compile")
+            what = "does not run without the cache, because KCACHE_ON_MISS=error allows no compile"
+            _print(f"error: {command[0]} {what}: {error}")
             return _FAILED
         _print(f"warning: {command[0]} runs without the cache: {error}")
         added, socket, before = {}, None, None
@@ -100,7 +105,7 @@ def run(
 
 
 def _check_recording(path: str) -> None:
-    """Warn if a file can't be recorded into. The daemon would only log that."""
+    """Print a warning if kernels can't be recorded in the file; the daemon would only log this."""
     from kcache.errors import ConfigError  # noqa: PLC0415
     from kcache.warm.recording import refuse_other_file  # noqa: PLC0415
 
@@ -123,7 +128,7 @@ def _die_of_interrupts() -> None:
 
 
 def run_fast(arguments: Sequence[str]) -> int | None:
-    """Run the arguments of `kcache run`, or return None if click has to parse them.
+    """Run `kcache run` with `arguments`, or return None if click has to parse the arguments.
 
     Without click, the program starts 60 ms sooner.
     """
@@ -137,7 +142,7 @@ def run_fast(arguments: Sequence[str]) -> int | None:
 
 
 def _with_client(command: Sequence[str], environment: Mapping[str, str]) -> Sequence[str]:
-    """Return a command that starts kcache's client if `command` is nvcc, else `command`."""
+    """Return a command that runs nvcc through kcache's client, or `command` if it is not nvcc."""
     if os.path.basename(command[0]) != "nvcc":
         return command
     import shutil  # noqa: PLC0415
@@ -151,9 +156,11 @@ def _with_client(command: Sequence[str], environment: Mapping[str, str]) -> Sequ
 def _prepare(
     environment: Mapping[str, str], *, why: bool = False, shared: bool = False
 ) -> tuple[dict[str, str], str, dict[str, Any] | None]:
-    """Return the variables to add, the daemon's socket, and the daemon's status before the program.
+    """Find or start a daemon; return variables, the path of the daemon's socket, and its status.
 
-    The status is None if the daemon has just been started. A `shared` daemon outlives this program.
+    The variables are those to add to the program's environment. The status is None if the daemon
+    has just been started. A daemon that is started with `shared` also answers other programs, and
+    does not end with this program.
     """
     preloaded = libraries.preloaded(libraries.find(environment))
     variables = env.of_service(environment)
@@ -180,9 +187,13 @@ def _prepare(
 
 
 def _report_remotes(variables: Mapping[str, str]) -> None:
-    """Start a process that warns of silent remotes: another program's daemon can't do that."""
+    """Start a process that warns of remotes that do not answer.
+
+    The daemon that answers this program was started for another one, and can't write to this
+    standard error.
+    """
     service = spawn.Daemon("trouble", "kcache.dropin.compile_service", b"")
-    with suppress(OSError):  # the program works without
+    with suppress(OSError):  # the program works without the warnings
         spawn.spawn_own(service, variables, forks=True, logs=True)
 
 
@@ -193,10 +204,10 @@ def _print(message: str) -> None:
 
 
 def _inherited_signals() -> dict[signal.Signals, signal.Handlers]:
-    """Return for each signal that Python ignores whether this process inherited it as ignored.
+    """Return what this process inherited for each signal in `_PYTHON_IGNORES`: SIG_IGN or SIG_DFL.
 
-    Python ignores these signals from its start, which hides what was inherited. So this reads what
-    the parent process ignores; see `_HAND_ON`.
+    Python ignores these signals from its start, so the process can't ask the system what it
+    inherited. This function reads which signals the parent process ignores; see `_HAND_ON`.
     """
     ignored = 0
     with suppress(OSError, ValueError, IndexError):  # the parent may be in another namespace
@@ -215,12 +226,13 @@ def _become(
 ) -> int:
     """Become the program, with the signals and variables that this process has inherited.
 
-    The program gets the C library's variables. Python's copy lacks entries without a `=`.
+    Return an exit code if the program can't be run. The program gets the C library's environment,
+    because Python's copy of it lacks entries without a `=`.
 
     Args:
         command: the program and its arguments.
         added: variables to set.
-        inherited: from `_inherited_signals`.
+        inherited: the result of `_inherited_signals`.
     """
     for number, how in inherited.items():
         signal.signal(number, how)
@@ -235,12 +247,12 @@ def _become(
 
 
 def _execute(command: Sequence[str]) -> NoReturn:
-    """Become the program; run a script without `#!` by the shell, as `execvp` of POSIX does.
+    """Become the program. A script without `#!` is run by /bin/sh, as `execvp` of POSIX does it.
 
     Raises:
-        OSError: it can't be run.
+        OSError: the program can't be run.
     """
-    if not command[0]:  # Python refuses it with ValueError
+    if not command[0]:  # for an empty name, Python would raise ValueError
         raise FileNotFoundError
     try:
         os.execvp(command[0], [*command])
@@ -257,14 +269,16 @@ def _execute(command: Sequence[str]) -> NoReturn:
 
 
 def _watch(command: Sequence[str], added: Mapping[str, str]) -> int:
-    """Run a program, and return its wait(2) status.
+    """Run a program as a child process, and return its wait(2) status.
 
-    The program gets each signal that the launcher gets, and stops the launcher when it stops.
+    The program gets each signal that the launcher gets. When the program stops (SIGTSTP), the
+    launcher stops, too.
     """
     launcher = os.getpid()
     inherited = _inherited_signals()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # keeps the status
+    # If SIGCHLD was ignored, the kernel would discard the status.
+    of_children = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGCHLD, of_children)
@@ -284,16 +298,21 @@ def _watch(command: Sequence[str], added: Mapping[str, str]) -> int:
 
 
 def _is_outdated(number: int) -> bool:
-    """Return whether a SIGCONT is outdated: the group has been stopped again after it.
+    """Return whether `number` is a SIGCONT after which the process group was stopped again.
 
-    The later stop has discarded the SIGCONT that was pending in the second process; see `_witness`.
+    `_witness` does not recognise such a SIGCONT, because the later stop has discarded the SIGCONT
+    that was pending in the second process.
     """
     stops = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
     return number == signal.SIGCONT and not stops.isdisjoint(signal.sigpending())
 
 
 def _release_files() -> None:
-    """Release files and directory: the program may close a pipe, or unmount its directory."""
+    """Close all files but standard error, and leave the working directory.
+
+    Otherwise, a pipe would stay open after the program has closed it, and the program could not
+    unmount the directory.
+    """
     os.chdir("/")
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1):
@@ -302,10 +321,11 @@ def _release_files() -> None:
 
 
 def _witness() -> Callable[[int], bool]:
-    """Return a function that decides whether a signal has reached the whole process group.
+    """Return a function that returns whether a signal was sent to the whole process group.
 
-    The program has already received such a signal itself. To find out, there is a second process in
-    the group. It blocks all signals, so a signal to the whole group is pending in it.
+    The program has already received such a signal, so the launcher must not send it again. To find
+    out, this function starts a second process in the group. The second process blocks all signals,
+    so a signal to the whole group stays pending in it.
     """
     asked, question = os.pipe()
     answered, answer = os.pipe()
@@ -328,7 +348,10 @@ def _witness() -> Callable[[int], bool]:
 
 
 def _end_of(child: int) -> int | None:
-    """Return how the program ended, or None; if it has stopped, stop, as a shell expects."""
+    """Return the program's wait(2) status, or None if the program has not ended.
+
+    If the program has stopped, this process stops, too, as a shell expects.
+    """
     whose = -1 if os.getpid() == _FIRST else child
     while True:
         found, status = os.waitpid(whose, os.WUNTRACED | os.WNOHANG)
@@ -347,14 +370,17 @@ def _summary(socket: str, before: dict[str, Any] | None) -> str:
 
     about = sockets.status(socket)
     if about is None:
-        return "the server is gone"
+        return "no counts: the server has ended before the program"
     if before is None or before["process"] != about["process"]:
         return summary(about["counts"])
     return summary(since(before["counts"], about["counts"]))
 
 
 def _end_server(socket: str) -> None:
-    """End our daemon and wait for it; else the end of the container would kill the daemon."""
+    """End this launcher's daemon, and wait until it has written its counts and ended.
+
+    Otherwise, the kernel would kill the daemon at the end of the container.
+    """
     about = sockets.status(socket)
     if about is None or sockets.ask(socket, sockets.STOP) is None:
         return
@@ -365,7 +391,7 @@ def _end_server(socket: str) -> None:
 
 
 def _die_of(number: int) -> None:
-    """End as the program did, without a core dump of this process."""
+    """End this process by the signal that ended the program, but without a core dump."""
     import resource  # noqa: PLC0415
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -377,7 +403,7 @@ def _die_of(number: int) -> None:
 
 
 def _die_with(launcher: int) -> None:
-    """Make this process end with the launcher, or at once if the launcher has ended already."""
+    """Let the kernel kill this process when the launcher ends; exit if it has already ended."""
     import ctypes  # noqa: PLC0415
 
     prctl = getattr(ctypes.CDLL(None), "prctl", None)

@@ -1,7 +1,8 @@
-"""RunEnvironment: reads the launcher's variables, and makes those of program and daemon.
+"""RunEnvironment: reads the launcher's environment, and makes those of the program and the daemon.
 
-`kcache.config` and `kcache.environment` also read the environment, but importing them takes as long
-as everything else that `kcache run` does before the program starts (16 ms).
+`kcache.config` and `kcache.environment` also read the environment. They are not imported here,
+because that would take as long as everything else that `kcache run` does before the program starts
+(16 ms).
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
-#: Names the socket of the daemon that a program asks; read by the interface library.
+#: Names the socket of the daemon that answers a program. The interface library reads this variable.
 SOCKET = "KCACHE_DROPIN_SOCKET"
 #: Names a folder with the libraries, to be used instead of the package's own.
 LIBRARIES = "KCACHE_DROPIN_LIBRARIES"
 _PRELOAD = "LD_PRELOAD"
-#: Names layers and remotes.
+#: Names read-only tiers and remotes.
 REMOTE = "KCACHE_REMOTE"
-#: If it is set, the daemon logs to the program's standard error, from this level on.
+#: If this is set, the daemon logs messages of at least this level to the program's standard error.
 LOG = "KCACHE_LOG"
 _TOKEN = "KCACHE_REMOTE_TOKEN"
-#: A relative path in one of these means another file in another directory.
+#: Variables that contain a path. A relative path would name another file for the daemon, whose
+#: working directory is another one.
 _PATHS = (
     *("KCACHE_DIR", "KCACHE_RECORD", "KCACHE_SIGNING_KEY_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR"),
     *("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
@@ -40,9 +42,9 @@ def current() -> MutableMapping[str, str]:
 
 
 def of_dropin(environment: Mapping[str, str], preloaded: list[str], socket: str) -> dict[str, str]:
-    """Return the variables that a program with this environment needs to use the drop-in.
+    """Return the variables to add to a program's `environment`, so that it uses the drop-in.
 
-    Libraries that the program preloads already come first.
+    Libraries that the environment already has in LD_PRELOAD come first.
     """
     others = without_dropin(environment).get(_PRELOAD)
     first = [others] if others else []
@@ -50,16 +52,19 @@ def of_dropin(environment: Mapping[str, str], preloaded: list[str], socket: str)
 
 
 def of_service(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the daemon's variables, with absolute paths: its working directory is another one."""
+    """Return the daemon's variables for a program that has the variables `environment`.
+
+    Paths in them are absolute, because the daemon has another working directory.
+    """
     variables = without_dropin(environment)
     paths = ((name, variables.get(name)) for name in _PATHS)
     return variables | {name: _absolute(path) for name, path in paths if path}
 
 
 def undo_locale() -> None:
-    """Give LC_CTYPE the value that this process has inherited.
+    """Set LC_CTYPE to the value that this process inherited, or remove it if it inherited none.
 
-    Python sets it where there is no locale (PEP 538).
+    Python changes LC_CTYPE at its start if no locale is set (PEP 538).
     """
     try:
         with open("/proc/self/environ", "rb") as file:
@@ -73,7 +78,7 @@ def undo_locale() -> None:
 
 
 def settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables in an environment that are settings; credentials are hidden."""
+    """Return kcache's settings in `environment`; credentials are replaced by a short digest."""
     return {
         name: _shown(name, value)
         for name, value in environment.items()
@@ -82,9 +87,10 @@ def settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def meaning(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings and, if they name no directory for the cache, the user's cache folder.
+    """Return the values that decide which cache a program with the variables `environment` uses.
 
-    Two processes with equal results use the same cache.
+    These are kcache's settings and, if the settings name no directory for the cache, the user's
+    cache folder. Programs with equal values use the same cache.
     """
     values = settings(environment)
     if "KCACHE_DIR" not in values:
@@ -93,7 +99,7 @@ def meaning(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def service(environment: Mapping[str, str]) -> Daemon:
-    """Return the daemon for programs with these variables."""
+    """Return the daemon that answers programs with the variables `environment`."""
     values = sorted(meaning(environment).items())
     texts = (text for setting in values for text in setting)
     return Daemon("programs", "kcache.dropin.compile_service", join_texts(texts))
@@ -110,7 +116,10 @@ def _absolute(path: str) -> str:
 
 
 def _digest(secret: str) -> str:
-    """Return a digest that distinguishes two secrets, but is too short to guess one from it."""
+    """Return a short digest of a secret, from which nobody can guess the secret.
+
+    Different secrets very probably have different digests.
+    """
     digest = hashlib.sha256(secret.encode("utf-8", "replace"), usedforsecurity=False)
     return digest.hexdigest()[:8]
 

@@ -150,7 +150,7 @@ def test_one_inside_the_other_uses_the_outer_server(dropin: Dropin, real: Path) 
 )
 def test_without_libraries_commands_agree_why(dropin: Dropin, tmp_path: Path) -> None:
     told = (
-        "kcache can't answer NVRTC here: it needs a C compiler for its first use, or a wheel for "
+        "kcache can't replace NVRTC here: it needs a C compiler at its first use, or a wheel for "
         "this platform"
     )
     environment = {
@@ -173,7 +173,8 @@ def test_without_libraries_commands_agree_why(dropin: Dropin, tmp_path: Path) ->
         assert covered["cuda.core"][0] == "an adapter"
     strict = dropin.bare(*KCACHE, *program, **environment, KCACHE_ON_MISS="error")
     assert strict.code == 125
-    assert strict.errors == f"kcache: error: {told}; and KCACHE_ON_MISS=error allows no compile\n"
+    what = "does not run without the cache, because KCACHE_ON_MISS=error allows no compile"
+    assert strict.errors == f"kcache: error: /bin/sh {what}: {told}\n"
 
 
 @pytest.mark.parametrize("folder", ["a b", "a:b", "a$b"])
