@@ -1,26 +1,32 @@
 """Manifest: the dependency sets that one request has had so far.
 
 A manifest is stored as an entry under the request's key. Its sections `set0`, `set1`, ... are the
-dependency sets, the most recent one first. `stamps0.LOCATION` has the stamps under which the files
-of set 0 were verified at the location with that digest.
+dependency sets, the most recent one first. The section `stamps0.LOCATION` contains the stamps that
+the files of `set0` had when they were last verified at the location whose digest is `LOCATION`.
 
-A set is a u32 length, a text of that length, and a digest of 16 bytes for each file that was read.
-A long text is compressed by zlib. The text has groups, separated by two NULs. A group is a KIND and
-a root's number, then fields separated by NULs. Kinds whose fields are paths below the root: ``f``
-files that were read, ``a`` absent, ``p`` present and not opened, ``d`` directories, ``n`` names of
-in-memory texts. Others: ``i`` a number and a path: paths with equal numbers are one file, paths
-with different numbers are not; ``e`` an errno and a path; ``v`` (root 0) a variable, ``NAME=VALUE``
-or ``NAME`` if it is not set. Only for nvcc: ``u`` names that were not links; ``l`` the root and the
-path that a link leads to, and the link; ``m`` a mode, whether access(2) granted it, and a path;
-``t`` two numbers and a path, see `Answers.times`.
+A dependency set is a u32 length, a text of that length, and a digest of 16 bytes for each file that
+was read. A long text is compressed by zlib. The text consists of groups, separated by two NULs. A
+group consists of fields, separated by NULs. The first field is a letter, directly followed by the
+number of a root. The letter decides what the other fields are; see also the class `Answers`:
 
-Two groups come last: ``c`` (root 0) has the conditions for the use of the result elsewhere, see
-`places`; ``x`` (root 0) has the location of the compile. The key of a kernel covers the whole set
-except ``x``.
+- Any number of paths below the root: ``f`` files that were read, ``a`` absent paths, ``p`` files
+  that were present and were not opened, ``d`` directories, ``n`` names of in-memory texts.
+- ``i``: a number and a path. Paths with equal numbers lead to the same file, and paths with
+  different numbers to different files.
+- ``e``: an errno, and the path whose stat or open failed with it.
+- ``v`` (root 0): a variable, as ``NAME=VALUE``, or as ``NAME`` if it was not set.
+- Only for nvcc: ``u`` any number of paths that were not links; ``l`` the root and the path of a
+  link's target, then the path of the link; ``m`` a mode, 1 if access(2) granted it and 0 if not,
+  and the path; ``t`` two numbers and a path, see `Answers.times`.
+- ``c`` (root 0): the conditions for using the result at another location; see `places`.
+- ``x`` (root 0): the location of the compile.
 
-A stamp is five signed 64-bit integers (`Stamp`), which are zeros if it is not trusted. A section of
-stamps has one stamp for each file, then a u32 count of directories, their stamps, and their
-absolute paths separated by NULs. Everything is little-endian.
+The groups ``c`` and ``x`` come last. The key of a kernel covers the whole set except ``x``.
+
+A stamp is five signed 64-bit integers (`files.Stamp`). They are zeros if the stamp can't be
+trusted. A section of stamps has a stamp for each file that was read, then a u32 count of the
+directories that were checked for absent files, the stamps of these directories, and their absolute
+paths separated by NULs. Everything is little-endian.
 """
 
 from __future__ import annotations
@@ -35,18 +41,21 @@ from kcache.nvrtc.files import FileDigests, Stamp
 from kcache.nvrtc.request import Request, digest_fields
 from kcache.nvrtc.verification import Difference, LocationState, differences, misplaced
 
-#: For how many locations a set keeps stamps; checkouts and containers may share a cache.
+#: A set keeps the stamps of at most this many locations. There may be several, because checkouts
+#: and containers may share a cache.
 MAX_LOCATIONS = 4
 
 
 class DependencySet:
-    """What one result depends on, and what was verified about it in each location.
+    """What one result depends on, and the stamps with which it was verified at each location.
 
-    It is decoded at its first use. Threads: safe to share; `stamps` is replaced, never changed in
-    place.
+    The encoding is decoded when it is needed for the first time.
+
+    Threads: All methods may be called from several threads at the same time. The mapping `stamps`
+    is replaced, never changed in place.
 
     Args:
-        raw: the encoding.
+        raw: the encoding of the set.
 
     Attributes:
         raw: as given.
@@ -60,12 +69,12 @@ class DependencySet:
         self.stamps: dict[str, bytes] = {}
         self._answers: Answers | None = None
         self._identity = ""
-        #: The last key of a request, and that of its result.
+        #: The request's key of the last call of `result_key`, and the result's key.
         self._result = "", ""
         self._states: dict[str, LocationState] = {}
 
     def answers(self) -> Answers:
-        """Return the decoded set.
+        """Return the answers in the set, decoded.
 
         Raises:
             CorruptEntryError: the encoding is malformed.
@@ -75,11 +84,15 @@ class DependencySet:
         return self._answers
 
     def dependencies(self, request: Request) -> tuple[str, ...]:
-        """Return the absolute paths of the headers, sorted. A location has one tuple object."""
+        """Return the absolute paths, sorted, of the files that were read.
+
+        The paths are those at the location of `request`. All calls for one location return the same
+        tuple object.
+        """
         return self.state_at(request).dependencies
 
     def result_key(self, request_key: str) -> str:
-        """Return the key of the result, a digest of the request's key and `identity`."""
+        """Return the key of the result's entry, a digest of `request_key` and `identity`."""
         known, key = self._result
         if known != request_key:
             fields = [("request", request_key.encode()), ("headers", self.identity.encode())]
@@ -101,7 +114,10 @@ class DependencySet:
     # -- whether it holds ------------------------------------------------------------------------
 
     def holds(self, request: Request, digests: FileDigests) -> bool:
-        """Return whether every answer is as in the set; if so, remember the verified stamps."""
+        """Return whether every question of the compile would now get the answer in the set.
+
+        If so, this process remembers the verified stamps.
+        """
         verified: list[Stamp] = []
         if next(self.differences(request, digests, verified), None) is not None:
             return False
@@ -111,12 +127,14 @@ class DependencySet:
     def differences(
         self, request: Request, digests: FileDigests, verified: list[Stamp]
     ) -> Iterator[Difference]:
-        """Yield the differences between the set and now, the cheapest to find first.
+        """Yield the differences between the answers in the set and the present ones.
+
+        Those that are cheapest to find come first.
 
         Args:
-            request: the request.
-            digests: the contents of files.
-            verified: gets the stamps of the files that do not differ.
+            request: the request, whose location decides where the files are.
+            digests: what this process knows about the contents of files.
+            verified: to this list, the stamps of the files that do not differ are appended.
 
         Raises:
             CorruptEntryError: the set is malformed.
@@ -136,9 +154,13 @@ class DependencySet:
         yield from differences(answers, state, request.search, digests, verified)
 
     def state_at(self, request: Request) -> LocationState:
-        """Return this process's state of the files at the request's location.
+        """Return what this process knows about the set's files at the location of `request`.
 
-        A new state has the stamps that were stored for this location, or else for another one.
+        At first, it knows the stamps that were stored for this location, or, if there are none, the
+        stamps for another location.
+
+        Raises:
+            IndexError: the set has a root that the request does not have.
         """
         location = request.location
         state = self._states.get(location)
@@ -157,7 +179,10 @@ class DependencySet:
     # -- what was verified -----------------------------------------------------------------------
 
     def remember(self, request: Request) -> bool:
-        """Add the verified stamps to `stamps`, to be stored; return whether they are new."""
+        """Add the stamps that were verified for `request` to `stamps`; return whether they are new.
+
+        If they are new, the caller should store the manifest.
+        """
         location, raw = request.location, self.state_at(request).pack()
         if self.stamps.get(location) == raw:
             return False
@@ -174,17 +199,20 @@ class Manifest:
 
     def __init__(self, dependency_sets: list[DependencySet]) -> None:
         self.dependency_sets = dependency_sets
-        #: location -> the set that held at the last check there.
+        #: location -> the set that held at the last check of this location.
         self.checked: dict[str, DependencySet] = {}
 
     def was_checked_at(self, location: str) -> bool:
-        """Return whether a dependency set has held at a location."""
+        """Return whether any of the dependency sets was ever verified at `location`."""
         return any(location in each.stamps for each in self.dependency_sets)
 
     def holding(
         self, request: Request, digests: FileDigests, *, once: bool = False
     ) -> DependencySet | None:
-        """Return the dependency set that holds now, or None; with `once`, trust the last check."""
+        """Return the dependency set that holds now, or None if none holds.
+
+        With `once`, a set that held at the last check of this location is not checked again.
+        """
         last = self.checked.get(request.location)
         if last is not None and (once or last.holds(request, digests)):
             return last
@@ -196,7 +224,11 @@ class Manifest:
         return None
 
     def add(self, dependency_set: DependencySet) -> None:
-        """Insert a dependency set at the front; it replaces an equal set and gets its stamps."""
+        """Insert `dependency_set` at the front, and remove an equal older set.
+
+        The new set gets the stamps of the older one, in addition to its own. If there are more than
+        `MAX_SETS` sets, the oldest one is removed, too.
+        """
         kept: list[DependencySet] = []
         for old in self.dependency_sets:
             if old.identity == dependency_set.identity:
@@ -206,7 +238,7 @@ class Manifest:
         self.dependency_sets = [dependency_set, *kept][:MAX_SETS]
 
     def without_stamps(self) -> Manifest:
-        """Return the dependency sets without what was verified about them on another machine."""
+        """Return a copy of the manifest without its stamps, which another machine has verified."""
         return Manifest([DependencySet(each.raw) for each in self.dependency_sets])
 
     def to_entry(self) -> Entry:

@@ -1,6 +1,7 @@
 """Metadata: what a kernel's entry records about its request and its compile.
 
-Readers accept any content: an entry may come from another version or another program.
+The functions that read metadata accept any content, because an entry may have been written by
+another version or another program.
 """
 
 from __future__ import annotations
@@ -19,39 +20,49 @@ from kcache.nvrtc.search import HeaderSearch
 if TYPE_CHECKING:
     from kcache.entry import JSON
 
-#: How the option that names the target begins.
+#: The beginnings of an option that names the target.
 _TARGET = ("--gpu-architecture", "-arch")
-#: A later time, in seconds since the epoch, is not a time.
+#: The year 9999, in seconds since the epoch. A larger number is not treated as a time.
 _YEAR_9999 = 253e9
 
 
 def flags_of(value: JSON) -> tuple[str, ...]:
-    """Return the options of a compile without the target."""
+    """Return the options of a compile, from the metadata's `flags`, without the target."""
     flags = filter(None, texts_of(value))
     # Interned, because thousands of entries have the same options.
     return tuple(sys.intern(flag) for flag in flags if not flag.startswith(_TARGET))
 
 
 def stored_log(metadata: Mapping[str, JSON]) -> str:
-    """Return the log of a kernel's compile, with the directories that the options name."""
+    """Return the log of a kernel's compile as text.
+
+    In the log, the directories have the spelling that they had in that compile.
+    """
     paths = parse_options(texts_of(metadata.get("flags"))).include_paths
     search = HeaderSearch(text_of(metadata.get("source_name")), paths, directory="/")
     return text_of_log(log_at(search, text_of(metadata.get("log")).encode("latin-1", "replace")))
 
 
 class RequestSummary(NamedTuple):
-    """The parts of a request, or of an entry's request, to compare; None or empty if unknown.
+    """The parts of a request that can be compared with those of another request.
+
+    The request is either a new one or the one whose kernel an entry contains. Parts that are
+    unknown are empty or None.
 
     Attributes:
-        source_name: name of the source; `names`, `arch`, `flags` and `compiler` as they were
-            requested.
-        source_hash: digest of the source text.
-        headers: in-memory headers, include name -> digest of the text.
-        extra_key: digest of the caller's own bytes, empty without any.
-        bound: the directories in the key; see `Request`.
-        request: key of the request.
-        nvrtc: version of the compiler, such as `"13.0"`.
-        created: seconds since the epoch.
+        source_name: the name of the source.
+        names: the name expressions.
+        arch: the target architecture.
+        flags: the options, as flags for the compiler.
+        compiler: the identity of the compiler.
+        source_hash: the digest of the source text.
+        headers: the in-memory headers, include name -> digest of the text.
+        extra_key: the digest of the bytes that the caller added to the key; empty if there are
+            none.
+        bound: the directories and variables in the key; see `Request.bound`.
+        request: the key of the request.
+        nvrtc: the version of the compiler, such as `"13.0"`.
+        created: when the kernel was compiled, in seconds since the epoch.
     """
 
     source_name: str
@@ -69,12 +80,15 @@ class RequestSummary(NamedTuple):
 
     @classmethod
     def of(cls, request: Request) -> RequestSummary:
-        """Return the summary of a request."""
+        """Return the summary of `request`."""
         return cls.read(metadata_of(request, request.key), request.key)._replace(created=None)
 
     @classmethod
     def read(cls, metadata: Mapping[str, JSON], key: str) -> RequestSummary:
-        """Return the summary in the metadata, of any content, of the kernel under `key`."""
+        """Return the summary of the request whose kernel is stored under `key` with `metadata`.
+
+        The metadata may have any content: a value of a wrong type is treated as unknown.
+        """
         headers = metadata.get("headers")
         headers = headers if isinstance(headers, dict) else {}
         return cls(
@@ -94,9 +108,10 @@ class RequestSummary(NamedTuple):
 
 
 def metadata_of(request: Request, key: str, version: tuple[int, ...] = ()) -> dict[str, JSON]:
-    """Return the metadata of a request whose kernel was just compiled and gets the key `key`.
+    """Return the metadata for a kernel that was just compiled and is stored under `key`.
 
-    `version` is that of the compiler that has run; under the drop-in, that is the program's own.
+    `version` is the version of the compiler that has compiled it; under the drop-in, this is the
+    NVRTC of the program. An empty `version` is left out.
     """
     extra_key = digest_fields("extra_key", [("", request.extra_key)])[:32]
     found: dict[str, JSON] = {
@@ -119,22 +134,25 @@ def metadata_of(request: Request, key: str, version: tuple[int, ...] = ()) -> di
 
 
 def shown_text(text: str) -> str:
-    """Return a text as Unicode: a path may have bytes that are not UTF-8."""
+    """Return `text`, such as a path, with escapes in place of bytes that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def text_of(value: object) -> str:
-    """Return a value of the metadata if it is text; else an empty text."""
+    """Return `value`, from the metadata, if it is text, or an empty text if it is anything else."""
     return value if isinstance(value, str) else ""
 
 
 def texts_of(value: JSON) -> tuple[str, ...]:
-    """Return a list of texts in the metadata as a tuple; empty for anything else."""
+    """Return `value`, from the metadata, as a tuple if it is a list, or else an empty tuple.
+
+    An element that is not text becomes an empty text.
+    """
     return tuple(map(text_of, value)) if isinstance(value, list) else ()
 
 
 def number_of(value: object) -> float | None:
-    """Return a number that can be a time, or None for anything else."""
+    """Return `value` if it is a number of seconds that can be a time, or else None."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     return float(value) if 0 <= value < _YEAR_9999 else None  # not a NaN either

@@ -1,16 +1,17 @@
-"""CompileOptions: the options of a compile, checked; as flags for NVRTC, and as NVRTC parses them.
+"""CompileOptions: checks the options of a compile, and parses options in the same way as NVRTC.
 
-Code that depends on an option uses `parse_options`, never the text. NVRTC 12.4 to 13.5 parse each
-text like this: white space around it is dropped; `-D`, `-U` and `-I` may have their value directly
-after them, after spaces or after an equals sign; the other options that take a value have it after
-an equals sign, and some of them also in the next text.
+Code that depends on an option uses `parse_options` and never examines the text itself. NVRTC 12.4
+to 13.5 parse each text like this: White space around the text is dropped. `-D`, `-U` and `-I` may
+have their value directly after them, after spaces or after an equals sign. The other options that
+take a value have it after an equals sign, and some of them may also have it in the next text.
 
 NVRTC keeps state between compiles. After a compile with `-G` (12.9 to 13.5), `-Ofc=max` or
 `--restrict` (13.5), later compiles of other sources give different code until the process ends, and
-NVRTC's interface does not show that. An option is *harmless* if later compiles give the same code
-as a new process. `are_harmless` accepts only options that were tested: `tests/nvrtc/test_clean.py`
-compiles probe kernels before and after each option in one process, and compares them with those of
-new processes. A worker that gets any other option is used once.
+NVRTC's interface does not show that. An option is *harmless* if later compiles in the same process
+give the same code as in a new process. `are_harmless` accepts only options that were tested:
+`tests/nvrtc/test_clean.py` compiles probe kernels before and after each option in one process, and
+compares the code with that from new processes. A worker that has compiled with any other option is
+ended after that compile.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def parse_arch(value: str | int | tuple[int, int]) -> str:
     `value` may be `"sm_90a"`, `"compute_90"`, `"90"`, 90 or (9, 0).
 
     Raises:
-        ConfigError: it names none.
+        ConfigError: `value` does not name an architecture.
     """
     if isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value):
         major, minor = value  # in the form of torch.cuda.get_device_capability()
@@ -44,8 +45,8 @@ def parse_arch(value: str | int | tuple[int, int]) -> str:
     match = re.fullmatch(_ARCH, str(value), re.ASCII) if not isinstance(value, bool) else None
     if match is None:
         raise ConfigError(
-            "arch: expected sm_NN or compute_NN with an optional a or f (such as sm_90a), the "
-            f"number alone, or major and minor such as (9, 0), got {value!r}"
+            "arch: expected a text such as 'sm_90' or 'compute_90' (the suffixes 'a' and 'f' are "
+            f"allowed), a number such as 90, or a tuple such as (9, 0), got {value!r}"
         )
     kind, number, suffix = match.groups()
     return f"{kind or 'sm'}_{int(number)}{suffix}"
@@ -71,20 +72,23 @@ class CompileOptions(_Options):
     """The options of a compile. Immutable; equal options give equal keys, in every process.
 
     Attributes:
-        arch: target: `"sm_90"` gives machine code (CUBIN) and PTX, `"compute_90"` PTX alone;
-            suffixes `a` and `f` select architecture- and family-specific targets; 90 and (9, 0), as
-            PyTorch reports it, are `sm_90`. None takes the current GPU's.
-        std: C++ standard: `"c++17"`, `"17"`, ...; None leaves the compiler's default.
-        fast_math: `--use_fast_math`.
-        optimization: 0 to 3, of the assembler (`--ptxas-options=-O`); NVRTC has no `-O`.
-        lto: whether to make LTOIR for link-time optimisation instead of PTX and CUBIN (`-dlto`).
-        debug: device debug information (`-G`).
-        lineinfo: line numbers for profilers (`-lineinfo`).
-        max_registers: registers per thread, at least 1 (`--maxrregcount`).
-        defines: macros, a mapping of name to value (None for none) or a sequence of `"NAME"` and
-            `"NAME=VALUE"`.
-        include_paths: directories searched for headers, in order.
-        extra_options: any other NVRTC options, passed on as they are.
+        arch: the target architecture. `"sm_90"` gives machine code (CUBIN) and PTX, `"compute_90"`
+            gives PTX alone. The suffixes `a` and `f` select architecture-specific and
+            family-specific targets. 90 and (9, 0), which is PyTorch's form, mean `"sm_90"`. None
+            means the architecture of the current GPU.
+        std: the C++ standard: `"c++17"`, `"17"`, ...; None for the compiler's default.
+        fast_math: whether to pass `--use_fast_math`.
+        optimization: the optimization level of the assembler, 0 to 3 (`--ptxas-options=-O`); None
+            for its default. NVRTC itself has no such option.
+        lto: whether to make LTOIR for link-time optimization instead of PTX and CUBIN (`-dlto`).
+        debug: whether to add device debug information (`-G`).
+        lineinfo: whether to add line numbers for profilers (`-lineinfo`).
+        max_registers: the maximum number of registers per thread, 1 to 1024 (`--maxrregcount`);
+            None for no such limit.
+        defines: macros, either as a mapping from names to values (None for a macro without a value)
+            or as a sequence of `"NAME"` and `"NAME=VALUE"`.
+        include_paths: directories in which the compiler looks for headers, in this order.
+        extra_options: any other NVRTC options, which are passed on unchanged.
 
     Raises:
         ConfigError: a value is not allowed.
@@ -155,7 +159,7 @@ class CompileOptions(_Options):
         return self.parsed.arch
 
     def flags(self) -> tuple[str, ...]:
-        """Return NVRTC's flags, in a fixed order, `extra_options` last."""
+        """Return the options as flags for NVRTC, in a fixed order, with `extra_options` last."""
         own = (
             (self.arch is not None, f"--gpu-architecture={self.arch}"),
             (self.std is not None, f"--std={self.std}"),
@@ -194,12 +198,12 @@ def _flag(name: str, value: object) -> bool:
 
 def _texts(name: str, values: object) -> Iterator[str]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
-        raise ArgumentTypeError(f"{name}: expected a sequence of text, got {values!r}")
+        raise ArgumentTypeError(f"{name}: expected a sequence of texts, got {values!r}")
     for value in values:  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(value, str):
-            raise ArgumentTypeError(f"{name}: expected texts, got {value!r} in it")
+            raise ArgumentTypeError(f"{name}: expected texts as elements, got {value!r}")
         if "\0" in value:
-            raise ConfigError(f"{name} holds {value!r}; a NUL character is not allowed")
+            raise ConfigError(f"{name}: expected texts without NUL characters, got {value!r}")
         yield value
 
 
@@ -227,10 +231,12 @@ def _paths(paths: object) -> Iterator[str]:
         raise ArgumentTypeError(f"include_paths: expected a sequence of directories, got {paths!r}")
     for path in paths:  # pyright: ignore[reportUnknownVariableType]
         if not isinstance(path, (str, os.PathLike)):
-            raise ArgumentTypeError(f"include_paths: expected paths, got {path!r} in it")
+            raise ArgumentTypeError(f"include_paths: expected paths as elements, got {path!r}")
         text = os.fspath(path)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         if not isinstance(text, str) or not text or "\0" in text:
-            raise ConfigError(f"include_paths: expected non-empty text paths, got {text!r} in it")
+            raise ConfigError(
+                f"include_paths: expected non-empty texts without NUL characters, got {text!r}"
+            )
         yield text
 
 
@@ -245,7 +251,7 @@ _DASHES = (
     *("--ftz", "--prec-sqrt", "--prec-div", "--fmad", "--maxrregcount", "--frandom-seed"),
     *("--time", "--diag-suppress", "--diag-warn", "--diag-error"),
 )
-#: Other spellings of an option, and its name here.
+#: Other spelling of an option -> the name that this module uses for the option.
 _NAMES = {
     "--include-path": "-I",
     "--define-macro": "-D",
@@ -273,8 +279,9 @@ _TAKES_NEXT = frozenset(
 #: They do not change the code: 12.8, 12.9 and 13.5 gave the same bytes for the benchmark kernels
 #: and 200 random ones (`tests/dropin/test_precompiled.py`). `--pch-verbose` writes more to the log.
 _AUTOMATIC_PCH = r"--?(pch|pch-dir=.+|(pch-messages|instantiate-templates-in-pch)=(true|false))"
-#: NVRTC 13.3 and later install CUDA's headers into a directory, if it has none, and search it like
-#: `-IDIR -IDIR/cccl`. Other spellings of the directory are not followed.
+#: NVRTC 13.3 and later install CUDA's headers into the directory DIR that this option names, unless
+#: they are there, and look for headers as with `-IDIR -IDIR/cccl`. If DIR does not match
+#: `_BUNDLED_DIRECTORY`, kcache does not follow the option, and the result is not cached.
 BUNDLED = "--use-bundled-headers"
 _BUNDLED_DIRECTORY = r"(?a:[\w.+@~/-]*[\w.+@~-])"
 _TRUTH = frozenset(("true", "false"))
@@ -287,10 +294,11 @@ _PLAIN = frozenset(
         *("--device-int128", "--no-cache"),
     )
 )
-#: Stands for any value of letters, digits and marks. A value with a space might be parsed as more.
+#: In `_VALUED`, this represents all values of letters, digits and `_MARKS`. A value with a space
+#: might be parsed as several options.
 _WORD: frozenset[str] = frozenset()
 _MARKS = str.maketrans("", "", "_+,")
-#: Options with a value, and the harmless values. None allows any value but the empty one.
+#: Option with a value -> the harmless values. With None, all values but the empty one are harmless.
 _VALUED: dict[str, frozenset[str] | None] = {
     **dict.fromkeys(("--ftz", "--prec-sqrt", "--prec-div", "--fmad"), _TRUTH),
     "--relocatable-device-code": _TRUTH,
@@ -305,20 +313,20 @@ class Option(NamedTuple):
     """One option.
 
     Attributes:
-        name: with its dashes; the same for all spellings.
-        value: the value; None for an option without one.
+        name: the option's name with its dashes; the same for all spellings of the option.
+        value: the option's value; None if it has none.
     """
 
     name: str
     value: str | None = None
 
     def __str__(self) -> str:
-        """Return the option as one text that NVRTC reads in the same way."""
+        """Return the option as one text, which NVRTC parses as the same option."""
         return self.name if self.value is None else f"{self.name}={self.value}"
 
     @property
     def is_include_path(self) -> bool:
-        """Whether the option names a directory of headers in the usual form.
+        """Whether the option is `-I` with a directory that all releases of NVRTC treat alike.
 
         Releases may treat a directory differently if it is empty or begins with white space or an
         equals sign. `-I-` names no directory.
@@ -328,13 +336,13 @@ class Option(NamedTuple):
 
     @property
     def bundled(self) -> str | None:
-        """The directory into which the compiler installs its own headers, or None."""
+        """The directory into which the option installs the compiler's own headers, or None."""
         is_one = self.name == BUNDLED and re.fullmatch(_BUNDLED_DIRECTORY, self.value or "")
         return self.value if is_one else None
 
     @property
     def include_paths(self) -> tuple[str, ...]:
-        """The directories of headers that the option adds."""
+        """The directories in which the compiler looks for headers because of the option."""
         if self.bundled is not None:
             return self.bundled, f"{self.bundled}/cccl"
         return (self.value or "",) if self.is_include_path else ()
@@ -347,11 +355,11 @@ class ParsedOptions(tuple[Option, ...]):
 
     @property
     def include_paths(self) -> tuple[str, ...]:
-        """Directories of headers, in order."""
+        """The directories in which the compiler looks for headers, in order."""
         return tuple(path for each in self for path in each.include_paths)
 
     def with_bundled_as_plain(self) -> tuple[str, ...]:
-        """Return the options as texts, with `-I` for the installed headers of the compiler."""
+        """Return the options as texts, with `-I` options in place of `--use-bundled-headers`."""
         return tuple(
             text
             for each in self
@@ -360,17 +368,20 @@ class ParsedOptions(tuple[Option, ...]):
 
     @property
     def defines(self) -> tuple[str, ...]:
-        """Macros, `NAME` or `NAME=VALUE`."""
+        """The macros that the options define, as `NAME` or `NAME=VALUE`."""
         return tuple(each.value or "" for each in self if each.name == "-D")
 
     @property
     def arch(self) -> str | None:
-        """The architecture; the last one counts."""
+        """The architecture that the last option for it names; None if there is no such option."""
         found = [each.value for each in self if each.name == "--gpu-architecture"]
         return found[-1] if found else None
 
     def with_include_paths(self, paths: Iterable[str]) -> tuple[str, ...]:
-        """Return the options as texts, with other directories of headers in the same order."""
+        """Return the options as texts, with `paths` in place of the directories of headers.
+
+        `paths` has a new directory for each of `include_paths`, in the same order.
+        """
         others = iter(paths)
         texts: list[str] = []
         for each in self:
@@ -380,12 +391,12 @@ class ParsedOptions(tuple[Option, ...]):
         return tuple(texts)
 
     def without_include_paths(self) -> tuple[str, ...]:
-        """Return the options as texts, with the directories of headers by position only."""
+        """Return the options as texts, with `#0`, `#1`, ... as the directories of headers."""
         return self.with_include_paths(f"#{n}" for n, _ in enumerate(self.include_paths))
 
 
 def parse_options(texts: Sequence[str]) -> ParsedOptions:
-    """Return the options in the texts, as the compiler parses them."""
+    """Return the options that `texts` contain, as the compiler parses them."""
     found: list[Option] = []
     rest = iter(texts)
     for text in rest:
@@ -406,10 +417,10 @@ def parse_options(texts: Sequence[str]) -> ParsedOptions:
 
 
 def without_automatic_pch(texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the other options, and the options of automatic precompiled headers.
+    """Return `texts` without the options of automatic precompiled headers, and these options.
 
-    If such an option occurs twice or in another form, or an option names a precompiled header, all
-    options are returned as other ones.
+    If such an option occurs twice or in an unknown form, or if an option names a precompiled
+    header, no option is taken out: the results are `texts` and an empty tuple.
     """
     taken = [text for text in texts if re.fullmatch(_AUTOMATIC_PCH, text.strip(_SPACE))]
     names = [each.name.lstrip("-") for each in parse_options(texts) if "pch" in each.name]
@@ -419,7 +430,10 @@ def without_automatic_pch(texts: Sequence[str]) -> tuple[Sequence[str], Sequence
 
 
 def are_harmless(options: Iterable[Option]) -> bool:
-    """Return whether later compiles give the same code as in a new process; see the module."""
+    """Return whether compiles after one with these options give the same code as in a new process.
+
+    The module's docstring explains this. The result is false for options that were not tested.
+    """
     for name, value in options:
         if value is None:
             if name not in _PLAIN:

@@ -1,24 +1,28 @@
 """Places: decides where else the result of a compile may be used.
 
-A kernel is compiled with the true paths. It is used in another checkout, container or machine if
-the recorded answers hold there, and so do its *conditions*:
+A kernel is compiled with the true paths. It may also be used in another checkout, container or
+machine, if the recorded answers hold there and if its *conditions* hold there, too:
 
-- `shown ROOT TEXT`: the outputs show the root with this number, so it must have this spelling.
-- `location DIGEST`: the outputs show a root in another spelling, so the whole location must be the
-  same.
-- `length ROOT TEXT`: a line table shows the root; another path of the same length can replace it.
-- `within ROOT OUTER PATH`: one root lies in another at this path, and the texts that the compiler
-  has read spell each part of the path where it may become a path. So a file in both may have been
-  asked for from either root: `#include <a.h>` with `-Iinc`, or `#include "inc/a.h"`. Where the
-  roots are not nested like this, the answers must hold for both readings. The outermost root is the
-  file system, because a text may include a file by its absolute path.
-- `nested ROOT OUTER PATH`: the same for nvcc, whose result is used only where the roots are nested
-  like this.
+- `shown ROOT TEXT`: the outputs contain the root with the number ROOT, so this root must have the
+  spelling TEXT.
+- `location DIGEST`: the outputs contain a root in another spelling, so the whole location must be
+  the same.
+- `length ROOT TEXT`: a line table contains the root with the number ROOT. The root must be as long
+  as TEXT, because a path in a line table can be replaced by another path of the same length.
+- `within ROOT OUTER PATH`: the root ROOT lies in the root OUTER, at the relative path PATH, and the
+  texts that the compiler has read contain each part of PATH where it may become part of a path.
+  Therefore a file in ROOT may have been looked for relative to either root: by `#include <a.h>`
+  with `-Iinc`, or by `#include "inc/a.h"`. At a location where the roots are not nested like this,
+  the request has two *readings*: in one of them ROOT is where it is, in the other one it is at PATH
+  in OUTER. The answers must hold for both readings. OUTER may also be the root of the file system,
+  because a text may include a file by its absolute path.
+- `nested ROOT OUTER PATH`: the same for nvcc, but its result is used only where the roots are
+  nested like this.
 
-A kernel that only *computes* with the letters of a path (its length, a hash, a single letter) does
-not show the path. Elsewhere, such a kernel has the letters of the first compile;
-`relocation="off"` binds every kernel to its location. gcc's `-fmacro-prefix-map` and ccache's
-`base_dir` have the same limit.
+There is one limit. A kernel that only *computes* with the letters of a path (its length, a hash, a
+single letter) does not contain the path. If such a kernel is used at another location, it still has
+the letters of the path in its compile. With `relocation="off"`, every kernel is used only at its
+own location. gcc's `-fmacro-prefix-map` and ccache's `base_dir` have the same limit.
 """
 
 from __future__ import annotations
@@ -37,30 +41,32 @@ if TYPE_CHECKING:
     from kcache.nvrtc.search import HeaderSearch
 
 SHOWN, LOCATION, LENGTH, WITHIN, NESTED = "shown", "location", "length", "within", "nested"
-#: LTOIR is encoded, so a literal that was stringized twice can't be found in it. Therefore LTOIR is
-#: not cached if a text that the compiler has read spells `__DATE__` or `__TIME__`.
+#: The condition that a text which the compiler has read contains `__DATE__` or `__TIME__`. LTOIR is
+#: not cached then: it is encoded, so the poison of the clock can't be found in it; see
+#: `workers.recorder`.
 CLOCK = "clock"
 #: An array in PTX: `.b8 name[3] = {47, 97, 0}`.
 _TABLE = rb"\.[bu](8|16|32|64) \S+ = \{([^}]*)\}"
-#: What represents a root, or the name of the source, in a stored log.
+#: Matches what represents a root, or the name of the source, in a stored log.
 _PLACEHOLDER = rb"\x01(\d+)\x02"
-#: A path in a log does not follow one of these characters.
+#: Matches a character after which no path begins in a log.
 _IN_A_PATH = rb"[\w./+~\x80-\xff-]"
 
 
 def questions(request: Request) -> dict[str, Sequence[str]]:
-    """Return condition -> words that a worker has to search in the texts that the compiler reads.
+    """Return the conditions that depend on the texts which the compiler reads: condition -> words.
 
-    The result has the condition if all of its words occur. A word that ends in a slash must occur
-    where it may become a part of a path. A result with a `CLOCK` condition can't be cached.
+    A worker searches the texts for the words of each condition. If all of them occur, the result
+    has the condition. A word that ends in a slash must occur where it may become part of a path. A
+    result with a `CLOCK` condition must not be cached.
     """
     found: dict[str, Sequence[str]] = {}
     if request.makes_ltoir:
         found |= {f"{CLOCK} {word}": (word,) for word in ("__DATE__", "__TIME__")}
-    if request.shows_paths:  # the key has all directories
+    if request.shows_paths:  # the key covers all directories
         return found
     search = request.search
-    # An include of exactly this name is answered from memory, without a question.
+    # The compiler answers an include of exactly this name from memory, without asking the system.
     found[_shown(search, SOURCE)] = (request.source_name,)
     roots = {ABSOLUTE: "/", **dict(enumerate(search.roots))}
     for root, path in enumerate(search.roots):
@@ -75,12 +81,13 @@ def questions(request: Request) -> dict[str, Sequence[str]]:
 def conditions(
     request: Request, found: Iterable[str], outputs: Iterable[bytes | None]
 ) -> list[str]:
-    """Return the conditions for the use of a result elsewhere.
+    """Return all conditions for using the result of `request` at another location.
 
     Args:
-        request: the request.
-        found: the conditions whose words occur in the texts that the compiler has read.
-        outputs: everything that may show a path: PTX, CUBIN, lowered names.
+        request: the request that was compiled.
+        found: those conditions from `questions` whose words all occur in the texts that the
+            compiler has read.
+        outputs: all outputs that may contain a path: PTX, CUBIN, lowered names.
     """
     if request.shows_paths:
         return []
@@ -88,9 +95,9 @@ def conditions(
 
 
 def readings(condition: str, request: Request) -> list[Request]:
-    """Return the readings of a request for which a condition requires the answers to hold.
+    """Return the other readings of `request` for which the answers must hold, by `condition`.
 
-    The list is empty if the condition holds as it is.
+    The module's docstring explains readings. The list is empty if the condition simply holds.
 
     Raises:
         ValueError: the condition does not hold, or is malformed.
@@ -121,7 +128,7 @@ def readings(condition: str, request: Request) -> list[Request]:
 
 
 def text_of(condition: str) -> str:
-    """Return the path in a condition, for messages."""
+    """Return the path in `condition`, for messages."""
     return condition.split(
         " ", {SHOWN: 2, LENGTH: 2, WITHIN: 3, NESTED: 3}.get(condition.partition(" ")[0], 1)
     )[-1]
@@ -132,9 +139,10 @@ def _shown(search: HeaderSearch, root: int) -> str:
 
 
 def _shown_in(request: Request, outputs: list[bytes]) -> Iterator[str]:
-    """Yield the conditions for the directories that outputs show, the longest first.
+    """Yield a condition for each directory that `outputs` contain, the longest directory first.
 
-    A very short directory may be found by chance, which only costs a compile at another location.
+    A very short directory may be found by chance. This only means that another location, where the
+    kernel could have been used, compiles it again.
     """
     search, elsewhere = request.search, f"{LOCATION} {request.location}"
     texts = {path: elsewhere for path in (*search.roots, search.spelled()) if len(path) > 1}
@@ -142,7 +150,7 @@ def _shown_in(request: Request, outputs: list[bytes]) -> Iterator[str]:
         if prefix:
             texts[prefix] = _shown(search, root)
     outputs += [table for each in outputs for table in _tables(each)]
-    outputs += [each.replace(b"\0", b"") for each in outputs]  # wide literals
+    outputs += [each.replace(b"\0", b"") for each in outputs]  # wide literals have NULs in a text
     for text in sorted(texts, key=len, reverse=True):
         raw = os.fsencode(text)
         if any(raw in output for output in outputs):
@@ -151,9 +159,9 @@ def _shown_in(request: Request, outputs: list[bytes]) -> Iterator[str]:
 
 
 def _tables(ptx: bytes) -> Iterator[bytes]:
-    """Yield the content of each array that PTX writes as a list of numbers.
+    """Yield the bytes of each array that `ptx` contains as a list of numbers.
 
-    In an initializer with a pointer, eight letters of a text are one number.
+    If an initializer contains a pointer, each number in it represents eight letters of a text.
     """
     for bits, numbers in re.findall(_TABLE, ptx):
         size = int(bits) // 8
@@ -165,7 +173,11 @@ def _tables(ptx: bytes) -> Iterator[bytes]:
 
 
 def portable_log(search: HeaderSearch, log: bytes) -> bytes:
-    """Return a log with placeholders for the source's name and the roots; see `log_at`."""
+    """Return `log` with placeholders in place of the source's name and the roots.
+
+    `log_at` replaces the placeholders. A log with the character that marks a placeholder is
+    returned unchanged.
+    """
     numbers = _spelled(search)
     if not numbers or b"\x01" in log:
         return log
@@ -175,7 +187,10 @@ def portable_log(search: HeaderSearch, log: bytes) -> bytes:
 
 
 def log_at(search: HeaderSearch, log: bytes) -> bytes:
-    """Return a stored log as the compiler would have written it for a request with these roots."""
+    """Return a stored log with the source's name and the roots in place of the placeholders.
+
+    It is the log that the compiler would have written for a request with these roots.
+    """
     if b"\x01" not in log:
         return log
     paths = {number: path for path, number in reversed(_spelled(search).items())}
@@ -183,7 +198,10 @@ def log_at(search: HeaderSearch, log: bytes) -> bytes:
 
 
 def _spelled(search: HeaderSearch) -> dict[bytes, int]:
-    """Return a number for each path that messages begin with; equal paths have the first number."""
+    """Return a mapping of the source's name and the roots, as messages contain them, to numbers.
+
+    The source's name has the number 0. If two paths are equal, the mapping has the smaller number.
+    """
     paths = (search.source_name, *search.prefixes)
     numbered = ((path.encode("utf-8", "surrogateescape"), n) for n, path in enumerate(paths))
     found: dict[bytes, int] = {}

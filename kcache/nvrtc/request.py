@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.manifest import DependencySet
 
-#: Part of every key. Increment it when the meaning of a field changes.
+#: Part of every key. Increment its number when the meaning of a field changes.
 KEY_SCHEMA = "kcache-key/3"
-#: The compiler's name for a source without a name.
+#: The name that the compiler gets for a source that the caller has not named.
 DEFAULT_NAME = "kernel.cu"
-#: The names of sources that the caller did not name: kcache's own, and NVRTC's.
+#: Names of a source that the caller has not named: kcache's default, and NVRTC's defaults.
 DEFAULT_NAMES = (DEFAULT_NAME, "default_program", "")
-#: A path that leads nowhere. It stands for a working directory that was removed.
+#: A path that does not exist. It represents a working directory that was removed.
 NO_DIRECTORY = "/(removed working directory)"
-#: Options whose output is LTOIR, which is encoded: it can't be searched for a path.
+#: Options with which the output is LTOIR, which is encoded and so can't be searched for a path.
 _MAKE_LTOIR = frozenset(("--dlink-time-opt", "--gen-opt-lto"))
-#: Options whose output names the directories of the compile.
+#: Options with which the outputs contain the directories of the compile.
 _SHOW_PATHS = frozenset(("--device-debug", "--generate-line-info"))
-#: NVRTC treats a source name with these beginnings as an option or as one of its own texts.
+#: If a source's name begins like this, NVRTC treats it as an option or as one of its own texts.
 _MISTAKEN = ("-", "__nv_")
 
 
@@ -46,11 +46,12 @@ class Caller(NamedTuple):
     environment and NVRTC.
 
     Attributes:
-        library: path of the NVRTC that compiles.
-        compiler: identity of that NVRTC; see `library`.
+        library: the path of the NVRTC library that compiles.
+        compiler: the identity of that library; see the module `library`.
         directory: the working directory.
-        environment: (name, value) of variables of that process, in a fixed order; None for a
-            variable that is not set. Other variables are as in this process.
+        environment: pairs of name and value, in a fixed order, of variables in that process; the
+            value is None if the variable is not set. All other variables have the values that they
+            have in this process.
     """
 
     library: str
@@ -59,7 +60,7 @@ class Caller(NamedTuple):
     environment: tuple[tuple[str, str | None], ...]
 
     def variable(self, name: str) -> str | None:
-        """Return the value of a variable, or None."""
+        """Return the value of the variable `name` for the compiler, or None if it is not set."""
         for each, value in self.environment:
             if each == name:
                 return value
@@ -74,7 +75,7 @@ class Start(Protocol):
         ...
 
     def recorded(self) -> dict[str, Any]:
-        """Return what `kcache warm` needs to start nvcc again, ready for JSON."""
+        """Return what `kcache warm` needs to start nvcc again, as a value for JSON."""
         ...
 
 
@@ -83,25 +84,30 @@ class Request(NamedTuple):
 
     Attributes:
         source: the source text.
-        names: name expressions.
+        names: the name expressions.
         options: the options, with an architecture.
-        headers: in-memory headers, include name -> text.
-        extra_key: the caller's own bytes.
-        source_name: name of the source as the compiler sees it.
-        compiler: identity of the compiler.
-        key: digest of everything that the result depends on, except headers on disk.
-        self_contained: whether, judging by its text and options, it reads no file, so that `key`
-            alone decides the result.
-        anywhere: whether it is self-contained and does not depend on the working directory.
-        search: the directories in which its headers are searched.
-        location: digest of these directories as they are spelled, the working directory and the
-            source's name.
-        spelled: the working directory as debug information spells it; empty if no output shows it.
-        bound: the directories and variables in `key`.
-        variables: the environment variables in the key, as `NAME=VALUE`; see `environment.IN_KEY`.
-        caller: the process that requests the kernel; None for this process.
-        relocatable: whether the result may be used elsewhere if it shows no path.
-        start: the start of nvcc that compiles; None if NVRTC compiles.
+        headers: the in-memory headers, include name -> text.
+        extra_key: bytes that the caller adds to the key.
+        source_name: the name of the source that the compiler gets.
+        compiler: the identity of the compiler.
+        key: the digest of everything that the result depends on, except for the answers of the
+            operating system, such as the headers on disk.
+        self_contained: whether the compile reads no file, as far as the source and the options
+            show. Then `key` alone determines the result.
+        anywhere: whether the request is self-contained and does not depend on the working
+            directory.
+        search: the directories in which the compiler looks for headers.
+        location: the digest of these directories as they are spelled, of the working directory and
+            of the source's name.
+        spelled: the working directory as debug information spells it; empty if the directories are
+            not part of `key`.
+        bound: those directories and variables that are part of `key`, and the source's name if it
+            is part of `key`.
+        variables: the environment variables that are part of `key`, as `NAME=VALUE`; see
+            `environment.IN_KEY`.
+        caller: the process that requests the kernel; None if it is this process.
+        relocatable: whether the result may be used at another location if it contains no path.
+        start: the start of nvcc that compiles the request; None if NVRTC compiles it.
     """
 
     source: str
@@ -124,14 +130,17 @@ class Request(NamedTuple):
     start: Start | None = None
 
     def is_here(self) -> bool:
-        """Return whether the working directory is still the one that the request was made in."""
+        """Return whether the working directory is still the one in which the request was made.
+
+        If its spelling is part of the key, the spelling must be the same, too.
+        """
         directory = self.search.directory
         if self.caller is None and directory != working_directory():
             return False
         return not self.spelled or self.spelled == self.search.spelled()
 
     def for_compiler(self, identity: str) -> Request:
-        """Return the same request for another compiler."""
+        """Return the same request for the compiler with this `identity`."""
         return self.make(
             self.source,
             self.names,
@@ -145,18 +154,25 @@ class Request(NamedTuple):
         )
 
     def kernels(self) -> tuple[str, ...]:
-        """Return the name expressions; without any, the kernels that the source seems to define."""
+        """Return the name expressions or, if there are none, the kernels that the source defines.
+
+        The latter are found by a simple search in the source text, which may be wrong.
+        """
         return self.names or tuple(kernels_in(self.source))
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The caller's texts that the compiler may parse as C++."""
+        """All texts from the caller that the compiler may parse as C++."""
         options = self.options.parsed.without_include_paths()
         return self.source, *self.headers.values(), *options, *self.names
 
     @property
     def shows_paths(self) -> bool:
-        """Whether all directories are part of the key, because the outputs may show them."""
+        """Whether all directories are part of the key.
+
+        They are if the outputs may contain them, if one is spelled in an unusual way, or if kernels
+        may not be used at other locations.
+        """
         return bool(self.bound) and self.bound[0].startswith("directory=")
 
     @property
@@ -166,7 +182,7 @@ class Request(NamedTuple):
 
     @property
     def has_usable_name(self) -> bool:
-        """Whether NVRTC treats the source's name as a name; see `_MISTAKEN`."""
+        """Whether NVRTC treats the source's name as the name of a file; see `_MISTAKEN`."""
         return not os.path.basename(self.source_name).startswith(_MISTAKEN)
 
     @classmethod
@@ -183,10 +199,13 @@ class Request(NamedTuple):
         caller: Caller | None = None,
         relocatable: bool = True,
     ) -> Request:
-        """Check the arguments, and derive the other fields; `options` must have an architecture.
+        """Return the request for these arguments, which are checked first.
+
+        `options` must have an architecture.
 
         Raises:
-            ConfigError: a value is not allowed; ArgumentTypeError: a type is not allowed.
+            ConfigError: the value of an argument is not allowed.
+            ArgumentTypeError: the type of an argument is not allowed.
         """
         _check_text("source", source)
         if not source.strip():
@@ -209,10 +228,10 @@ class Request(NamedTuple):
         )
         outputs = ("ltoir",) if options.lto else ("ptx", "cubin")
         texts = (source, *parsed.defines, *expressions)
-        # An option that was not tested may name files.
+        # An option that was not tested, see `are_harmless`, may name files.
         tried = are_harmless(parsed)
         named = {each.name for each in parsed}
-        # The compiler looks up a directory in the source's name, and `__FILE__` shows it.
+        # If the source's name has a directory, the compiler looks for it, and `__FILE__` shows it.
         contained = tried and not search.prefixes[SOURCE] and not any(map(may_include, texts))
         odd = not (contained or search.is_plain())
         shows_paths = odd or not (relocatable and named.isdisjoint(_SHOW_PATHS | _MAKE_LTOIR))
@@ -247,12 +266,12 @@ class CompileRequest(NamedTuple):
     """The arguments of one `KernelCache.get_or_compile`, for `KernelCache.compile_many`. Immutable.
 
     Attributes:
-        source: CUDA C++ source text, or the path of a file that holds it.
-        names: name expressions whose lowered names are wanted, one or several.
-        options: see `CompileOptions`; None for the current GPU's architecture and no options.
+        source: CUDA C++ source text, or the path of a file that contains it.
+        names: one or several name expressions whose lowered names are wanted.
+        options: the options; None for the current GPU's architecture and no other options.
         headers: in-memory headers, include name -> text.
         extra_key: bytes that become part of the key.
-        source_name: name of the source in the compiler's messages.
+        source_name: the name of the source in the compiler's messages.
     """
 
     source: str | os.PathLike[str]
@@ -264,12 +283,15 @@ class CompileRequest(NamedTuple):
 
 
 def compile_request(given: object) -> CompileRequest:
-    """Return the request that `given` describes: `CompileRequest`, text, path, tuple or mapping.
+    """Return `given` as a `CompileRequest`.
 
-    A tuple holds the fields of `CompileRequest` in their order, a mapping under their names.
+    `given` may be a `CompileRequest`, a source text, the path of a source file, a tuple or list
+    that contains the fields of `CompileRequest` in their order, or a mapping that contains them
+    under their names.
 
     Raises:
-        ArgumentTypeError: it has another type; ConfigError: it has a field too many or too few.
+        ArgumentTypeError: `given` has another type.
+        ConfigError: `given` has an unknown field or too many fields, or has no source.
     """
     if isinstance(given, CompileRequest):
         return given
@@ -288,19 +310,23 @@ def compile_request(given: object) -> CompileRequest:
     if isinstance(given, (tuple, list)):
         items = cast("Sequence[Any]", given)
         if not 1 <= len(items) <= len(fields):
-            raise ConfigError(f"expected the fields {', '.join(fields)}, got {len(items)} of them")
+            expected = f"1 to {len(fields)} fields ({', '.join(fields)})"
+            raise ConfigError(f"expected {expected}, got {len(items)}")
         return CompileRequest(*items)
     raise ArgumentTypeError(
-        "expected kcache.CompileRequest, source text, a path, or a tuple or mapping of "
-        f"{', '.join(fields)}, got {type(given).__name__}"
+        "expected a kcache.CompileRequest, source text, a path, or a tuple or mapping with the "
+        f"fields {', '.join(fields)}, got {type(given).__name__}"
     )
 
 
 def read_source(path: str | os.PathLike[str], source_name: str) -> tuple[str, str]:
-    """Return the text in a file, and the name of the source: the path, unless another is given.
+    """Return the text in the file at `path`, and the name of the source.
+
+    The name is `source_name`, or `path` if `source_name` is the default name.
 
     Raises:
-        OSError: the file can't be read; ConfigError: it holds no text.
+        OSError: the file can't be read.
+        ConfigError: the content of the file is not UTF-8.
     """
     name = os.fspath(path)
     with open(path, "rb") as file:
@@ -309,7 +335,11 @@ def read_source(path: str | os.PathLike[str], source_name: str) -> tuple[str, st
 
 
 def as_text(path: str, data: bytes) -> str:
-    """Return the text in a file; raise ConfigError if it is not UTF-8."""
+    """Return `data`, the content of the file at `path`, as text.
+
+    Raises:
+        ConfigError: `data` is not UTF-8.
+    """
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -319,7 +349,10 @@ def as_text(path: str, data: bytes) -> str:
 
 
 def title_of(source_name: str, names: Sequence[str]) -> str:
-    """Return a title with the source's name and its kernels, or the kernels for a default name."""
+    """Return a title, for output, that has the source's name and the names of its kernels.
+
+    If the source has a default name and there are names of kernels, the source's name is left out.
+    """
     listed = ", ".join(names)
     if not listed or source_name not in DEFAULT_NAMES:
         return ": ".join(filter(None, (source_name, listed)))
@@ -327,16 +360,17 @@ def title_of(source_name: str, names: Sequence[str]) -> str:
 
 
 def called_by(source_name: str) -> str:
-    """Return what the key has of a source's name: the base name, and whether it has a folder.
+    """Return the part of a source's name that belongs to the key.
 
-    Without a folder, no text shows where a file beside the source lies: `__FILE__` is only a name.
+    It is the base name, after `*/` if the source's name has a folder. Without a folder, `__FILE__`
+    is only a name, so no text can use it to find a file beside the source.
     """
     folder, name = os.path.split(source_name)
     return f"*/{name}" if folder else name
 
 
 def working_directory() -> str:
-    """Return the working directory, or a path that leads nowhere if it was removed."""
+    """Return the working directory, or `NO_DIRECTORY` if it was removed."""
     try:
         return os.getcwd()
     except OSError:
@@ -344,10 +378,11 @@ def working_directory() -> str:
 
 
 def _places(search: HeaderSearch, options: CompileOptions, *, odd: bool) -> Iterator[str]:
-    """Yield the parts of the key that name the directories of a request.
+    """Yield the parts of the key that contain the directories of a request.
 
-    Debug information names the working directory, and every file as it was opened. How the compiler
-    treats an `odd` directory depends on the exact spelling of the options.
+    Debug information contains the working directory, and the path of every file as it was opened.
+    If a directory is spelled in an `odd` way, the compiler's treatment of it depends on the exact
+    text of the options, so they are part of the key, too.
     """
     yield f"directory={search.spelled()}"
     yield from (f"prefix={prefix}" for prefix in search.prefixes)
@@ -375,16 +410,16 @@ def _names(names: object) -> Iterator[str]:
         names = (names,)
     if not isinstance(names, Sequence) or isinstance(names, bytes):
         raise ArgumentTypeError(
-            f"names: expected text or several texts, got {type(names).__name__}"
+            f"names: expected a text or a sequence of texts, got {type(names).__name__}"
         )
     for name in names:  # pyright: ignore[reportUnknownVariableType]
         _check_text("a name expression", name)  # pyright: ignore[reportUnknownArgumentType]
         if not name.strip():  # pyright: ignore[reportUnknownMemberType]
-            raise ConfigError("a name expression is empty; expected one such as axpy<float>")
+            raise ConfigError(f"names: expected name expressions such as axpy<float>, got {name!r}")
         if name.startswith("-"):  # pyright: ignore[reportUnknownMemberType]
             raise ConfigError(
-                f"the name expression {name!r} looks like an option; expected one such as "
-                "axpy<float>; pass an option as options=..."
+                f"names: expected name expressions such as axpy<float>, got {name!r}, which looks "
+                "like an option; pass options as options=..."
             )
         yield name
 
@@ -408,10 +443,11 @@ class _Digest(Protocol):
 
 
 def _find_sha256() -> Callable[..., _Digest]:
-    """Return SHA-256 without loading OpenSSL: importing `hashlib` takes a fresh process 5 ms.
+    """Return a function for SHA-256 that does not need OpenSSL, if Python has one.
 
-    It is Python's own implementation, to which hashlib falls back and which is not subject to FIPS
-    policy; `random` in the standard library uses it, too. Its module is `_sha2` since Python 3.12.
+    Importing `hashlib` loads OpenSSL, which takes 5 ms in a new process. Python's own
+    implementation is the one to which `hashlib` falls back, and it is not subject to FIPS policy;
+    `random` in the standard library uses it, too. Its module is `_sha2` since Python 3.12.
     """
     with suppress(ImportError):
         module = import_module("_sha2" if sys.version_info >= (3, 12) else "_sha256")
@@ -429,9 +465,9 @@ _LENGTHS = struct.Struct("<IQ")
 def digest_fields(label: str, fields: Iterable[tuple[str, bytes]]) -> str:
     """Return SHA-256 over labelled, length-prefixed fields, as 64 hexadecimal digits.
 
-    Each field enters as `u32 len(name), u64 len(value), name, value` (little-endian), so that no
-    two different lists of fields give the same bytes. SHA-256 is used as a checksum that does not
-    collide, not for secrecy.
+    The digest covers each field as `u32 len(name), u64 len(value), name, value` (little-endian), so
+    that no two different lists of fields give the same bytes. SHA-256 is used as a checksum that
+    does not collide, not for secrecy.
     """
     parts: list[bytes] = []
     for name, value in ((label, b""), *fields):
@@ -448,8 +484,8 @@ def hash_source(text: str) -> str:
 def hash_options(options: Sequence[str] | CompileOptions) -> str:
     """Return the digest of compiler options: 64 hexadecimal digits, stable across processes.
 
-    `options` is a sequence of flags, or a `CompileOptions`. Order-sensitive, and each flag is
-    length-prefixed: `["ab", "c"]` differs from `["a", "bc"]`.
+    `options` is a sequence of flags, or a `CompileOptions`. The order of the flags matters, and so
+    does where each flag ends: `["ab", "c"]` and `["a", "bc"]` have different digests.
     """
     flags = options.flags() if isinstance(options, CompileOptions) else options
     return digest_fields("options", _texts("flag", flags))

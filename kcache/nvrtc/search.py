@@ -1,7 +1,7 @@
-"""HeaderSearch: the roots of a compile, which are the directories that its paths start from.
+"""HeaderSearch: the roots of a compile, which are the directories to which its paths are relative.
 
-A path that the compiler asked for is stored as the number of a root and the path below that root.
-In another checkout or container, the same request has other roots, but the same stored paths.
+A path that the compiler has looked for is stored as the number of a root and the path below that
+root. In another checkout or container, the same request has other roots, but the same stored paths.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from kcache import environment
 #: Root numbers that are not positions in the include path.
 SOURCE = 0
 ABSOLUTE = -1
-#: Matches directories that the compiler may spell differently. Some releases drop white space at
+#: Matches directories that some releases of NVRTC spell differently. Some drop white space at
 #: the end, an equals sign at the beginning, and slashes of a relative path with two slashes in a
 #: row. A space at the beginning is dropped or kept, depending on the spelling of the option. `-I-`
 #: names no directory.
 _odd = re.compile(r"\A[\s=]|\s\Z|//|\A-?\Z").search
-#: Matches the beginning of a path, but not a division by a variable with the name `proc`.
+#: Matches the beginning of a path in `/proc`, `/dev/fd` or of `/dev/stdin` and the like, but not a
+#: division by a variable with the name `proc`.
 _own = re.compile(
     rb"/(?:(?<=[\s\"'<=(,]/)|(?<=\A/)|(?<=-I/))(?:dev/std|(?:proc|dev/fd)(?:/|\Z))"
 ).search
@@ -33,17 +34,18 @@ class RootedPath(NamedTuple):
     """A path as its root and the part below the root.
 
     Attributes:
-        root: `SOURCE`, the directory of the source; 1, 2, ... the include directories in order; the
-            number after those is the working directory; `ABSOLUTE` for a path outside all of them.
-            If roots are nested, it is the innermost one.
-        path: below the root, as the compiler asked for it.
+        root: the number of the root: `SOURCE` for the directory of the source; 1, 2, ... for the
+            include directories in order; the next number for the working directory; `ABSOLUTE` for
+            a path outside all of them. If a path is in several roots, the innermost one counts.
+        path: the path below the root, as the compiler has spelled it; after `ABSOLUTE`, the whole
+            path.
     """
 
     root: int
     path: str
 
 
-#: Paths by root.
+#: Paths grouped by root: the number of each root, and the paths below that root.
 Groups: TypeAlias = list[tuple[int, list[str]]]
 
 
@@ -55,14 +57,16 @@ class HeaderSearch:
         include_paths: directories in order, as given to the compiler.
         directory: working directory, which relative paths start from.
         headers: names of in-memory headers, relative to the working directory.
-        variable: returns the value of an environment variable; by default, of this process.
+        variable: returns the value of an environment variable; by default, the value in this
+            process.
 
     Attributes:
-        variable: as given.
-        prefixes: the roots as the compiler writes them before a name; empty for the working
+        source_name, directory, variable: as given.
+        base: the working directory with a slash at its end.
+        prefixes: the source's directory and the include directories, as the compiler writes them
+            before the name of a file. The prefix of the working directory is empty.
+        roots: the same directories as absolute paths that end in a slash, and then the working
             directory.
-        roots: the roots as absolute paths that end in a slash, and the working directory last.
-        source_name: as given.
     """
 
     def __init__(
@@ -91,15 +95,18 @@ class HeaderSearch:
         order = sorted(enumerate(self.roots), key=lambda pair: (len(pair[1]), pair[0]))
         self._longest = [(path, root) for root, path in reversed(order)]
 
-    #: Returns whether a path exists that the compiler found absent.
+    #: Returns whether something exists at a path that was absent during the compile.
     exists = staticmethod(os.path.exists)
 
     def is_plain(self) -> bool:
-        """Return whether every release writes the roots as in `prefixes`."""
+        """Return whether every release of NVRTC writes the roots as in `prefixes`."""
         return not any(map(_odd, self._given))
 
     def rooted(self, asked: str) -> RootedPath:
-        """Return the root of a path and the part below it, as the compiler asked for it."""
+        """Return the root of the path `asked`, and the part of the path below that root.
+
+        `asked` is a path that the compiler has looked for. Its spelling is not changed.
+        """
         path = self.absolute(asked)
         for prefix, root in self._longest:
             if path.startswith(prefix):
@@ -109,24 +116,27 @@ class HeaderSearch:
         return RootedPath(ABSOLUTE, path)
 
     def absolute(self, asked: str) -> str:
-        """Return the absolute path of a path that the compiler asked for."""
+        """Return `asked`, which may be relative to the working directory, as an absolute path."""
         return asked if asked[:1] == "/" else self.base + asked
 
     def path(self, rooted: RootedPath) -> str:
-        """Return the absolute path."""
+        """Return the absolute path of `rooted`."""
         return rooted.path if rooted.root == ABSOLUTE else self.roots[rooted.root] + rooted.path
 
     def paths(self, groups: Groups) -> list[str]:
-        """Return the absolute paths of the groups.
+        """Return the absolute path of each path in `groups`.
 
         Raises:
-            IndexError: a group has a root that does not exist here.
+            IndexError: a group has the number of a root that this compile does not have.
         """
         starts = (("" if root == ABSOLUTE else self.roots[root], names) for root, names in groups)
         return [start + name for start, names in starts for name in names]
 
     def moved(self, root: int, path: str) -> HeaderSearch:
-        """Return a copy in which one root lies at `path`; only `path` and `paths` use that."""
+        """Return a copy in which the directory of `root` is `path`.
+
+        Only the methods `path` and `paths` of the copy use the new directory.
+        """
         other = copy(self)
         other.roots = (*self.roots[:root], path, *self.roots[root + 1 :])
         return other
@@ -136,7 +146,10 @@ class HeaderSearch:
         return tuple(map(self.absolute, (self.source_name, *self._headers)))
 
     def spelled(self) -> str:
-        """Return the working directory as in debug information: LLVM uses the spelling of PWD."""
+        """Return the working directory as it is spelled in debug information.
+
+        LLVM uses the value of `PWD` if that is the working directory in another spelling.
+        """
         spelled = self.variable(environment.WORKING_DIRECTORY) or ""
         if spelled != self.directory and spelled.startswith("/"):
             with suppress(OSError):
@@ -146,19 +159,20 @@ class HeaderSearch:
 
 
 def _prefix(path: str) -> str:
-    """Return the prefix that the compiler puts before a name: the directory without one last slash.
+    """Return the prefix that the compiler puts before a name to look for it in a directory.
 
-    The compiler ignores spaces around the directory, and takes an empty one for the working
-    directory.
+    The compiler ignores spaces around the directory's `path` and one slash at its end. If nothing
+    remains, the directory is the working directory, and its prefix is empty.
     """
     path = path.strip(" ")
     return f"{path.removesuffix('/')}/" if path else ""
 
 
 def may_include(text: str) -> bool:
-    """Return whether a source may read a file: a quick test that errs towards true.
+    """Return whether the compiler may have to read a file because of `text`.
 
-    The trace of the compile shows it for certain. If this test was wrong, the result is not cached.
+    This is a quick test, and the result may be true although no file is read. If it is wrongly
+    false, the trace of the compile shows this, and the result of the compile is not cached.
     """
     if "\\" in text:
         text = text.replace("\\\r\n", "").replace("\\\n", "")
@@ -168,7 +182,7 @@ def may_include(text: str) -> bool:
 
 
 def are_own_files(text: bytes) -> bool:
-    """Return whether a text has a path in it such as `/proc/self/fd/3` or `/dev/stdin`.
+    """Return whether `text` contains a path such as `/proc/self/fd/3` or `/dev/stdin`.
 
     In another process, such a path leads to another file, or to none.
     """

@@ -88,8 +88,8 @@ def test_errors_are_values(cache: kcache.KernelCache) -> None:
     ("bad", "message"),
     [
         (7, r"requests\[1\]: expected .*, got int"),
-        ((), r"requests\[1\]: expected the fields source, .*, got 0"),
-        (("a",) * 7, r"requests\[1\]: expected the fields source, .*, got 7"),
+        ((), r"requests\[1\]: expected 1 to 6 fields \(source, .*\), got 0"),
+        (("a",) * 7, r"requests\[1\]: expected 1 to 6 fields \(source, .*\), got 7"),
         ({"names": "k"}, r"requests\[1\]: the field 'source' is missing"),
         (
             {"source": "x", "name": "k"},
