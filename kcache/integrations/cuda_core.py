@@ -25,16 +25,18 @@ _TARGETS = ("cubin", "ptx", "ltoir")
 class ProgramCache(ProgramCacheResource):  # type: ignore[misc]
     """A cache for `Program.compile(cache=)`: checked, capped, shared and counted as `KernelCache`.
 
-    `get` and item assignment raise no error of the cache, because it would reach the caller of
-    `Program.compile`. Wrong arguments raise the errors that cuda.core's own caches raise.
+    If the cache fails, `get` and item assignment log the failure and raise no error, because the
+    error would reach the caller of `Program.compile`. For wrong arguments, all methods raise the
+    same errors as cuda.core's own caches.
 
-    Threads: safe to share. Processes: any number may share a directory. Crash: a process may be
-    killed at any instant.
+    Threads: may be called from several threads at the same time. Processes: any number may share a
+    directory. Crash: a process may be killed at any instant without damaging the cache.
 
     Args:
-        path: the directory; by default that of the user's cache, which also holds the kernels of
-            `KernelCache`.
-        max_size_bytes: the cap in bytes; by default that of the settings, else 1 GiB.
+        path: the directory of the cache; by default that of the user's cache, which also contains
+            the kernels of `KernelCache`.
+        max_size_bytes: the cap in bytes; by default the setting `max_size`, which is 1 GiB unless
+            it was changed.
 
     Raises:
         ConfigError: `max_size_bytes` is not positive, or `path` is unsafe.
@@ -54,7 +56,7 @@ class ProgramCache(ProgramCacheResource):  # type: ignore[misc]
         return found
 
     def get(self, key: bytes | str, default: Any = None) -> Any:  # noqa: ANN401  as the base
-        """Return the code under a key, or `default`."""
+        """Return the code that is stored under `key`, or `default` if there is none."""
         entry = self._entries.get(self._key(key))
         return default if entry is None else next(iter(entry.payload.values()), default)
 
@@ -72,7 +74,7 @@ class ProgramCache(ProgramCacheResource):  # type: ignore[misc]
         return len(self._entries.all_keys())
 
     def clear(self) -> None:
-        """Delete all programs, and nothing else."""
+        """Delete all programs of cuda.core; other entries in the same directory are kept."""
         for key in self._entries.all_keys():
             self._entries.delete(key)
 
@@ -88,7 +90,10 @@ class ProgramCache(ProgramCacheResource):  # type: ignore[misc]
 
 
 def _code(value: object) -> bytes:
-    """Return the code in a value; the code of an ObjectCode may be the path of a file."""
+    """Return the code in `value`, which is bytes-like or an `ObjectCode`.
+
+    If the code of an `ObjectCode` is a path, return the content of the file.
+    """
     code = value.code if isinstance(value, ObjectCode) else value
     if isinstance(code, str) and isinstance(value, ObjectCode):
         try:
@@ -112,23 +117,23 @@ def compile(
 ) -> ObjectCode:
     """Return what `Program(source, "c++", options).compile(target_type)` returns, from the cache.
 
-    Unlike `Program.compile(cache=)`, it accepts include paths, whose headers are checked at each
-    call, and name expressions. It uses the cache of `kcache.compile`.
+    Unlike `Program.compile(cache=)`, this function accepts name expressions and include paths, and
+    checks the headers at each call. It uses the same cache as `kcache.compile`.
 
     Args:
-        source: CUDA C++. A `Program` does not expose its source.
-        options: of cuda.core.
-        name_expressions: for `ObjectCode.get_kernel`.
+        source: CUDA C++ source text. It is passed as text because a `Program` does not expose its
+            source.
+        options: the options of cuda.core; None for its defaults.
+        name_expressions: the name expressions of kernels that `ObjectCode.get_kernel` will be
+            called with.
         target_type: `"cubin"`, `"ptx"` or `"ltoir"`.
 
     Raises:
-        ConfigError: `target_type` is none of these, or the options make no such code.
-        CompileError: the compiler refused the source.
+        ConfigError: `target_type` is none of these, or the options produce no code of this type.
+        CompileError: the compiler rejected the source.
     """
     if not isinstance(source, str):
-        raise ArgumentTypeError(
-            f"source: expected the text of a source, got {type(source).__name__}"
-        )
+        raise ArgumentTypeError(f"source: expected source text (str), got {type(source).__name__}")
     if target_type not in _TARGETS:
         allowed = ", ".join(_TARGETS)
         raise ConfigError(f"target_type: expected one of {allowed}, got {target_type!r}")
@@ -141,5 +146,5 @@ def compile(
     mapping = {given: kernel.lowered_names[text].encode() for given, text in pairs}
     code: bytes | None = getattr(kernel, target_type)
     if code is None:
-        raise ConfigError(f"target_type: these options produce no {target_type}")
+        raise ConfigError(f"target_type: the options produce no {target_type}")
     return getattr(ObjectCode, f"from_{target_type}")(code, name=name, symbol_mapping=mapping)

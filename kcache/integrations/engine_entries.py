@@ -26,30 +26,34 @@ from kcache.util import log
 
 T = TypeVar("T")
 
-#: The last digits of a key, of 64, are the same for all entries of a framework. They identify its
-#: entries without reading them. At the end, they do not change the order of the keys.
+#: This many digits at the end of a key's 64 are the same for all entries of a framework, so that
+#: its entries are found without reading them. They are at the end so that the keys of a framework
+#: are as evenly distributed as others.
 _MARK_DIGITS = 8
-#: How many misses are remembered with their time.
+#: Maximum number of misses whose time is remembered.
 _MOST_MISSED = 1024
 
 
 class EngineEntries:
-    """Entries of a framework under its own names, in the cache that the settings name.
+    """The entries of a framework, which has its own names for them, in the user's cache.
 
-    They share the directory, the cap and the counts with the kernels of `KernelCache`. A failure
-    of the cache is logged, not raised: a lookup then misses, and a put stores nothing.
+    The entries share the directory, the cap and the counts with the kernels of `KernelCache`. A
+    failure of the cache is logged, not raised: a lookup then misses, and a put stores nothing.
 
-    The time between a miss and the put of the same key counts as the time that a hit saves.
+    The time between a miss and the next put under the same key is stored as the time that a hit of
+    the entry saves.
 
-    Threads: safe to share. Processes, crash and fork: as `CacheEngine`.
+    Threads: may be called from several threads at the same time. Processes, crash and fork: the
+    guarantees are those of `CacheEngine`.
 
     Args:
-        framework: its name, and the format of its entries, such as `"triton/1"`.
+        framework: the name of the framework and the version of its entries' format, such as
+            `"triton/1"`.
         directory: the cache's directory; by default that of the settings.
-        max_size: the cap; by default that of the settings.
+        max_size: the cap in bytes; by default that of the settings.
 
     Attributes:
-        disabled: whether the settings switch the cache off.
+        disabled: whether the setting `disable` is on.
         reads: whether entries are looked up; false if the setting `disable` or `recache` is on.
 
     Raises:
@@ -82,14 +86,15 @@ class EngineEntries:
         self._missed: dict[str, float] = {}
 
     def key_of(self, name: bytes) -> str:
-        """Return the engine's key for a name of the framework."""
+        """Return the key of the entry that the framework calls `name`."""
         digest = hashlib.sha256(self._framework + b"\0" + name).hexdigest()
         return digest[:-_MARK_DIGITS] + self._mark
 
     def get(self, key: str) -> Entry | None:
-        """Return the entry under a key of `key_of`, or None; raises nothing.
+        """Return the entry under `key`, or None if there is none or the cache fails.
 
-        The lookup is counted as a hit or a miss, unless `reads` is false.
+        The lookup is counted as a hit or a miss. If `reads` is false, nothing is looked up or
+        counted, and the result is None.
         """
         return self._surviving(lambda: self._get(key), None)
 
@@ -115,9 +120,10 @@ class EngineEntries:
         return entry
 
     def _from_elsewhere(self, key: str, damaged: Damaged) -> Entry | None:
-        """Return the first sound entry of a read-only tier or remote, or None.
+        """Return the first valid entry under `key` in a read-only tier or a remote, or None.
 
-        The entry is stored in the user's own cache if its tier has the option `keep`.
+        If the address of the tier or remote has the option `keep`, the entry is also stored in the
+        user's own cache.
         """
         for count, tier in self._shared.items():
             with suppress(RemoteError, OSError):  # a warning was logged
@@ -129,7 +135,10 @@ class EngineEntries:
         return None
 
     def put(self, key: str, payload: dict[str, bytes], source_name: str) -> Entry:
-        """Store an entry here and in the writable remotes, if possible; raises nothing."""
+        """Return a new entry after storing it in the cache and uploading it to writable remotes.
+
+        A failure to store or upload it is logged, not raised.
+        """
         missed = self._missed.pop(key, None)
         seconds = 0.0 if missed is None else time.perf_counter() - missed
         about = _described(payload)
@@ -151,10 +160,10 @@ class EngineEntries:
     def settle(
         self, key: str, payload: dict[str, bytes], source_name: str, *, replaces: bool = False
     ) -> Entry:
-        """Store an entry unless its key has one; return the entry that the cache holds now.
+        """Store an entry unless there is one under `key`; return the entry that is there now.
 
-        Processes that have made the same entry at the same time then use the same bytes. With
-        `replaces`, the entry is stored in any case. Raises nothing.
+        Because of this, processes that make the same entry at the same time use the same bytes.
+        With `replaces`, an existing entry is replaced. A failure is logged, not raised.
         """
         there = self._surviving(lambda: self.engine.fetch(key, [])[0], None) if self.reads else None
         if there is not None and not replaces:
@@ -166,16 +175,16 @@ class EngineEntries:
         self.engine.counters.hit(key, seconds, 0.0, DISK)
 
     def touch(self, key: str) -> None:
-        """Record a use of an entry; raises nothing."""
+        """Record a use of the entry under `key`; a failure is logged, not raised."""
         if not self.engine.read_only:
             self._surviving(lambda: self.engine.backend.touch(key), None)
 
     def delete(self, key: str) -> bool:
-        """Delete the entry under a key of `key_of`; return whether it was there."""
+        """Delete the entry under `key`; return whether it existed and was deleted."""
         return self._surviving(lambda: self.engine.delete(key), False)
 
     def all_keys(self) -> list[str]:
-        """Return the keys of all entries of this framework."""
+        """Return the keys of all entries belonging to this framework."""
         return self._surviving(
             lambda: [at.key for at in self.engine.backend.scan() if at.key.endswith(self._mark)], []
         )
@@ -187,7 +196,7 @@ class EngineEntries:
         self.engine.close()
 
     def _surviving(self, call: Callable[[], T], otherwise: T) -> T:
-        """Return what a call returns; if it fails, log why, and return `otherwise`."""
+        """Return the result of `call`; if it raises an exception, log it and return `otherwise`."""
         try:
             return call()
         except Exception as error:  # no error of the cache may reach the framework
@@ -199,7 +208,7 @@ class EngineEntries:
 
 
 def _described(payload: Mapping[str, bytes]) -> dict[str, JSON]:
-    """Return the metadata that makes the commands list an entry as a kernel with its names."""
+    """Return the metadata from which kcache's commands list an entry as a kernel with its names."""
     cubin = next((code for code in payload.values() if code.startswith(b"\x7fELF")), None)
     ptx = next((code for code in payload.values() if arch_of(code)), None)
     return {

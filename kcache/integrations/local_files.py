@@ -1,4 +1,4 @@
-"""LocalFiles: files that a framework reads from a directory by path, below a cap of their own.
+"""LocalFiles: files that a framework reads by path, in a directory with a cap of its own.
 
 `kcache.files` in a folder records the sizes of the files that kcache writes there, by name, as
 JSON. The record is written before the files, and only recorded files are ever deleted.
@@ -25,8 +25,8 @@ _SUM, _RECORD = "kcache.bytes", "kcache.files"
 #: Seconds for which a folder is kept after a use, because a process may still read its files by
 #: their paths. Triton reads all files of a group within milliseconds.
 GRACE = 30.0
-#: Seconds to wait for the lock of another process that counts. After that (the process may be
-#: stopped), files are written without making room.
+#: Seconds to wait for the lock, which another process holds while it counts. After that, files are
+#: written without making room, because the other process may be stopped.
 _PATIENCE = 2.0
 #: The part of the cap that stays in use after room was made. Examining 5,000 folders takes 0.2 s;
 #: deleting 150 of them takes 0.2 to 0.4 s.
@@ -37,24 +37,24 @@ _FUTURE = 86_400.0
 MAX_NOTE = 1 << 16
 #: The name of a file that a killed process did not finish.
 _DRAFT = re.compile(r"^\.(.+)\.[0-9a-f]{16}\.tmp$")
-#: The errors of reading a record that is missing or damaged.
+#: The exceptions that reading a missing or damaged record may raise.
 _ODD = (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 class LocalFiles:
     """Files in the folders of a directory. The least recently used folders are deleted first.
 
-    Only files that were used within the last `GRACE` seconds may exceed the cap, because a process
-    that got their paths may be about to read them. Files are counted from before they are written
-    until they are deleted.
+    The cap may be exceeded only by files that were used within the last `GRACE` seconds. These are
+    never deleted, because a process that got their paths may be about to read them. A file is
+    counted before it is written, and until it is deleted.
 
-    Threads: safe to share. Processes: any number. Crash: the files of a killed process are
-    counted.
+    Threads: may be called from several threads at the same time. Processes: any number may share
+    the directory. Crash: the files of a killed process are counted and deleted like all others.
 
     Args:
         directory: the framework's cache directory.
         max_size: the cap in bytes.
-        clock: seconds since the epoch, for tests.
+        clock: returns the seconds since the epoch; tests pass another clock.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class LocalFiles:
         A file that already has these bytes is not written again.
 
         Raises:
-            OSError: they can't be written.
+            OSError: a file can't be written.
         """
         paths = {name: self.path(folder, name) for name in files}
         self.use(folder)  # so that no process deletes it now
@@ -80,7 +80,7 @@ class LocalFiles:
             try:
                 self._charge(folder, {name: len(data) for name, data in changed.items()})
             except OSError as error:
-                log.warning_once(f"{self._directory}: files there are not counted: {error}")
+                log.warning_once(f"files in {self._directory} are not counted: {error}")
             os.makedirs(self.path(folder), exist_ok=True)  # noqa: TID251  as Triton does
         for name, data in changed.items():
             with replacing(paths[name]) as draft:
@@ -89,7 +89,7 @@ class LocalFiles:
         return paths
 
     def path(self, folder: str, name: str = "") -> str:
-        """Return the path of a file, or of the folder."""
+        """Return the path of the file `name` in a folder; without a name, that of the folder."""
         return os.path.join(self._directory, folder, name)
 
     def use(self, folder: str) -> None:
@@ -101,7 +101,11 @@ class LocalFiles:
     # -- counting --------------------------------------------------------------------------------
 
     def _charge(self, folder: str, sizes: Mapping[str, int]) -> None:
-        """Count files that are about to be written, and make room for them; raises OSError."""
+        """Count files that are about to be written, and make room for them.
+
+        Raises:
+            OSError: the files can't be counted.
+        """
         os.makedirs(self.path(folder), exist_ok=True)  # noqa: TID251  as Triton does
         self.use(folder)
         known, path = self._sizes(folder), self.path("", _SUM)
@@ -123,10 +127,10 @@ class LocalFiles:
                 Path(draft).write_text(json.dumps(record), "utf-8")
 
     def _make_room(self, incoming: str, more: int) -> int:
-        """Delete the coldest folders until `more` bytes fit, but not the folder `incoming`.
+        """Delete the least recently used folders until `more` bytes fit; return the new total.
 
-        Folders that were used within `GRACE` seconds are kept. Returns the bytes that are in use
-        after that, `more` included.
+        The folder `incoming` is kept, and so are folders that were used within `GRACE` seconds,
+        even if the bytes do not fit then. The total is in bytes, and includes `more`.
         """
         sizes = {each: sum(self._sizes(each).values()) for each in os.listdir(self._directory)}
         left = sum(sizes.values()) + more
@@ -141,7 +145,10 @@ class LocalFiles:
         return left
 
     def _last_use(self, folder: str) -> float:
-        """Return the time of the last use; 0.0 if it is unknown or due to a wrong clock."""
+        """Return the time of a folder's last use, or 0.0 if it is unknown or in the future.
+
+        Times up to a day in the future are accepted, because clocks differ.
+        """
         try:
             used = os.stat(self.path(folder)).st_mtime
         except OSError:
@@ -161,7 +168,7 @@ class LocalFiles:
     def _sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes of the recorded files in a folder, by name.
 
-        A record of another user is ignored, and so are names that lead out of the folder.
+        A record that belongs to another user is ignored, and so are paths that leave the folder.
         """
         with suppress(*_ODD), open_own(self.path(folder, _RECORD), os.O_RDONLY) as record:
             named = json.loads(record.read(MAX_NOTE)).items()
@@ -170,7 +177,7 @@ class LocalFiles:
 
 
 def is_name(name: str) -> bool:
-    """Return whether the name of a file stays inside its folder."""
+    """Return whether `name` is the name of a file in a folder, and not a path to another folder."""
     return name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
 
 

@@ -29,9 +29,11 @@ except ImportError:  # before 3.4
 
 from kcache.entry import Entry
 
-#: How the names of files about a group begin: Triton's own, which Inductor reads too; kcache's.
+#: Beginnings of the names of two files that list the files of a group: Triton's list, which
+#: Inductor reads too, and kcache's list.
 _GROUP, _STAMP = "__grp__", "__kcache__"
-#: A use is recorded at most once in this many seconds; for how many keys that is remembered.
+#: A use of an entry is recorded at most once in this many seconds. The second number is the maximum
+#: number of entries whose last recorded use is remembered.
 NOTE_AGAIN, _MOST_NOTED = 10.0, 4096
 _METHODS = {
     "get_file": ["self", "filename"],
@@ -50,13 +52,13 @@ class _Shared:
         self._noted: dict[str, float] = {}
 
     def files(self, directory: str) -> LocalFiles:
-        """Return the local files in a directory."""
+        """Return the `LocalFiles` of a directory, the same object at each call."""
         if directory not in self._files:
             self._files[directory] = LocalFiles(directory, self.entries.engine.max_size)
         return self._files[directory]
 
     def is_due(self, key: str) -> bool:
-        """Return whether a use of an entry has to be recorded: once in `NOTE_AGAIN` seconds."""
+        """Return whether to record a use of an entry now; at most once in `NOTE_AGAIN` seconds."""
         now = time.monotonic()
         if now < self._noted.get(key, 0.0):
             return False
@@ -66,14 +68,15 @@ class _Shared:
         return True
 
 
-#: What the managers of this process share. If two threads make it at once, both objects work.
+#: Returns what the managers of this process share. Two threads that call it first at the same time
+#: may get two objects, which both work.
 _open = cache(_Shared)
 #: The value of Triton's knob before `install`; None if it was not set.
 _before: type[FileCacheManager] | None = None
 
 
 def _problem() -> str:
-    """Return how this Triton's interface differs from the supported one; empty if it does not."""
+    """Return how Triton's interface differs from the supported one, or an empty text."""
     if knobs is None:
         return "it has no triton.knobs"
     for name, wanted in _METHODS.items():
@@ -88,14 +91,14 @@ def _problem() -> str:
 class _Manager(FileCacheManager):  # type: ignore[misc]
     """Finds and stores groups of files in kcache, and other files as Triton does.
 
-    If kcache fails, Triton's own cache is used for the call.
+    If kcache fails during a call, the call uses Triton's own cache.
 
-    Threads: each compile has a manager of its own, made by Triton. Processes: any number. Crash: a
-    group is complete or absent.
+    Threads: no manager is shared, because Triton makes one for each compile. Processes: any number
+    may share the cache. Crash: after a process was killed, a group is either complete or absent.
 
     Args:
         key: Triton's key, which covers everything that a compile depends on.
-        override, dump: as for `FileCacheManager`.
+        override, dump: the same arguments as those of `FileCacheManager`.
     """
 
     def __new__(cls, key: str, override: bool = False, dump: bool = False) -> FileCacheManager:
@@ -114,7 +117,8 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
     def put(self, data: object, filename: str, binary: bool = True) -> str:
         """Write a file and remember its content for `put_group`; return its path.
 
-        A file of a complete group is not written again, because other processes may be reading it.
+        An unchanged file of a complete group is not written again, because other processes may be
+        reading it.
         """
         content = data if isinstance(data, bytes) else str(data).encode()
         self._put[filename] = content
@@ -127,7 +131,7 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
             return str(super().put(data, filename, binary=binary))
 
     def get_group(self, filename: str) -> object:
-        """Return name -> path of each file of a group, all from the same compile, or None."""
+        """Return name -> path for the files of a group, all from one compile, or None on a miss."""
         if not self._entries.reads:
             return None
         try:
@@ -137,7 +141,7 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
             return super().get_group(filename)
 
     def put_group(self, filename: str, group: dict[str, str]) -> object:
-        """Store a group as one entry."""
+        """Store the files of a group as one entry; return the path of the file `filename`."""
         try:
             payload = {name: self._content(name, path) for name, path in group.items()}
             key = self._entry_key(filename)
@@ -158,7 +162,10 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
         return self._materialise(filename, entry)
 
     def _materialise(self, filename: str, entry: Entry) -> dict[str, str]:
-        """Write a group's files, then Triton's list of them, then kcache's; return name -> path."""
+        """Write the files of a group; return name -> path.
+
+        Triton's list of the files is written after them, and kcache's list last.
+        """
         paths = self._files.write(self.key, entry.payload)
         note = json.dumps({"child_paths": paths}).encode()
         self._files.write(self.key, {_GROUP + filename: note})
@@ -168,9 +175,9 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
         return paths
 
     def _stamped(self, filename: str) -> dict[str, str] | None:
-        """Return a group whose files are unchanged since they were written, or None.
+        """Return name -> path for a group whose files were not changed after kcache wrote them.
 
-        A group that is returned is counted as a hit.
+        The group is counted as a hit. If a file is missing or was changed, the result is None.
         """
         seconds, stamp = self._stamp(filename)
         folder = self.cache_dir
@@ -192,7 +199,10 @@ class _Manager(FileCacheManager):  # type: ignore[misc]
         return found is not None and any(group.get(filename) == found for group in groups)
 
     def _stamp(self, filename: str) -> tuple[float, dict[str, object]]:
-        """Return the seconds that a group saves, and name -> identity of its files."""
+        """Return the seconds that a hit of a group saves, and name -> identity of its files.
+
+        Both are read from kcache's list; without a usable list, they are 0.0 and empty.
+        """
         try:
             noted = json.loads(read(str(self._make_path(_STAMP + filename)), MAX_NOTE) or b"")
             return float(noted["seconds"]), dict(noted["files"])
