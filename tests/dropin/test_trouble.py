@@ -342,7 +342,7 @@ def test_a_damaged_recording_of_nvcc_is_one_line(dropin: Dropin) -> None:
     start |= {"mask": 18, "one_stream": True, "sources": {}}
     for changed, why in (
         ({"environment": {"A": "\0"}}, "nvcc can't be started: embedded null byte"),
-        ({"mask": float("inf")}, "expected a recorded start of nvcc: OverflowError"),
+        ({"mask": float("inf")}, "a recorded start of nvcc has a wrong field: OverflowError"),
     ):
         line = json.dumps({"kcache_request": 1, "nvcc": start | changed})
         (dropin.folder / "k.jsonl").write_text(line)
