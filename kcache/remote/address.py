@@ -1,7 +1,8 @@
 """Address: where a read-only tier or a remote is, and how it is used (`KCACHE_REMOTE`, `remote=`).
 
-The query of an address holds options. Every address may have some of them (see `Address`); others
-belong to one protocol. A user's name and password may stand before the host, and are never shown.
+The query of an address holds options: those in `COMMON`, which every address may have, and those
+in `OPTIONS`, which belong to one kind of address. A user name and a password may stand before the
+host; they are never shown.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from urllib.parse import parse_qsl, quote, unquote
 from kcache.errors import ConfigError
 from kcache.util.units import parse_flag, parse_seconds, parse_size
 
-#: Scheme -> kind: a layer (a read-only tier in a file or directory), or a protocol of remotes.
+#: Maps each scheme to a kind of address: `layer` (a read-only tier in a file or a directory), or
+#: one of three kinds of remotes.
 KINDS: Mapping[str, str] = {
     "file": "layer",
     **dict.fromkeys(("http", "https"), "http"),
@@ -23,8 +25,9 @@ KINDS: Mapping[str, str] = {
     **dict.fromkeys(("redis+cluster", "rediss+cluster"), "redis"),
     **dict.fromkeys(("s3", "gs", "az"), "objects"),
 }
-#: Kind -> its options beyond the common ones. None contains a secret, because addresses are shown
-#: with them. Paths of files are absolute, so that no credentials come from the working directory.
+#: Maps each kind of address to its options, in addition to `COMMON`. No option contains a secret,
+#: because an address is shown with its options. An option that names a file needs an absolute path,
+#: so that no credentials come from the working directory.
 OPTIONS: Mapping[str, frozenset[str]] = {
     "layer": frozenset(("backend",)),
     "http": frozenset(("token_file", "ca_file", "cert_file", "key_file", "layout")),
@@ -35,23 +38,26 @@ OPTIONS: Mapping[str, frozenset[str]] = {
 }
 #: Options that every address may have.
 COMMON = frozenset(("ro", "rw", "keep", "connect_timeout", "timeout", "slow", "max_entry"))
-#: Default seconds to connect to a remote, and to wait for an answer. A hit that takes longer than a
-#: second saves little time against most compiles.
+#: The default time-outs in seconds: to connect to a remote, and to wait for its answer. A hit that
+#: takes longer than a second saves little time, because most compiles do not take much longer.
 CONNECT_TIMEOUT = 0.5
 TIMEOUT = 2.0
-#: A miss that took more seconds than this counts as a failure, because each kernel that is compiled
-#: would wait as long for nothing. Small kernels compile in less time.
+#: The default of `slow`. A miss that takes more seconds than this counts as a failure of the
+#: remote, because every compile would first wait that long in vain. Small kernels compile in less
+#: time.
 SLOW = 0.25
-#: Bytes per second: an upload may take its size divided by this, in addition to the time-outs. No
-#: program waits for an upload.
+#: Bytes per second. An upload may take its size divided by this speed, in addition to the
+#: time-outs. The speed can be low because no program waits for an upload.
 _UPLOAD_SPEED = 1e6
-#: The longest wait for a remote, or for the lease of a machine that is gone.
+#: The largest number of seconds that `connect_timeout`, `timeout`, `slow` and `lease_seconds` may
+#: be set to.
 _MOST_SECONDS = 3600.0
-#: A lease ends this many seconds after its last renewal. This happens only if a machine or a
-#: daemon is gone, because a daemon releases the leases of a program that ends. A loaded machine
-#: may pause for a while.
+#: The default of `lease_seconds`. A lease expires this many seconds after its last renewal. This
+#: happens only if a machine or a daemon has failed, because a daemon releases the leases of a
+#: program that exits. The time is long because a loaded machine may renew its leases late.
 LEASE_SECONDS = 30.0
-#: Larger than nearly every kernel (bench: CUTLASS's largest have 10 MB).
+#: The default of `max_entry`, in bytes. Nearly every kernel is smaller: in the benchmarks, the
+#: largest kernels of CUTLASS have 10 MB.
 MAX_ENTRY = 64 << 20
 _MOST_TEXT = 4096
 #: Separates two addresses. A comma inside an address (the nodes of a cluster) does not match.
@@ -65,19 +71,19 @@ _ALLOWED = (
 
 
 class Address(NamedTuple):
-    """One layer or remote.
+    """The address of one layer or remote.
 
     Attributes:
         kind: `"layer"`, `"http"`, `"redis"` or `"objects"`.
-        scheme: in lower case.
-        location: the part between `://` and the query, without credentials, as it was given.
-        user, password: None if the address has none.
-        writable: whether kernels that are compiled here are stored there.
-        keep: whether a hit there is stored in the local cache.
-        connect_timeout, timeout: seconds, to connect and for one answer.
-        slow: seconds; a remote whose misses take longer is not asked for a while.
-        max_entry: the largest value in bytes that is read or written.
-        options: the options of the protocol, sorted.
+        scheme: the part before `://`, in lower case.
+        location: the part between `://` and the query, without credentials and not decoded.
+        user, password: the decoded credentials in the address, or None.
+        writable: whether kernels that this machine compiles are stored in the remote.
+        keep: whether an entry that is found there is also stored in the local cache.
+        connect_timeout, timeout: the time-outs in seconds, to connect and to wait for an answer.
+        slow: the time in seconds after which a miss counts as a failure of the remote.
+        max_entry: the size in bytes of the largest entry that is read or written.
+        options: the options that only this kind of address has, sorted by name.
     """
 
     kind: str
@@ -95,39 +101,45 @@ class Address(NamedTuple):
 
     @property
     def hosts(self) -> str:
-        """Host and port, or a bucket; a cluster has several hosts with commas between them."""
+        """The host and its port, the hosts of a cluster with commas between them, or the bucket."""
         return self.location.partition("/")[0]
 
     @property
     def path(self) -> str:
-        """The decoded path after the host, without slashes at its ends; for a layer, absolute."""
+        """The decoded path after the host or the bucket.
+
+        The path of a layer is absolute. Other paths have no slash at the beginning or the end.
+        """
         path = unquote(self.location.partition("/")[2])
         return "/" + path if self.kind == "layer" else path.strip("/")
 
     def option(self, name: str, default: str = "") -> str:
-        """Return an option of the protocol."""
+        """Return the value of the option `name`, or `default` if the address does not have it.
+
+        Only the options of `OPTIONS` can be read in this way.
+        """
         return dict(self.options).get(name, default)
 
     def flag(self, name: str) -> bool:
-        """Return whether an option of the protocol is switched on."""
+        """Return whether the option `name` is on; it is off if the address does not have it."""
         return _flag(dict(self.options), name, "0", self.redacted())
 
     def seconds(self, size: int = 0) -> float:
-        """Return the seconds in which an operation has to connect, send `size` bytes and end."""
+        """Return the time limit in seconds of an operation that connects and sends `size` bytes."""
         return self.connect_timeout + self.timeout + size / _UPLOAD_SPEED
 
     @property
     def leases(self) -> bool:
-        """Whether programs compile under leases of this remote (see `remote.storage.Leases`)."""
+        """Whether programs acquire leases of this remote before they compile (`storage.Leases`)."""
         return self.kind == "redis" and self.flag("leases")
 
     @property
     def lease_seconds(self) -> float:
-        """The seconds after which a lease that is not renewed ends by itself."""
+        """The number of seconds after which a lease expires if it is not renewed."""
         return float(self.option("lease_seconds") or LEASE_SECONDS)
 
     def redacted(self) -> str:
-        """Return the address without credentials, for messages; options only name their files."""
+        """Return the address for messages. It names files with credentials, but no credentials."""
         userinfo = "***@" if self.user or self.password else ""
         shown = [] if self.writable or self.kind == "layer" else ["ro"]
         shown += [f"{name}={quote(value, safe='/:,')}" for name, value in self.options]
@@ -144,11 +156,15 @@ class Address(NamedTuple):
 
 
 def parse_addresses(value: object, *, name: str) -> tuple[Address, ...]:
-    """Return the addresses in text (commas or white space between them) or in a sequence, in order.
+    """Return the addresses in `value`, in order and without duplicates.
+
+    Args:
+        value: a text with commas or white space between the addresses, an `Address`, or an iterable
+            of texts and `Address` objects.
+        name: the name of the setting, for the messages of errors.
 
     Raises:
-        ConfigError: an address is not allowed. The message names the setting and shows no
-            credentials.
+        ConfigError: an address is malformed. The message shows no credentials.
     """
     if isinstance(value, Address):
         return (value,)
@@ -163,19 +179,19 @@ def parse_addresses(value: object, *, name: str) -> tuple[Address, ...]:
 
 
 def _parse(text: object, name: str) -> Address:
-    """Return one address.
+    """Return the address in `text`, the value of the setting `name`.
 
     Raises:
-        ConfigError: it is not allowed.
+        ConfigError: the address is malformed. The message shows no credentials.
     """
     if not isinstance(text, str):
         raise ConfigError(f"{name}: expected {_ALLOWED}; got {type(text).__name__}")
     scheme, separator, rest = text.strip().partition("://")
     scheme = scheme.lower()
     if not separator or scheme not in KINDS:
-        shown = f"{scheme}://" if scheme.replace("+", "").isalnum() else "an address"
+        shown = f"{scheme}://" if scheme.replace("+", "").isalnum() else "another scheme"
         what = shown if separator else "an address without '://'"
-        raise ConfigError(f"{name}: {what} is not known; expected {_ALLOWED}")
+        raise ConfigError(f"{name}: expected {_ALLOWED}; got {what}")
     where = f"{name}={_shown(scheme, rest)!r}"
     bare, _, query = rest.partition("?")
     userinfo, at, location = bare.rpartition("@")
@@ -188,19 +204,19 @@ def _parse(text: object, name: str) -> Address:
     unknown = sorted(given.keys() - allowed)
     relative = [n for n in given if n.endswith("_file") and not os.path.isabs(given[n])]
     problems = {
-        "it is too long, or has white space in it": len(text) > _MOST_TEXT
+        f"expected at most {_MOST_TEXT} characters and no white space in it": len(text) > _MOST_TEXT
         or any(c.isspace() or ord(c) < 32 for c in text.strip()),
-        "it has a fragment (#...); write %23 for the character": "#" in bare,
-        "expected file:///path, absolute and on this machine": is_layer
+        "an address can't have a fragment (#...); write %23 for the character #": "#" in bare,
+        "expected file:///path, an absolute path without a host; write %40 for an @": is_layer
         and not (path.startswith("/") and "\0" not in path and not at),
         f"it names no {'bucket' if kind == 'objects' else 'host'}": not (is_layer or hosts),
-        "only a cluster has several hosts (elsewhere, write %2C)": "," in location
+        "only a cluster can have several hosts; write %2C for a comma elsewhere": "," in location
         and not (is_layer or scheme.endswith("+cluster")),
-        "credentials of object stores come from the environment": at and kind == "objects",
-        "the host or its port is wrong": not (is_layer or _are_hosts(hosts)),
+        "credentials for object stores come from the environment only": at and kind == "objects",
+        "expected HOST or HOST:PORT after '://', and a port up to 65535": not (is_layer or _are_hosts(hosts)),
         "an @ follows a ?; write %3F for a ? in a password": _is_password(pairs),
-        f"no option {' '.join(unknown)[:40]!r}; expected {', '.join(sorted(allowed))}": unknown,
-        f"{' '.join(relative)}: expected a path that begins with /": relative,
+        f"expected options {', '.join(sorted(allowed))}; got {' '.join(unknown)[:40]!r}": unknown,
+        f"{' '.join(relative)}: expected an absolute path": relative,
     }
     for problem, is_there in problems.items():
         if is_there:
@@ -208,7 +224,8 @@ def _parse(text: object, name: str) -> Address:
     only_read = _flag(given, "ro", "0", where) or is_layer
     writes = _flag(given, "rw", "1", where)
     if "rw" in given and writes and ("ro" in given or is_layer):
-        raise ConfigError(f"{where} is not allowed: it is read-only, and has the option rw")
+        what = "a layer" if is_layer else "an address with the option ro"
+        raise ConfigError(f"{where} is not allowed: {what} can't have the option rw")
 
     def seconds(option: str, default: float) -> float:
         value, name = given.get(option, default), f"{where}: {option}"
@@ -237,10 +254,10 @@ def _parse(text: object, name: str) -> Address:
 
 
 def _shown(scheme: str, rest: str) -> str:
-    """Return the part of an address that an error may show: no credentials, no options.
+    """Return the part of an address that an error message may show: no credentials, no options.
 
-    An unquoted password may contain any character, so a part of it may be in the place of a host or
-    an option. No part that may belong to a password is shown.
+    If a password is not percent-encoded and contains a character such as `/` or `?`, a part of the
+    password is where the host or an option should be. So `***` replaces a malformed location.
     """
     bare, _, query = rest.partition("?")
     location = bare.rpartition("@")[2][:200]
@@ -256,12 +273,12 @@ def _are_hosts(hosts: str) -> bool:
 
 
 def _is_password(pairs: Iterable[tuple[str, str]]) -> bool:
-    """Return whether a query may be the second part of a password that holds a question mark."""
+    """Return whether `pairs`, of a query, may be the rest of a password that contains a `?`."""
     return any(
         "@" in option or ("@" in value and not option.endswith("_file")) for option, value in pairs
     )
 
 
 def _flag(given: Mapping[str, str], option: str, default: str, where: str) -> bool:
-    """Return whether a switch is on; a switch without a value is on."""
+    """Return whether `option` is on: an option without a value is on, an absent one `default`."""
     return parse_flag(given.get(option, default).strip() or "1", name=f"{where}: {option}")

@@ -1,10 +1,12 @@
-"""Credentials: the user and password, or the token, for a remote; and where they may be sent.
+"""Credentials for remotes: a user name and password, or a token; and where they may be sent.
 
-They come from the first of these that has any: the address (`https://user:password@host`), the
-file that it names (`token_file`, `password_file`), `KCACHE_REMOTE_TOKEN`, `~/.netrc`; for object
-stores, from the environment, the user's profile, or the machine's identity. They never come from
-the working directory. Credentials that are not written in the address are sent only to its host,
-and only through TLS or within this machine.
+An HTTP server gets the first credentials that are found: in the address
+(`https://user:password@host`), in the file that its option `token_file` names, in the variable
+`KCACHE_REMOTE_TOKEN`, or in `~/.netrc`. Redis gets those in the address, but the password in the
+file that `password_file` names takes precedence. The credentials for an object store come from the
+environment, the user's profile or the machine's identity. No credentials come from the working
+directory. Credentials are sent only to the servers of the address, and, unless the address itself
+contains them, only through TLS or within this machine.
 """
 
 from __future__ import annotations
@@ -25,27 +27,32 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine."""
+    """Return whether `host` is a name or an address of this machine's loopback interface."""
     return host in _LOOPBACK
 
 
 def is_private(scheme: str, host: str) -> bool:
-    """Return whether what is sent to a host goes through TLS, or stays within this machine."""
+    """Return whether a request to `host` is encrypted by TLS or does not leave this machine."""
     return scheme == "https" or (is_loopback(host) and proxy_for(scheme, host) is None)
 
 
 def not_private(address: Address, what: str) -> ConfigError:
-    """Return the error for credentials that can't be sent to an address."""
+    """Return the error that `address` can't be used with `what`, which would reveal credentials."""
     reason = "credentials are sent only through TLS or within this machine"
     return ConfigError(f"{address.redacted()} can't be used with {what}: {reason}")
 
 
 def authorization(address: Address, host: str) -> str | None:
-    """Return the header `Authorization` for an address, or None.
+    """Return the value of the HTTP header `Authorization` for an address, or None for no header.
+
+    Args:
+        address: the address of an HTTP server.
+        host: the host in the address.
 
     Raises:
-        ConfigError: a file with credentials can't be read or is not safe, or the token would be
-            sent unencrypted.
+        ConfigError: a file with credentials can't be read or is not safe, the address has a
+            `token_file` but would be sent the token unencrypted, or the token has characters that
+            are not allowed in a header.
     """
     if address.user is not None or address.password is not None:
         return _basic(address.user or "", address.password or "")
@@ -62,34 +69,39 @@ def authorization(address: Address, host: str) -> str | None:
 
 
 def _basic(user: str, password: str) -> str:
-    """Return the value of a header with a user and a password."""
+    """Return the value of the HTTP header `Authorization` for a user name and a password."""
     pair = f"{user}:{password}".encode()
     return f"Basic {base64.b64encode(pair).decode()}"
 
 
 def _bearer(token: str) -> str:
     if not token.isascii() or not token.isprintable():
-        raise ConfigError("the token for the remote has characters that no header can have")
+        raise ConfigError("the token for the remote has characters that an HTTP header can't have")
     return f"Bearer {token}"
 
 
 def read_secret(path: str) -> str:
-    """Return the first line of a file that only its owner can read.
+    """Return the first line of a file that only its owner can read, without outer white space.
 
     Raises:
-        ConfigError: it can't be read, is not safe, or is empty.
+        ConfigError: the file can't be read, belongs to another user or can be read by others, or
+            its first line is empty.
     """
     lines = _private_text(path).splitlines()
     if not lines or not lines[0].strip():
-        raise ConfigError(f"{path} is empty; its first line should be the secret")
+        raise ConfigError(f"{path}: expected the secret in the first line, which is empty")
     return lines[0].strip()
 
 
 def _from_netrc(host: str) -> tuple[str, str] | None:
-    """Return user and password of a host in `~/.netrc`; its `default` is not used.
+    """Return the user name and password for `host` in `~/.netrc`, or None if it has none.
+
+    The `default` entry of the file is ignored, so that a password is sent only to hosts that the
+    file names.
 
     Raises:
-        ConfigError: others can read the file, or it can't be understood.
+        ConfigError: the file can't be read, belongs to another user, can be read by others, or is
+            malformed.
     """
     path = os.path.join(os.path.expanduser("~"), ".netrc")
     if not os.path.isabs(path) or not os.path.exists(path):
@@ -98,15 +110,16 @@ def _from_netrc(host: str) -> tuple[str, str] | None:
     try:
         known = netrc.netrc(path).hosts.get(host)
     except (OSError, netrc.NetrcParseError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} can't be understood: {error}") from error
+        raise ConfigError(f"{path} can't be read as a netrc file: {error}") from error
     return None if known is None else (known[0] or "", known[2] or "")
 
 
 def _private_text(path: str) -> str:
-    """Return the content of a file that only its owner can read.
+    """Return the text in a file that only its owner can read.
 
     Raises:
-        ConfigError: it can't be read, it belongs to another user, or others can read it.
+        ConfigError: the file can't be read or is not UTF-8, belongs to another user, or can be read
+            by others.
     """
     content, mode = own_file(path)
     require_unreadable(path, mode)
@@ -117,10 +130,10 @@ def _private_text(path: str) -> str:
 
 
 def content_of(path: str) -> bytes:
-    """Return the content of a file that may be public.
+    """Return the content of a file, such as a certificate, that others may read and write.
 
     Raises:
-        ConfigError: it can't be read.
+        ConfigError: the file can't be read.
     """
     try:
         with open(path, "rb") as file:
@@ -130,10 +143,14 @@ def content_of(path: str) -> bytes:
 
 
 def own_file(path: str) -> tuple[bytes, int]:
-    """Return the first 64 KiB of a file of this user or of root, and its permissions.
+    """Return the first 64 KiB of a file that this user or root owns, and the file's permissions.
+
+    Anything but a regular file counts as empty. On Windows, the owner is not checked, and the
+    permissions are 0.
 
     Raises:
-        ConfigError: it can't be read, or other users own it or can write to it.
+        ConfigError: the file can't be read, belongs to another user, or can be written to by
+            others.
     """
     try:
         with open(os.open(path, os.O_RDONLY | (SAFE & ~getattr(os, "O_NOFOLLOW", 0))), "rb") as f:

@@ -1,6 +1,7 @@
 """RemoteDaemon: asks remotes, for all programs of a user that have the same configuration.
 
-It exits after the last program, but continues uploads for a while.
+The daemon exits after the last program has disconnected. It first continues pending uploads, for up
+to a minute.
 """
 
 from __future__ import annotations
@@ -25,26 +26,32 @@ from kcache.remote.signing import make_sealer
 from kcache.remote.storage import RemoteError
 from kcache.util.wire import WireError, number_in
 
-#: A key and a token.
+#: The key and the token of a lease.
 Lease = tuple[str, bytes]
-#: A lease is renewed this many times before it would end.
+#: A lease is renewed this many times in the time after which it would expire, so that a late
+#: renewal does no harm.
 RENEWALS = 6
-#: The daemon may allocate this many bytes, in addition to a few of the longest values; files that
-#: it maps do not count. The queues and values of a large job need a part of that. A server whose
-#: answer has no end can't make it allocate more, whatever a client library does.
+#: The limit in bytes of the daemon's memory, to which the size of a few of the largest entries is
+#: added. Mapped files do not count. The queues and values of a large job need only a part of this.
+#: The limit holds even if a client library reads an answer without an end into memory.
 MEMORY = 1 << 30
-#: Most uploads that may be pending for one remote, and most bytes of them; others are dropped. A
-#: run of CUTLASS examples makes some hundred kernels of up to 10 MB.
+#: The largest number of uploads that may be pending for one remote, and their largest total size in
+#: bytes. Further uploads are dropped. A run of CUTLASS examples makes some hundred kernels of up to
+#: 10 MB.
 MAX_WAITING = 1024
 MAX_BYTES = 256 << 20
-#: Simultaneous uploads to one remote, so that their latencies overlap.
+#: The number of threads that upload to one remote at the same time, so that their waits overlap.
 THREADS = 4
-#: Bytes of a thread's stack, which count in full against `MEMORY`. No code here recurses.
+#: The size in bytes of a thread's stack. A small one is enough because no code here recurses. All
+#: of it counts towards `MEMORY`.
 _STACK = 512 << 10
 
 
 def make(packed_setup: bytes, _group: int, stderr_fd: int) -> RemoteDaemon:
-    """Return the handlers of a daemon with a `Setup`; `daemon_server` calls this."""
+    """Return the handlers of the daemon with the setup in `packed_setup`; see `daemon_server.main`.
+
+    The descriptor `stderr_fd` is closed, because programs get warnings with the daemon's answers.
+    """
     os.close(stderr_fd)
     os.chdir("/")
     setup = Setup.unpack(packed_setup)
@@ -54,7 +61,7 @@ def make(packed_setup: bytes, _group: int, stderr_fd: int) -> RemoteDaemon:
 
 
 def limit_memory(most: int) -> None:
-    """Limit the memory of this process, and disable core dumps: these would have credentials."""
+    """Limit this process's memory to `most` bytes; disable core dumps, which hold credentials."""
     threading.stack_size(_STACK)
     limit(resource.RLIMIT_DATA, most)
     limit(resource.RLIMIT_CORE, 0)
@@ -63,10 +70,11 @@ def limit_memory(most: int) -> None:
 class RemoteDaemon:
     """Looks up kernels in remotes, uploads kernels, and renews leases, for all programs.
 
-    Threads: may share it. Its own threads upload, and renew the leases.
+    Threads: Several threads may use one object. The object starts threads of its own for uploads
+    and for the renewal of leases.
 
     Args:
-        remotes: in the order in which they are asked.
+        remotes: the remotes, in the order in which they are asked.
     """
 
     patient = False
@@ -75,10 +83,12 @@ class RemoteDaemon:
         self._remotes = remotes
         self._queues = [UploadQueue(remote, self._release) for remote in remotes]
         self._lock = threading.Lock()
-        #: Program -> its process group; process group -> the remotes that it was warned about.
+        #: Maps each connected program to its process group, and each process group to the remotes
+        #: that the group was warned about.
         self._groups: dict[Client, int] = {}
         self._warned: dict[int, set[GuardedStorage]] = {}
-        #: Lease -> the program that has it; None while the upload under it is pending.
+        #: Maps each lease to the program that holds it, or to None while the kernel that was
+        #: compiled under the lease is being uploaded.
         self._leases: dict[Lease, Client | None] = {}
         self._leasing = next((n for n, each in enumerate(remotes) if each.address.leases), None)
         self._closed = threading.Event()
@@ -88,13 +98,13 @@ class RemoteDaemon:
             ).start()
 
     def answer(self, question: Sequence[bytes], client: Client) -> list[bytes]:
-        """Return the answer to a program's question.
+        """Return the answer to `question`, which the program `client` has sent.
 
         Raises:
-            WireError: this version does not know the question.
+            WireError: the question is malformed, or there is no question of its kind.
         """
         if len(question) < 2:
-            raise WireError(f"expected a question, got {len(question)} fields")
+            raise WireError(f"expected a question of 2 or more fields, got {len(question)}")
         kind, group, *arguments = question
         if client not in self._groups:
             with self._lock:
@@ -120,7 +130,7 @@ class RemoteDaemon:
                 raise WireError(f"unknown question {kind[:20]!r} with {len(arguments)} arguments")
 
     def leave(self, client: Client) -> None:
-        """Forget a program that has disconnected, and release its leases."""
+        """Forget the program `client`, which has disconnected, and release its leases."""
         with self._lock:
             group = self._groups.pop(client, 0)
             if group not in self._groups.values():
@@ -131,16 +141,19 @@ class RemoteDaemon:
 
     @property
     def pending(self) -> int:
-        """How many uploads wait or are under way."""
+        """The number of uploads that are queued or in progress."""
         return sum(queue.pending for queue in self._queues)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until nothing is pending; return whether that happened in time."""
+        """Wait up to `seconds` until the pending uploads end; return whether all have ended."""
         deadline = time.monotonic() + seconds
         return all(each.flush(max(0.0, deadline - time.monotonic())) for each in self._queues)
 
     def close(self) -> None:
-        """Upload what waits, release all leases and close the connections."""
+        """Wait for pending uploads up to `LINGER` seconds, release all leases, and disconnect.
+
+        Uploads that have not begun by then are dropped.
+        """
         self.flush(LINGER)
         self._closed.set()
         for queue in self._queues:
@@ -151,12 +164,19 @@ class RemoteDaemon:
             remote.close()
 
     def status(self) -> dict[str, object]:
-        """Return the counts of the remotes, without credentials."""
+        """Return the number of pending uploads, and the state and counts of each remote.
+
+        The result contains no credentials.
+        """
         remotes = [remote.as_dict() for remote in self._remotes]
         return {"pending": self.pending, "remotes": remotes}
 
     def _warnings(self, group: int) -> list[str]:
-        """Return the problems of remotes that no running program of the group was warned about."""
+        """Return a warning for each failing remote that the process group was not warned about.
+
+        A process group is warned once about each remote, as long as one of its programs is
+        connected.
+        """
         with self._lock:
             warned = self._warned.setdefault(group, set())
             new = {each: each.trouble for each in self._remotes if each not in warned}
@@ -166,7 +186,11 @@ class RemoteDaemon:
     # -- kernels -----------------------------------------------------------------------------------
 
     def _get(self, keys: Sequence[str], first: int) -> GetReply:
-        """Ask the remotes in order, beginning with index `first`."""
+        """Return the reply with the first entry that a remote has under one of `keys`, or none.
+
+        The remotes are asked in order, beginning with index `first`. A remote that does not answer
+        is counted and skipped.
+        """
         unanswered = 0
         for index in range(first, len(self._remotes)):
             try:
@@ -182,9 +206,10 @@ class RemoteDaemon:
         return GetReply(None, len(self._remotes), pause, 0, unanswered)
 
     def _keep_above(self, index: int, key: str, value: bytes) -> None:
-        """Store an entry of one remote in the remotes that are asked before it.
+        """Queue uploads of an entry of the remote at `index` to the writable remotes before it.
 
-        A manifest is merged into theirs, and a kernel is stored only if they have none.
+        This happens only if the address of the remote at `index` has `keep`. A manifest is merged
+        into the one that a remote has. A kernel is stored only in a remote that does not have it.
         """
         if self._remotes[index].address.keep:
             for remote, queue in zip(self._remotes[:index], self._queues, strict=False):
@@ -194,7 +219,11 @@ class RemoteDaemon:
     # -- leases and uploads ------------------------------------------------------------------------
 
     def _put(self, upload: Upload) -> None:
-        """Queue an upload for every writable remote; afterwards, its lease is released."""
+        """Queue `upload` for every writable remote.
+
+        Its lease is released at the end of the upload to the remote that grants leases, or at once
+        if that remote is not writable.
+        """
         with self._lock:
             if upload.lease in self._leases:
                 self._leases[upload.lease] = None
@@ -208,7 +237,11 @@ class RemoteDaemon:
             self._release(upload.lease)
 
     def _lease(self, key: str, client: Client) -> list[bytes]:
-        """Acquire a lease for a program; the answer is `taken` with a token, `busy` or `none`."""
+        """Try to acquire the lease of `key` for the program `client`, and return the answer.
+
+        The answer is `taken` and a token, `busy` if another program holds the lease, or `none` if
+        no remote grants leases or the remote that does so can't be asked.
+        """
         if self._leasing is None:
             return [b"none"]
         remote = self._remotes[self._leasing]
@@ -230,23 +263,27 @@ class RemoteDaemon:
             self._remotes[self._leasing].ask_leases(methodcaller("release", *lease))
 
     def _renew(self, remote: GuardedStorage) -> None:
-        """Renew the leases of programs as long as they and this process run."""
+        """Renew the leases of all programs at `remote` until this object is closed.
+
+        A lease that is lost in spite of that is forgotten.
+        """
         seconds = remote.address.lease_seconds
         while not self._closed.wait(seconds / RENEWALS):
             for key, token in list(self._leases):
                 if remote.ask_leases(methodcaller("renew", key, token, seconds)) is False:
-                    # At worst, another program compiles the kernel, too.
+                    # At worst, another program also compiles the kernel.
                     self._leases.pop((key, token), None)
 
 
 class UploadQueue:
     """A queue of uploads to one remote.
 
-    Threads: may share it; it has up to `THREADS` threads of its own.
+    Threads: Several threads may use one object. It uploads in up to `THREADS` threads of its own.
 
     Args:
-        remote: gets the uploads.
-        release: called with the lease of each upload at its end, successful or not.
+        remote: the remote to which the entries are uploaded.
+        release: a function that is called with the lease of each upload (None if it has none) when
+            the upload has succeeded, failed or been dropped.
     """
 
     def __init__(self, remote: GuardedStorage, release: Callable[[Lease | None], object]) -> None:
@@ -254,16 +291,16 @@ class UploadQueue:
         self._release = release
         self._pool = ThreadPoolExecutor(THREADS)
         self._adding = threading.Lock()
-        #: What waits or is under way, and its bytes.
+        #: Maps each pending upload to its size in bytes.
         self._sizes: dict[Future[None], int] = {}
 
     @property
     def pending(self) -> int:
-        """How many uploads wait or are under way."""
+        """The number of uploads that are queued or in progress."""
         return len(self._sizes)
 
     def add(self, upload: Upload) -> None:
-        """Queue an upload; drop and count it if the queue is full."""
+        """Queue `upload`, or drop it and count that if the queue is full or no thread can start."""
         with self._adding, suppress(RuntimeError):  # no thread can start
             size = upload.size + sum(list(self._sizes.values()))
             if self.pending < MAX_WAITING and size <= MAX_BYTES:
@@ -275,15 +312,19 @@ class UploadQueue:
         self._release(upload.lease)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until nothing is pending; return whether that happened in time."""
+        """Wait up to `seconds` until the pending uploads end; return whether all have ended."""
         return not wait(list(self._sizes), seconds).not_done
 
     def close(self) -> None:
-        """Drop what waits. Idempotent."""
+        """Drop the uploads that have not begun. Idempotent."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _upload(self, upload: Upload) -> None:
-        """Put the kernel first, because a manifest must not name a missing kernel."""
+        """Store the kernel and then the manifest of `upload`, and release its lease.
+
+        If the kernel can't be stored, the manifest is not stored, because a manifest must not lead
+        to a missing kernel.
+        """
         try:
             there = upload.kernel is None or self._remote.put(*upload.kernel)
             if there and upload.manifest is not None:

@@ -1,7 +1,7 @@
 """DaemonClient: a program's connection to the daemon that asks the remotes.
 
-Each wait has a limit. The program imports no client of HTTP, Redis or an object store. The first
-question starts the daemon.
+The first question starts the daemon if it does not run. Each wait for the daemon has a time limit.
+Only the daemon imports the libraries for HTTP, Redis and object stores.
 """
 
 from __future__ import annotations
@@ -20,51 +20,53 @@ from kcache.util import log
 from kcache.util.forks import after_fork
 from kcache.util.wire import WireError
 
-#: Seconds that the daemon may take beyond the time-outs of the remotes. It starts within a second,
-#: but a loaded machine is slow.
+#: The seconds that an answer of the daemon may take in addition to the time-outs of the remotes.
+#: The daemon starts within a second, but takes longer on a loaded machine.
 PATIENCE = 5.0
-#: Seconds without questions after the daemon has failed.
+#: After the daemon has failed, no question is sent for this many seconds.
 PAUSE = 30.0
-#: Connections that are kept for the next question.
+#: The largest number of idle connections that are kept for further questions.
 _KEPT = 8
 
 
 class Lease:
     """The right to be the only process, on all machines, that compiles a kernel.
 
-    It lasts until it is released. The daemon renews it while the connection is open, so it ends
-    with this process.
+    The daemon renews a lease until it is released or its connection is closed. So a lease ends at
+    the latest when the process that holds it exits.
     """
 
     def __init__(self, connection: Channel, key: str, token: bytes) -> None:
         self.connection = connection
         self.key = key
         self.token = token
-        #: Whether it was released, or passed to the daemon with an upload.
+        #: Whether the lease was released, or passed to the daemon with an upload.
         self.ended = False
 
 
 class DaemonClient:
-    """Asks the daemon of one `Setup`, and starts it if it does not run.
+    """Sends questions to the daemon for one `Setup`, and starts the daemon if it does not run.
 
-    A failure of the daemon costs one bounded wait; then no question is asked for a while. The
-    socket of a daemon that does not answer in time is removed, so that the next program starts
-    another one. The user gets the daemon's warnings about remotes that fail.
+    If the daemon fails, the program waits for it once, for a limited time, and then sends no
+    question for `PAUSE` seconds. If a daemon does not answer in time, its socket is removed, so
+    that the next program starts another daemon. The daemon's warnings about failing remotes are
+    shown to the user.
 
-    Threads: may share it; each question has a connection of its own. Fork: the child makes new
-    connections. Crash: the daemon notices that the connections are closed.
+    Threads: Several threads may use one object, because each question has a connection of its own.
+    Fork: A forked child makes new connections. Crash: The daemon notices that the connections of a
+    process are closed, and releases the leases of that process.
 
     Args:
         setup: the configuration of the daemon.
-        path: returns the path of its socket; raises OSError.
-        environment: the variables of a daemon that is started.
-        warn: called with each sentence for the user.
+        path: a function that returns the path of the daemon's socket, or raises OSError.
+        environment: the environment variables of the daemon, if this object starts it.
+        warn: a function that is called with each warning for the user.
 
     Attributes:
-        path: returns the path of the daemon's socket.
-        nothing_until: the monotonic time until which no question is asked, because the daemon has
-            failed, or the breakers of all remotes are open.
-        group: the process group that is warned, once about each remote.
+        path: the function that returns the path of the daemon's socket.
+        nothing_until: the monotonic time until which no question is sent, because the daemon has
+            failed or no remote can be asked.
+        group: the process group of this program. The daemon warns each group once about a remote.
     """
 
     def __init__(
@@ -95,13 +97,15 @@ class DaemonClient:
 
     @property
     def worth_asking(self) -> bool:
-        """Whether a remote may be asked now."""
+        """Whether a question may be sent now (see `nothing_until`)."""
         return time.monotonic() >= self.nothing_until
 
     def get(self, *keys: str, first: int = 0) -> GetReply | None:
-        """Ask the remotes from index `first` on, in order, for the first of the keys that one has.
+        """Ask the remotes for an entry under one of `keys`; return the daemon's reply.
 
-        All keys are sent in one question. The result is None if the daemon does not answer.
+        The remotes are asked in order, beginning with index `first`. Each is asked for all `keys`
+        in their order, until a remote has an entry. The result is None if the daemon does not
+        answer, or if no question may be sent now.
         """
         if not self.worth_asking:
             return None
@@ -120,10 +124,12 @@ class DaemonClient:
         return found
 
     def offers(self, *keys: str) -> Iterator[Candidate]:
-        """Yield what each remote has, in order, under the first of the keys that it has.
+        """Yield one entry from each remote that has any of `keys`, in the order of the remotes.
+
+        If a remote has several of `keys`, the entry is the one under the first of them.
 
         Raises:
-            RemoteError: at the end, if a remote or the daemon did not answer.
+            RemoteError: a remote or the daemon did not answer. This is raised after the last entry.
         """
         first = unanswered = 0
         while first < len(self.addresses):
@@ -137,16 +143,20 @@ class DaemonClient:
             raise RemoteError("a remote did not answer")
 
     def put(self, upload: Upload, lease: Lease | None = None) -> bool:
-        """Queue an upload; return whether the daemon has accepted it."""
+        """Send `upload` to the daemon, which queues it; return whether the daemon has received it.
+
+        The daemon releases `lease` when the upload has ended. It drops the upload if its queue is
+        full.
+        """
         if lease is None:
             return self._ask(protocol.PUT, *upload.pack()) is not None
         lease.ended = True
         return self._ask(protocol.PUT, *upload.pack(), on=lease.connection) is not None
 
     def lease(self, key: str) -> Lease | bool:
-        """Acquire the lease of `key`; if that fails, return whether another program has it.
+        """Try to acquire the lease of `key`; return the lease, or whether another program holds it.
 
-        False means that there are no leases, so every program compiles by itself.
+        False means that no remote can grant leases, so that each program compiles on its own.
         """
         connection = self._connection()
         if connection is None:
@@ -159,12 +169,12 @@ class DaemonClient:
         return answer == [b"busy"]
 
     def release(self, lease: Lease) -> None:
-        """Release a lease under which nothing was uploaded."""
+        """Release a lease that was not passed to `put`."""
         lease.ended = True
         self._ask(protocol.RELEASE, lease.key.encode(), lease.token, on=lease.connection)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until all uploads have ended; return whether they have."""
+        """Wait up to `seconds` until all uploads have ended; return whether all have ended."""
         return self._ask(protocol.FLUSH, b"%d" % (seconds * 1000), more=seconds) == [b"1"]
 
     # -- connections -----------------------------------------------------------------------------
@@ -172,14 +182,15 @@ class DaemonClient:
     def _ask(
         self, kind: bytes, *arguments: bytes, on: Channel | None = None, more: float = 0.0
     ) -> list[bytes] | None:
-        """Return the answer without the daemon's warnings, which are shown to the user.
+        """Send a question to the daemon; return the fields of the answer after its warnings.
 
-        The result is None if there is no answer; then no question is asked for a while. The
-        connection is kept for other questions, unless a lease may belong to it.
+        The warnings are shown to the user. The result is None if there is no answer; then no
+        question is sent for `PAUSE` seconds. The connection is kept for further questions, except
+        after `LEASE`, because a lease may belong to the connection.
 
         Args:
             kind, arguments: the question.
-            on: the connection; by default any.
+            on: the connection to use; by default, an idle or a new one.
             more: seconds that the answer may take, in addition to the time-outs of the remotes.
         """
         with self._lock:
@@ -208,7 +219,10 @@ class DaemonClient:
         return result
 
     def _connection(self) -> Channel | None:
-        """Return a new connection, or None if the daemon can't be reached."""
+        """Return a new connection to the daemon, which is started if it does not run.
+
+        The result is None if the daemon can't be reached, or if no question may be sent now.
+        """
         if not self.worth_asking:
             return None
         try:
@@ -229,18 +243,18 @@ class DaemonClient:
         connection.close()
 
     def _failed(self, error: Exception) -> None:
-        """Ask no question for a while."""
+        """Warn the user that the daemon failed with `error`, and send no question for a while."""
         self.nothing_until = time.monotonic() + PAUSE
-        self._warn(f"remotes are not used for a while: {error}; kcache works without them")
+        self._warn(f"remotes are not used for {PAUSE:g} s: {error}; kcache works without them")
 
     def close(self) -> None:
-        """Close the connections. Idempotent; a later question makes a new one."""
+        """Close the idle connections. Idempotent. A later question makes a new connection."""
         with self._lock:
             kept, self._kept = self._kept, []
         for connection in kept:
             connection.close()
 
     def after_fork(self) -> None:
-        """In a child process, leave the connections to the parent."""
+        """In a child process after a fork, forget the connections, which belong to the parent."""
         self._lock = threading.Lock()
         self._kept = []

@@ -29,32 +29,33 @@ from kcache.util.units import plain
 
 _T = TypeVar("_T")
 
-#: This many failures in a row open the breaker. A single failure may be a lost packet. Each failure
-#: may cost a program a time-out.
+#: This many failures in a row open the breaker. One failure is not enough, because it may be a lost
+#: packet. The number is small, because a program may wait for a time-out at each failure.
 FAILURES = 3
-#: Seconds from the opening of the breaker to the first trial. Each further failure doubles this
-#: pause, up to the second value. A restarted Redis is back within seconds.
+#: The seconds from the opening of the breaker to the first trial. Each further failure doubles this
+#: pause, up to `LONGEST_PAUSE`. The first pause is short because a Redis that is restarted answers
+#: again within seconds.
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
 #: While the breaker is open, a program asks again after this many seconds at the earliest.
 SOON = 0.05
-#: Most characters of an error that are shown.
+#: The largest number of characters of an error that are shown.
 _MOST_TEXT = 500
-#: How often a merge is tried while other machines write the same value.
+#: How often a merge is tried if other machines change the same value at the same time.
 _TRIES = 6
 
 
 class Breaker:
     """A circuit breaker: open after `FAILURES` failures in a row, until an operation succeeds.
 
-    While it is open, one trial may be made after each pause.
+    While the breaker is open, operations are skipped, except for one trial after each pause.
 
-    Threads: may share it.
+    Threads: Several threads may use one object.
 
     Args:
-        clock: monotonic seconds, for tests.
+        clock: a function that returns monotonic seconds. Tests replace it.
 
     Attributes:
-        reason: why the last operation failed; empty after one that succeeded.
+        reason: why the last operation failed; empty if it succeeded.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -66,16 +67,20 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether operations are to be skipped."""
+        """Whether the breaker is open, so that operations are skipped."""
         return self._failures >= FAILURES
 
     @property
     def wait(self) -> float:
-        """The seconds until it is worth asking again; 0.0 if the breaker is closed."""
+        """The seconds until the next trial, at least `SOON`; 0.0 if the breaker is closed."""
         return max(SOON, self._until - self._clock()) if self.is_open else 0.0
 
     def try_again(self) -> bool:
-        """Return whether the caller makes the trial now, and then calls `succeeded` or `failed`."""
+        """Return whether the caller has to make a trial now. If so, the next pause begins.
+
+        The result is True for one caller after each pause. That caller reports the result of its
+        trial with `succeeded` or `failed`.
+        """
         with self._lock:
             is_due = self.is_open and self._clock() >= self._until
             if is_due:
@@ -83,13 +88,17 @@ class Breaker:
             return is_due
 
     def succeeded(self) -> None:
-        """Close the breaker."""
+        """Close the breaker, because an operation has succeeded."""
         with self._lock:
             self._failures = 0
             self.reason = ""
 
     def failed(self, reason: str, *, minor: bool = False) -> None:
-        """Count a failure. The reason of a minor one is recorded only if the breaker is open."""
+        """Count a failure, and open the breaker if there were `FAILURES` in a row.
+
+        The reason of a minor failure is recorded only if the breaker is open, because users are
+        warned of each reason that is recorded.
+        """
         with self._lock:
             self._failures += 1
             self.reason = "" if minor and not self.is_open else reason
@@ -97,7 +106,7 @@ class Breaker:
                 self._pause()
 
     def _pause(self) -> None:
-        """Begin a pause, which is longer after more failures."""
+        """Begin a pause, which is longer the more failures there were."""
         pause = FIRST_PAUSE * 2 ** min(self._failures - FAILURES, 16)
         self._until = self._clock() + min(pause, LONGEST_PAUSE)
 
@@ -105,10 +114,12 @@ class Breaker:
 class TimeLimit:
     """Calls functions, each in a thread of its own, and waits for them for a limited time.
 
-    A client of a protocol limits each wait for bytes. Nothing else limits a server that sends one
-    byte a second, a name server that does not answer, and a client with a defect.
+    This is needed because a client limits only each single wait for bytes. It does not limit the
+    time for a server that sends one byte a second, or for a name server that does not answer, and
+    it may have a defect.
 
-    Threads: may share it. A call that takes longer continues in its thread; its result is dropped.
+    Threads: Several threads may use one object. A function that exceeds its time limit continues to
+    run in its thread, and its result is ignored.
     """
 
     def __init__(self) -> None:
@@ -116,18 +127,18 @@ class TimeLimit:
 
     @property
     def is_late(self) -> bool:
-        """Whether a call that exceeded its limit still runs."""
+        """Whether a function that exceeded its time limit is still running."""
         self._late = [thread for thread in self._late if thread.is_alive()]
         return bool(self._late)
 
     def call(self, seconds: float, work: Callable[[], _T]) -> _T:
-        """Return the result of `work`.
+        """Call `work`, wait up to `seconds` for it, and return its result.
 
         Raises:
             RemoteTimeout: `work` takes longer than `seconds`.
-            RemoteError: `work` raised something that is not an Exception.
-            RuntimeError: the machine has no more threads.
-            Exception: whatever `work` raises.
+            RemoteError: `work` has raised a BaseException that is not an Exception.
+            RuntimeError: no thread can be started.
+            Exception: the exception that `work` has raised.
         """
         future: Future[_T] = Future()
 
@@ -149,18 +160,21 @@ class TimeLimit:
 
 
 class GuardedStorage:
-    """The storage of one remote.
+    """The storage of one remote, with signatures, counts, time limits and breakers.
 
-    A failure is an error or a time-out, whatever the protocol. A missing package or an unreadable
-    file of this machine is an error, too. Reads and writes have a breaker each: a remote that
-    stores nothing (a user who may not write, a full server) is still read.
+    Each failure is counted as an error or as a time-out. A missing package or an unreadable file on
+    this machine also counts as an error of the remote. There is one breaker for reads and one for
+    writes, so that a remote is still read if it stores nothing (because the user may not write, or
+    because the server is full).
 
-    Threads: may share it. The first thread that needs the storage opens it.
+    Threads: Several threads may use one object. The first thread that needs the storage opens it.
 
     Args:
-        address: address of the remote.
-        make_sealer: returns the sealer, or raises ConfigError; it is called until it succeeds.
-        make: returns the storage, or raises ConfigError; it is called until it succeeds.
+        address: the address of the remote.
+        make_sealer: a function that returns the sealer, or raises ConfigError. If it fails, the
+            next operation calls it again.
+        make: a function that returns the storage, or raises ConfigError. If it fails, the next
+            operation calls it again.
     """
 
     def __init__(
@@ -175,22 +189,23 @@ class GuardedStorage:
         self.reading, self.writing = Breaker(), Breaker()
         self._make_sealer = make_sealer
         self._make = make
-        #: Held to open and to close the storage.
+        #: Held while the storage is opened or closed.
         self._opening = threading.Lock()
         self._opened: tuple[Storage, Sealer] | None = None
         self._limit = TimeLimit()
-        #: The server's error for a kernel that was too long for it.
+        #: The error about the last kernel that was too long for the server, or empty.
         self._too_long = ""
 
     # -- questions -------------------------------------------------------------------------------
 
     def get(self, *keys: str) -> tuple[int, bytes] | None:
-        """Return the index of the first key that has a value, and its checked envelope, or None.
+        """Return the index of the first of `keys` with a sound value, and the value's envelope.
 
-        All keys count as one question.
+        The result is None if the remote has no sound value under any of `keys`. All keys count as
+        one question.
 
         Raises:
-            RemoteError: the remote did not answer.
+            RemoteError: the remote did not answer, or it was not asked because it had failed.
         """
         if self._is_unavailable():
             self.counts.add("skipped")
@@ -206,7 +221,8 @@ class GuardedStorage:
 
         found, seconds = self._call(self.reading, "get", look)
         if found is None and seconds > self.address.slow:
-            self.reading.failed(f"an answer without a kernel took {seconds:.2f} s", minor=True)
+            slow = f"an answer without a kernel took {seconds:.2f} s, more than `slow` allows"
+            self.reading.failed(slow, minor=True)
         else:
             self.reading.succeeded()
         return found
@@ -228,35 +244,44 @@ class GuardedStorage:
         return None
 
     def _checked(self, sealer: Sealer, key: str, sealed: bytes) -> bytes | None:
-        """Return the envelope if it is sound and well signed; otherwise, count the fault."""
+        """Return the envelope in `sealed`, or None if it is damaged or not signed as required.
+
+        A value without a sound envelope is counted and logged.
+        """
         try:
             envelope = sealer.unseal(sealed)
             _decoded(envelope, key)
         except (SealError, CorruptEntryError) as error:
             self.counts.add("unsigned" if isinstance(error, SealError) else "damaged")
-            log.warning("%s: %s is ignored: %s", self.address, key, error)
+            log.warning("%s: the entry %s is ignored: %s", self.address, key, error)
             return None
         return envelope
 
     # -- uploads ---------------------------------------------------------------------------------
 
     def put(self, key: str, envelope: bytes) -> bool:
-        """Store an envelope; return whether it is stored."""
+        """Store `envelope` under `key` in the remote; return whether it is stored."""
         return self._write(
             envelope, lambda storage, sealer: storage.put(key, sealer.seal(envelope))
         )
 
     def merge(self, key: str, envelope: bytes) -> bool:
-        """Merge the manifest in an envelope into the stored one; return whether that succeeded."""
+        """Merge the manifest in `envelope` into the one under `key`; return whether that succeeded.
+
+        If there is none, `envelope` is stored.
+        """
         return self._write(
             envelope, lambda storage, sealer: self._merge(storage, sealer, key, envelope)
         )
 
     def _merge(self, storage: Storage, sealer: Sealer, key: str, envelope: bytes) -> None:
-        """Replace a manifest by one with the dependency sets of both, so that no set is lost.
+        """Store a manifest with the dependency sets in `envelope` and those stored under `key`.
+
+        If another machine changes the stored manifest in the meantime, the merge is tried again, so
+        that no dependency set is lost.
 
         Raises:
-            RemoteError: it is not stored.
+            RemoteError: the manifest is not stored.
         """
         for attempt in range(_TRIES):
             if attempt:  # random, so that writers do not collide again
@@ -272,7 +297,7 @@ class GuardedStorage:
                 both = encode(key, entry, producer=producer_of(envelope))
             if storage.replace(key, sealer.seal(both), old):
                 return
-        raise RemoteError(f"other machines changed the value during each of {_TRIES} tries")
+        raise RemoteError(f"other machines changed the manifest during each of {_TRIES} merges")
 
     def _write(self, envelope: bytes, write: Callable[[Storage, Sealer], None]) -> bool:
         def work(storage: Storage, sealer: Sealer) -> bool:
@@ -303,7 +328,7 @@ class GuardedStorage:
     # -- leases ----------------------------------------------------------------------------------
 
     def ask_leases(self, ask: Callable[[Leases], bool]) -> bool | None:
-        """Return the answer to a question about a lease, or None if there is none."""
+        """Return what `ask` returns, or None if the remote can't be asked or has no leases."""
         if self._is_unavailable():
             return None
         try:
@@ -320,10 +345,17 @@ class GuardedStorage:
     def _call(
         self, breaker: Breaker, operation: str, work: Callable[[Storage, Sealer], _T], size: int = 0
     ) -> _T:
-        """Return what `work` returns, within the time for `size` bytes. A failure is recorded.
+        """Call `work` with the storage and the sealer; return its result. Record a failure.
+
+        Args:
+            breaker: the breaker to which a failure is reported.
+            operation: the name of the operation, for the log.
+            work: the function to call.
+            size: the number of bytes that are sent, on which the time limit depends.
 
         Raises:
-            RemoteTooLong: the value is longer than `max_entry`, or than the server takes.
+            RemoteTooLong: the value is longer than `max_entry`, or than the server accepts. This is
+                not a failure.
             RemoteError: the operation failed.
         """
         try:
@@ -339,10 +371,13 @@ class GuardedStorage:
             raise RemoteError(text) from error
 
     def _open(self) -> tuple[Storage, Sealer]:
-        """Return the storage and the sealer. If the keys can't be read, the remote is not used.
+        """Return the storage and the sealer, which the first call makes.
+
+        If the signing keys can't be read, the remote is not used at all, because what it has could
+        not be verified.
 
         Raises:
-            ConfigError: this machine lacks a package or a file.
+            ConfigError: a package is missing, or a file on this machine can't be used.
         """
         with self._opening:
             if self._opened is None:
@@ -350,7 +385,7 @@ class GuardedStorage:
             return self._opened
 
     def close(self) -> None:
-        """Close the connections. The next question opens new ones."""
+        """Close the connections. The next operation opens new ones."""
         with self._opening:
             opened, self._opened = self._opened, None
         if opened is not None:
@@ -358,16 +393,21 @@ class GuardedStorage:
                 opened[0].close()
 
     def _tries(self, breaker: Breaker) -> bool:
-        """Return whether this caller makes the trial, which reads credentials and keys again."""
+        """Return whether the caller has to make a trial now, as `Breaker.try_again`.
+
+        If so, the storage is closed, so that the trial reads the credentials and the keys again.
+        """
         tries = breaker.try_again()
         if tries:
             self.close()
         return tries
 
     def _is_unavailable(self) -> bool:
-        """Return whether the remote can't be asked now. After a pause, begin a trial in a thread.
+        """Return whether the remote can't be asked now.
 
-        While an operation hangs beyond its limit, no other operation begins.
+        This is so while the breaker for reads is open, or while an operation that exceeded its time
+        limit is still running. If a trial is due, a new thread makes it, so that no program waits
+        for its result.
         """
         if self._limit.is_late:
             return True
@@ -379,18 +419,18 @@ class GuardedStorage:
         return self.reading.is_open
 
     def _try(self) -> None:
-        """Ask for a key that can't exist."""
+        """Make a trial: ask for a random key, which no entry has."""
         with suppress(RemoteError):
             self._get([secrets.token_hex(32)])
 
     @property
     def wait(self) -> float:
-        """The seconds until it is worth asking again; 0.0 if it may be asked now."""
+        """The seconds until it is worth asking the remote again; 0.0 if it may be asked now."""
         return max(self.reading.wait, SOON if self._limit.is_late else 0.0)
 
     @property
     def trouble(self) -> str:
-        """The warning for users while something fails; empty if all is well."""
+        """The warning for users while operations fail; empty if none fails."""
         if self.reading.reason:
             return f"{self.address}: {self.reading.reason}; kcache works without it"
         if self.writing.reason:
@@ -400,7 +440,7 @@ class GuardedStorage:
         return ""
 
     def as_dict(self) -> dict[str, object]:
-        """Return the status of this remote."""
+        """Return the address without credentials, the state of the breaker, and the counts."""
         return {
             "address": self.address.redacted(),
             "writable": self.address.writable,
@@ -411,5 +451,5 @@ class GuardedStorage:
 
 
 def _decoded(envelope: bytes, key: str) -> Entry:
-    """Return the entry in an envelope of any producer; raises CorruptEntryError."""
+    """Return the entry in `envelope`, whatever its producer; raise CorruptEntryError if damaged."""
     return decode(envelope, key, producer=producer_of(envelope))

@@ -1,12 +1,13 @@
-"""HttpStorage: a remote by HTTP: nginx with WebDAV, bazel-remote, a gateway to an object store.
+"""HttpStorage: a remote on an HTTP server, such as nginx with WebDAV or bazel-remote.
 
-It uses GET and PUT, like ccache's and Bazel's HTTP caches. The address `https://host/path` and a
-key make `https://host/path/ab/cdef...` (`layout=subdirs`, the default),
-`https://host/path/abcdef...` (`layout=flat`) or `https://host/path/ac/abcdef...` (`layout=bazel`,
-whose server must not check the values: bazel-remote's `--disable_http_ac_validation`).
+It uses GET and PUT, like the HTTP caches of ccache and Bazel. If the address is
+`https://host/path`, the entry with the key `abcdef...` has the URL `https://host/path/ab/cdef...`
+(`layout=subdirs`, the default), `https://host/path/abcdef...` (`layout=flat`) or
+`https://host/path/ac/abcdef...` (`layout=bazel`). For `layout=bazel`, bazel-remote needs its option
+`--disable_http_ac_validation`, because it otherwise rejects values that are not Bazel's.
 
-urllib3 keeps the connections. This module follows redirects itself, so that credentials and client
-certificates go to no other host, and stops reading a response that is too long.
+urllib3 manages the connections. This module follows redirects itself, so that no other host gets
+credentials or client certificates. It stops reading a response that is too long.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Sto
 _ABSENT = (404, 410)
 _REDIRECTS = {"GET": (301, 302, 303, 307, 308), "PUT": (307, 308)}
 _PORTS = {"http": 80, "https": 443}
-#: Idle connections that are kept; the daemon has a few threads.
+#: The largest number of idle connections to a server that are kept. The daemon has a few threads.
 _MOST_IDLE = 8
-#: Most bytes of an error's page that are read, so that the connection can be used again.
+#: The largest number of bytes that are read of a response that is an error. It is read so that the
+#: connection can be used again.
 _MOST_PAGE = 1 << 16
-#: Bytes that are read at a time.
+#: The number of bytes that are read at a time.
 _PIECE = 1 << 18
 _LAYOUTS = {"subdirs": "{0}/{1}", "flat": "{0}{1}", "bazel": "ac/{0}{1}"}
 
 
 class Origin(NamedTuple):
-    """The server that a URL leads to."""
+    """The server of a URL."""
 
     scheme: str
     host: str
@@ -49,21 +51,25 @@ class Origin(NamedTuple):
 
 
 class HttpValues:
-    """Reads and writes values by HTTP; a subclass makes the URLs.
+    """Reads and writes values by HTTP; a subclass defines the URLs of the values.
 
-    Threads: may share it. Fork: used only by the daemon, which does not fork.
+    Threads: Several threads may use one object. Fork: The daemon and the commands that use remotes
+    do not fork.
 
     Args:
-        address: address of the remote.
+        address: the address of the remote.
         origin: the only server that gets the header `Authorization` and the client certificate.
-        authorization: the value of that header.
+        authorization: the value of the header `Authorization`, or None for no header.
+
+    Raises:
+        ConfigError: a certificate or its key can't be read.
     """
 
-    #: Redirects that are followed.
+    #: The largest number of redirects that are followed.
     _most_redirects = 3
-    #: Statuses of a PUT whose condition does not hold.
+    #: The status codes of a conditional PUT that is rejected because its condition does not hold.
     _lost: tuple[int, ...] = (412,)
-    #: Headers of every PUT.
+    #: The headers of every PUT.
     _put_headers: Mapping[str, str] = {"Content-Type": "application/octet-stream"}
 
     def __init__(
@@ -76,16 +82,16 @@ class HttpValues:
         self._context(own=True)  # raises if a file can't be read
 
     def _url_of(self, method: str, key: str) -> str:
-        """Return the URL of a key."""
+        """Return the URL of the value under `key`, for a request with `method` (GET or PUT)."""
         raise NotImplementedError
 
     def _failure(self, response: Any, _body: bytes) -> RemoteError:  # noqa: ANN401
-        """Return the error for a response that is neither a value nor says that there is none."""
+        """Return the error for a response with a status code that reports a failure."""
         name = http.client.responses.get(response.status, "")
         return RemoteError(f"the server answers {response.status} {name}".rstrip())
 
     def get(self, key: str, limit: int) -> Stored | None:
-        """Return the value, or None if there is none."""
+        """Return the value under `key`, or None if there is none; see `Storage.get`."""
         response, body = self._request("GET", key, None, {}, limit)
         if response.status in _ABSENT:
             self._require_absent(response, body)
@@ -98,11 +104,11 @@ class HttpValues:
         """Raise RemoteError if something other than the value is missing, such as the bucket."""
 
     def put(self, key: str, value: bytes) -> None:
-        """Store a value, replacing the one that is there."""
+        """Store `value` under `key`, in place of an older value."""
         self._put(key, value, {})
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
-        """Store a value in place of `old`; return whether it is stored."""
+        """Store `value` in place of `old`; return whether it is stored. See `Storage.replace`."""
         if old is None:
             return self._put(key, value, {"If-None-Match": "*"})
         tag = str(old.version)
@@ -115,13 +121,16 @@ class HttpValues:
             pool.clear()
 
     def _put(self, key: str, value: bytes, condition: Mapping[str, str]) -> bool:
-        """Store a value; return whether the condition held."""
+        """Store `value` under `key`; return whether it is stored.
+
+        It is not stored if the server supports the headers in `condition`, and they do not hold.
+        """
         headers = {**self._put_headers, **condition}
         response, body = self._request("PUT", key, value, headers, _MOST_PAGE)
         if response.status in self._lost and condition:
             self._require_absent(response, body)
             return False
-        if response.status == 501 and condition:  # the server knows no conditions
+        if response.status == 501 and condition:  # the server does not support conditions
             return self._put(key, value, {})
         if response.status == 413:
             raise RemoteTooLong(str(self._failure(response, body)))
@@ -132,10 +141,20 @@ class HttpValues:
     def _request(
         self, method: str, key: str, body: bytes | None, headers: Mapping[str, str], limit: int
     ) -> tuple[Any, bytes]:
-        """Follow redirects; return urllib3's response, and its body if the status is 200.
+        """Send a request, follow redirects, and return urllib3's response and its body.
+
+        The body of a response with another status than 200 is empty if it can't be read.
+
+        Args:
+            method: GET or PUT.
+            key: the key of the value.
+            body: the value to store, or None.
+            headers: the headers of the request, in addition to those of every request.
+            limit: the largest number of bytes in the body of a response with status 200.
 
         Raises:
-            RemoteError: there is no response, or it can't be used.
+            RemoteError: there is no response, or the response is malformed, too long, or redirects
+                to a URL that is not allowed.
         """
         url = self._url_of(method, key)
         for _ in range(self._most_redirects + 1):
@@ -150,14 +169,18 @@ class HttpValues:
     def _exchange(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], limit: int
     ) -> tuple[Any, bytes]:
-        """Ask one server, which gets credentials only if the address names it; see `_request`."""
+        """Send a request to `url`, and return the response and its body, as `_request`.
+
+        The server gets credentials only if the address names it.
+        """
         origin = origin_of(url)
         own = origin == self._origin
         sent = {"User-Agent": f"kcache/{__version__}", "Accept-Encoding": "identity", **headers}
         if own and self._authorization is not None:
             sent["Authorization"] = self._authorization
         end = time.monotonic() + self._address.seconds(len(body or b""))
-        # The time-out to connect also limits sending the whole body; no program waits for that.
+        # In urllib3, the time-out to connect also limits the time to send the body. An upload gets
+        # more time, because no program waits for it.
         connect = self._address.connect_timeout if body is None else end - time.monotonic()
         response = self._pool(origin, own).urlopen(
             method,
@@ -180,7 +203,12 @@ class HttpValues:
         return response, found
 
     def _pool(self, origin: Origin, own: bool) -> Any:  # noqa: ANN401  of two kinds
-        """Return the connections to a server, directly or through the proxy of the environment."""
+        """Return the pool of connections to `origin`, through the proxy of the environment, if any.
+
+        Args:
+            origin: the server.
+            own: whether the address names the server, which then gets the client certificate.
+        """
         known = self._pools.get((origin, own))
         if known is None:
             options: dict[str, Any] = {"maxsize": _MOST_IDLE}
@@ -192,10 +220,13 @@ class HttpValues:
         return known
 
     def _context(self, *, own: bool) -> ssl.SSLContext:
-        """Return the TLS context that verifies servers, by the address's CA file or the system's.
+        """Return a TLS context, which verifies servers by `ca_file` or the system's certificates.
+
+        Args:
+            own: whether the context also sends the client certificate (`cert_file`).
 
         Raises:
-            ConfigError: a file can't be read.
+            ConfigError: a certificate or its key can't be read.
         """
         names = ("ca_file", "cert_file", "key_file")
         ca_file, cert_file, key_file = (self._address.option(name) or None for name in names)
@@ -209,15 +240,15 @@ class HttpValues:
 
 
 class HttpStorage(HttpValues):
-    """Values on an HTTP server.
+    """The values of a remote on an HTTP server.
 
-    A server that does not know `If-Match` (nginx) replaces values unconditionally.
+    A server that does not support `If-Match` (such as nginx) replaces values unconditionally.
 
     Args:
-        address: address of the remote.
+        address: the address of the remote.
 
     Raises:
-        ConfigError: a certificate, a token or an option can't be used.
+        ConfigError: a certificate, a token or an option in the address can't be used.
     """
 
     def __init__(self, address: Address) -> None:
@@ -229,15 +260,15 @@ class HttpStorage(HttpValues):
         try:
             origin = origin_of(self._url)
         except (ValueError, urllib3.exceptions.HTTPError) as error:
-            raise ConfigError(f"{address.redacted()} names no host: {error}") from error
+            raise ConfigError(f"{address.redacted()}: the host is malformed: {error}") from error
         super().__init__(address, origin, authorization(address, origin.host))
 
     def _url_of(self, method: str, key: str) -> str:
-        """Return the URL of a key in the layout of the address."""
+        """Return the URL of the value under `key`, in the layout that the address names."""
         return f"{self._url}/{self._layout.format(key[:2], key[2:])}"
 
     def _failure(self, response: Any, body: bytes) -> RemoteError:  # noqa: ANN401
-        """Return the error for a response; for status 409, with a hint how to configure nginx."""
+        """Return the error for a response. For status 409, it has a hint about nginx's settings."""
         hint = " (nginx: create_full_put_path on; or use layout=flat)"
         return RemoteError(f"{super()._failure(response, body)}{hint * (response.status == 409)}")
 
@@ -254,10 +285,11 @@ def _explained(error: BaseException | None) -> tuple[str, bool]:
 
 
 def _proxied(proxy: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN401
-    """Return connections through a proxy.
+    """Return a pool of connections through the proxy with the URL `proxy`.
 
     Raises:
-        RemoteError: `proxy` is not a URL. The message does not show it, as it may have a password.
+        RemoteError: `proxy` is not a URL. The message does not show it, because it may contain a
+            password.
     """
     try:
         parts = parse_url(proxy if "://" in proxy else f"http://{proxy}")
@@ -266,40 +298,47 @@ def _proxied(proxy: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN401
         headers = urllib3.make_headers(proxy_basic_auth=login)
         return urllib3.ProxyManager(parts._replace(auth=None).url, proxy_headers=headers, **options)
     except (ValueError, urllib3.exceptions.HTTPError):
-        reason = "the proxy of the environment is not a URL (quote its password: %2F for /)"
+        reason = "the proxy in the environment is not a URL (in its password, write %2F for a /)"
         raise RemoteError(reason) from None
 
 
 def _body(response: Any, limit: int, end: float) -> bytes:  # noqa: ANN401
-    """Return the whole body.
+    """Return the whole body of a response.
+
+    Args:
+        response: urllib3's response.
+        limit: the largest allowed number of bytes.
+        end: the monotonic time at which the body has to be complete.
 
     Raises:
-        RemoteTooLong: the body is longer than `limit`. RemoteTimeout: it is not complete at `end`.
-        RemoteError: the response does not state its length.
+        RemoteTooLong: the body is longer than `limit`.
+        RemoteTimeout: the body is not complete at `end`.
+        RemoteError: the response does not state its length, so the body may be incomplete.
     """
     length = response.length_remaining
     if length is None and not response.chunked:
         # In http.client, a response whose headers were cut off looks the same.
-        raise RemoteError("the answer has no length")
+        raise RemoteError("the response does not state its length")
     if length is not None and length > limit:
-        raise RemoteTooLong(f"expected at most {limit} bytes, the answer has {length}")
+        raise RemoteTooLong(f"expected a response of at most {limit} bytes, got {length}")
     body = bytearray()
-    # `read1` is the only method that allocates no more than has arrived, whatever a chunk claims.
+    # A server may announce a larger chunk than it sends. Only `read1` does not allocate memory for
+    # more bytes than have arrived.
     while piece := response.read1(_PIECE):
         body += piece
         if len(body) > limit:
-            raise RemoteTooLong(f"the answer has more than {limit} bytes")
+            raise RemoteTooLong(f"expected a response of at most {limit} bytes, got more")
         if time.monotonic() > end:
-            raise RemoteTimeout("the answer took too long")
+            raise RemoteTimeout("the response was not complete in time")
     response.release_conn()
     return bytes(body)
 
 
 def origin_of(url: str) -> Origin:
-    """Return the origin of a URL.
+    """Return the server of `url`: its scheme, host and port.
 
     Raises:
-        ValueError, HTTPError: it has none.
+        ValueError, HTTPError: the URL is malformed.
     """
     parts = parse_url(url)
     scheme, host = parts.scheme or "", (parts.host or "").strip("[]")
@@ -307,18 +346,19 @@ def origin_of(url: str) -> Origin:
 
 
 def _redirected(url: str, response: Any) -> str:  # noqa: ANN401
-    """Return the URL that a redirect leads to.
+    """Return the URL to which `response` redirects a request for `url`.
 
     Raises:
-        RemoteError: the redirect does not lead to an HTTP server, or leads from https to http.
+        RemoteError: the new URL is malformed, is not an HTTP URL, or would replace https by http.
     """
     try:
         found: str = urljoin(url, response.headers.get("location", ""))
         origin = origin_of(found)
     except (ValueError, urllib3.exceptions.HTTPError) as error:
-        raise RemoteError("the server redirects to nowhere") from error
+        raise RemoteError("the server redirects to a malformed URL") from error
     if origin.scheme not in _PORTS or not origin.host:
-        raise RemoteError(f"the server redirects to {origin.scheme}:, not to http: or https:")
+        reason = f"the server redirects to {origin.scheme}://{origin.host}, not to an HTTP server"
+        raise RemoteError(reason)
     if url.startswith("https:") and origin.scheme != "https":
         raise RemoteError("the server redirects from https to http; kcache does not follow that")
     return found

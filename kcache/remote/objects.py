@@ -1,16 +1,17 @@
 """Objects: remotes in S3 or a compatible store, Google Cloud Storage or Azure.
 
-The address `s3://bucket/prefix` and a key make the object `prefix/ab/cdef...`. Credentials come
-from the environment (`AWS_...`, `GOOGLE_...`, `AZURE_...`), for S3 also from `~/.aws/credentials`,
-otherwise from the machine's own identity. Lifecycle rules of the bucket delete old objects.
+If the address is `s3://bucket/prefix`, the entry with the key `abcdef...` is the object
+`prefix/ab/cdef...`. Credentials come from the environment (`AWS_...`, `GOOGLE_...`, `AZURE_...`),
+for S3 also from `~/.aws/credentials`, and otherwise from the identity that the machine has in its
+cloud. kcache does not delete objects; lifecycle rules of the bucket can delete old ones.
 
-obstore finds the credentials. It follows redirects, and sends the session token of S3 and (in the
-header `Referer`) the shared access signature of Azure to the host of a redirect (seen with 0.12.1).
-So for S3 it only signs the URL, for Azure this module adds the signature to the URL, and
-`HttpValues`, which follows no redirect here, sends the request.
+obstore finds the credentials. If it sends a request that is redirected, the new host gets the
+session token of S3, or (in the header `Referer`) the shared access signature of Azure; this was
+seen with obstore 0.12.1. So `HttpValues` sends these requests, and follows no redirect. For S3,
+obstore only signs their URLs. For Azure, this module adds the signature to their URLs.
 
-obstore hangs in a child that was forked after its first use (seen with 0.12.1). So only this module
-imports it, in the process of the daemon, which was started by exec and never forks.
+obstore hangs in a process that was forked after the first use of obstore (seen with 0.12.1). So
+only this module imports it, and only the daemon and commands import this module. They do not fork.
 """
 
 from __future__ import annotations
@@ -33,31 +34,32 @@ from kcache.remote.credentials import content_of, is_private, not_private
 from kcache.remote.http import HttpValues, origin_of
 from kcache.remote.storage import RemoteError, RemoteTooLong, Storage, Stored, translated
 
-#: Scheme -> obstore's class, its option for the server, and the variables that may name it, too.
+#: Maps each scheme to obstore's class, the option of this class for the URL of the server, and the
+#: environment variables that may also contain this URL.
 _MAKERS: dict[str, tuple[Any, str, tuple[str, ...]]] = {
     "s3": (S3Store, "endpoint", ()),
     "gs": (GCSStore, "base_url", ("GOOGLE_BASE_URL",)),
     "az": (AzureStore, "endpoint", ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")),
 }
-#: How long a signature is valid. A request uses it at once, but clocks may differ.
+#: How long a signed URL is valid. It is used at once, but the clocks of machines differ.
 _SIGNED_FOR = timedelta(minutes=15)
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 #: The code in the XML of an error.
 _CODE = re.compile(rb"<Code>(\w+)</Code>")
-_HINT = "S3 also answers this for an absent object if the user may not list the bucket"
-#: Where cloud machines ask for their identity. If an error names one of these, there are no
-#: credentials.
+_HINT = "S3 also gives this answer for an absent object if the user may not list the bucket"
+#: Addresses from which the machines of clouds get their identity. An error with one of them means
+#: that there are no other credentials, and that this machine has no identity.
 _IDENTITY = ("169.254.169.254", "169.254.170.2", "metadata.google.internal", "metadata/identity")
-#: In the messages of errors that are time-outs; obstore has no exception for them.
+#: Matches the messages of time-outs, for which obstore has no exception of its own.
 _LATE = re.compile("timed out|TimedOut|kind: Timeout")
 _MOST_TEXT = 300
 
 
 def open_bucket(address: Address) -> Storage:
-    """Return the storage in the bucket of an address.
+    """Return the client for the bucket that `address` names.
 
     Raises:
-        ConfigError: a file or an option can't be used.
+        ConfigError: a file or an option in the address can't be used.
     """
     drop_unsafe_variables()
     names = ("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY") if address.scheme == "az" else ()
@@ -68,14 +70,16 @@ def open_bucket(address: Address) -> Storage:
 
 
 class SignedStorage(HttpValues):
-    """Values under URLs with a signature: in S3, and in Azure with a shared access signature.
+    """The values in a bucket to which requests have signed URLs.
+
+    These are buckets in S3, and in Azure if there is a shared access signature.
 
     Args:
-        address: address of the remote.
-        signature: the shared access signature of Azure.
+        address: the address of the remote.
+        signature: the shared access signature of Azure; empty for S3.
 
     Raises:
-        ConfigError: a file or an option can't be used.
+        ConfigError: a file or an option in the address can't be used.
     """
 
     _most_redirects = 0
@@ -89,10 +93,10 @@ class SignedStorage(HttpValues):
             self._put_headers = {**self._put_headers, "x-ms-blob-type": "BlockBlob"}
 
     def _url_of(self, method: str, key: str) -> str:
-        """Return the signed URL of a key.
+        """Return the signed URL of the value under `key`, for a request with `method`.
 
         Raises:
-            ConfigError: others could read the signature.
+            ConfigError: the signature would be sent to another machine without TLS.
         """
         if self._signature:
             names = filter(None, (self._address.hosts, self._address.path, _path(key)))
@@ -109,10 +113,10 @@ class SignedStorage(HttpValues):
 
     def _require_absent(self, _response: Any, body: bytes) -> None:  # noqa: ANN401
         if any(code.encode() in body for code in _NO_BUCKET):
-            raise RemoteError("there is no such bucket")
+            raise RemoteError("the bucket does not exist")
 
     def _failure(self, response: Any, body: bytes) -> RemoteError:  # noqa: ANN401
-        """Return the error for a response, with the store's error code."""
+        """Return the error for a response, with the error code that its body contains."""
         self._require_absent(response, body)
         code = _CODE.search(body)
         text = f"{super()._failure(response, body)}{f' ({code[1].decode()})' if code else ''}"
@@ -120,21 +124,24 @@ class SignedStorage(HttpValues):
 
 
 class ObjectStorage:
-    """Values as objects in a bucket of Google or Azure, or of S3 without credentials.
+    """The values in a bucket of Google or Azure, or in a bucket of S3 without credentials.
 
-    Threads: may share it. Fork: used only by the daemon, which does not fork. A store without
-    conditional writes replaces values unconditionally (AWS, GCS, Azure, MinIO and Ceph have them).
+    A store without conditional writes replaces values unconditionally. AWS, GCS, Azure, MinIO and
+    Ceph have conditional writes.
+
+    Threads: Several threads may use one object. Fork: The daemon and the commands that use remotes
+    do not fork.
 
     Args:
-        address: address of the remote.
+        address: the address of the remote.
 
     Raises:
-        ConfigError: a file or an option can't be used.
+        ConfigError: a file or an option in the address can't be used.
     """
 
     def __init__(self, address: Address) -> None:
         server = urlsplit(_server(address))
-        # obstore 0.12.1 sends the token of Google with a put even if the put is to be anonymous.
+        # obstore 0.12.1 sends Google's token with a put even if requests are to be anonymous.
         is_secret = address.scheme == "gs" or not address.flag("anonymous")
         if is_secret and not is_private(server.scheme, server.hostname or ""):
             raise not_private(address, f"the server {server.scheme}://{server.hostname}")
@@ -147,7 +154,7 @@ class ObjectStorage:
         self._conditional = True
 
     def get(self, key: str, limit: int) -> Stored | None:
-        """Return the value, or None if there is none."""
+        """Return the value under `key`, or None if there is none; see `Storage.get`."""
         with translated(_explained):
             try:
                 answer: Any = obstore.get(self._reader, _path(key))
@@ -156,10 +163,10 @@ class ObjectStorage:
                     raise
                 return None
             size = answer.meta["size"]
-            if size > limit:  # nothing of it was read; the download ends with `answer`
-                raise RemoteTooLong(f"expected at most {limit} bytes, the object has {size}")
+            if size > limit:  # the content was not read; the download ends with `answer`
+                raise RemoteTooLong(f"expected an object of at most {limit} bytes, got {size}")
             value = bytearray()
-            for piece in answer.stream():  # chunks may hold more than the announced length
+            for piece in answer.stream():  # the chunks may have more bytes than announced
                 value += piece
                 if len(value) > size:
                     break
@@ -169,12 +176,12 @@ class ObjectStorage:
             return Stored(bytes(value), {n: each for n, each in version.items() if each})
 
     def put(self, key: str, value: bytes) -> None:
-        """Store a value, replacing the one that is there."""
+        """Store `value` under `key`, in place of an older value."""
         with translated(_explained):
             self._put(key, value, "overwrite")
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
-        """Store a value in place of `old`; return whether it is stored."""
+        """Store `value` in place of `old`; return whether it is stored. See `Storage.replace`."""
         mode: Any = "create" if old is None else (old.version or "overwrite")
         with translated(_explained):
             try:
@@ -205,10 +212,12 @@ def _path(key: str) -> str:
 
 
 def _open_store(address: Address, timeout: float) -> object:
-    """Return obstore's object for a bucket, whose requests take at most `timeout` seconds.
+    """Return obstore's object for the bucket of `address`.
+
+    Each request takes at most `timeout` seconds.
 
     Raises:
-        ConfigError: a file can't be used.
+        ConfigError: the certificates or the user's profile can't be read.
     """
     make, endpoint, _ = _MAKERS[address.scheme]
     options: dict[str, Any] = {
@@ -218,15 +227,15 @@ def _open_store(address: Address, timeout: float) -> object:
     }
     server = urlsplit(_server(address))
     if server.scheme == "http" and is_private(server.scheme, server.hostname or ""):
-        # obstore interprets NO_PROXY differently from Python. If it is given a proxy, it does not
-        # read the variables, and no host uses the proxy that is given here.
+        # obstore interprets NO_PROXY differently from Python, but it ignores the variables if it is
+        # given a proxy. This proxy is never used, because all hosts are excluded.
         options |= {"proxy_url": "http://localhost", "proxy_excludes": "*,0.0.0.0/0,::/0"}
     path = address.option("ca_file")
     if path:
         options["root_certificate"] = content_of(path)
     anonymous = address.flag("anonymous")
     known: dict[str, Any] = {endpoint: address.option("endpoint"), "skip_signature": anonymous}
-    if address.scheme == "az":  # no address names the emulator, which has no TLS
+    if address.scheme == "az":  # an address can't name the emulator, which has no TLS
         known["use_emulator"] = False
     if address.scheme == "s3":
         known["region"] = address.option("region")
@@ -237,17 +246,18 @@ def _open_store(address: Address, timeout: float) -> object:
         address.hosts,
         prefix=address.path or None,
         client_options=options,
-        # A program that asks has no time for a second try; the daemon tries again later.
+        # obstore does not retry, because a program waits for the result. The daemon retries later.
         retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=timeout)},
         **{name: value for name, value in known.items() if value != ""},
     )
 
 
 def _server(address: Address) -> str:
-    """Return the URL of the server, from the address or the environment, or the default one.
+    """Return the URL of the server, from the address or the environment, or the default URL.
 
-    For S3 and Google, only obstore knows the default server. It has TLS, and so has the URL that is
-    returned in place of its own.
+    The default is the URL of the account in Azure. The default servers of S3 and Google are known
+    only to obstore. The same URL is returned for these two, because callers then use only its
+    scheme, which is https for all three.
     """
     named = next(filter(None, map(variable, _MAKERS[address.scheme][2])), "")
     account = variable("AZURE_STORAGE_ACCOUNT_NAME") or ""
@@ -256,12 +266,13 @@ def _server(address: Address) -> str:
 
 
 def _profile() -> dict[str, str]:
-    """Return the keys of the user's profile in `~/.aws/credentials`, which obstore does not read.
+    """Return the credentials in the user's profile in `~/.aws/credentials`, as obstore's options.
 
-    The result is empty if the environment has credentials, or if the file has none.
+    obstore itself does not read this file. The result is empty if the environment has credentials,
+    or if the profile has none.
 
     Raises:
-        ConfigError: the file can't be understood.
+        ConfigError: the file can't be read or is malformed.
     """
     if any(map(variable, ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"))):
         return {}
@@ -272,7 +283,7 @@ def _profile() -> dict[str, str]:
     try:
         parser.read(path, encoding="utf-8")
     except (configparser.Error, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} can't be understood") from error
+        raise ConfigError(f"{path} can't be read as a file of AWS credentials") from error
     name = variable("AWS_PROFILE") or "default"
     names = {
         "aws_access_key_id": "access_key_id",
@@ -286,17 +297,20 @@ def _profile() -> dict[str, str]:
 def _explained(error: Exception) -> tuple[str, bool]:
     text, line = str(error), _first_line(error)
     if any(name in text for name in _IDENTITY):
-        line = f"no credentials, and this machine has no identity of its own: {line}"
+        line = f"there are no credentials, and this machine has no identity of its own: {line}"
     elif "InvalidCertificate" in text:
-        line = f"its certificate is not trusted: {line}"
+        line = f"the certificate of the server is not trusted: {line}"
     elif isinstance(error, FileNotFoundError):
-        line = "there is no such bucket"
+        line = "the bucket does not exist"
     elif isinstance(error, exceptions.PermissionDeniedError):
         line = f"{line}; {_HINT}"
     return line, _LATE.search(text) is not None
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of a message, without URLs: in Azure, their queries hold signatures."""
+    """Return the first line of an error's message without URLs.
+
+    The URLs are removed because those of Azure may contain signatures.
+    """
     line = (str(error).splitlines() or [""])[0]
     return re.sub(r"(for path|at location|[A-Z]+ https?://)\S* ?\S*", "", line)[:_MOST_TEXT]

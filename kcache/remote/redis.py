@@ -1,10 +1,13 @@
-"""RedisStorage: a remote in Redis or Valkey, one server or a cluster, by redis-py.
+"""RedisStorage: a remote in Redis or Valkey, on one server or a cluster, by redis-py.
 
-The address `redis://user:password@host:port/db/prefix` keeps a value under `kcache:prefix:KEY`. The
-commands are GETRANGE, SET, and EVAL with GET, DEL and PEXPIRE; a user without the permission for
-EVAL can't merge, and can't renew or release leases. The server decides which values it deletes:
-with `expire=30d`, each expires 30 days after it was written, and with `maxmemory` and
-`allkeys-lru`, the server evicts the least recently used values.
+If the address is `redis://user:password@host:port/db/prefix`, the value under `KEY` is stored in
+database `db` under `kcache:prefix:KEY`. The commands are GETRANGE, SET and EVAL, and the scripts
+call GET, SET, DEL and PEXPIRE. A user who may not call EVAL can't merge manifests, and can't renew
+or release leases.
+
+kcache deletes no values. With the option `expire=30d`, each value expires 30 days after it was
+written. With the server's settings `maxmemory` and `maxmemory-policy allkeys-lru`, the server
+evicts the least recently used values.
 """
 
 from __future__ import annotations
@@ -25,15 +28,15 @@ from kcache.remote.storage import RemoteError, RemoteTooLong, Stored, translated
 from kcache.util.units import parse_age
 
 _PORT = 6379
-#: Replaces a value if it is still the one that was read. ARGV: the old value, empty if there was
-#: none; the new value; and the options of SET for its expiry.
+#: Replaces a value if it is still the one that was read. The arguments are the old value (empty if
+#: there was none), the new value, and the options of SET for its expiry.
 _SWAP = """
 if (redis.call('GET', KEYS[1]) or '') ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2], unpack(ARGV, 3))
 return 1
 """
-#: Runs a command on a lease if the token holds the lease. ARGV: the token, the command, and its
-#: arguments.
+#: Runs a command on the key of a lease if the token still holds the lease. The arguments are the
+#: token, the name of the command, and the arguments of the command.
 _IF_HELD = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 return redis.call(ARGV[2], KEYS[1], unpack(ARGV, 3))
@@ -41,16 +44,18 @@ return redis.call(ARGV[2], KEYS[1], unpack(ARGV, 3))
 
 
 class RedisStorage:
-    """Values and leases in Redis or Valkey.
+    """The values and leases of a remote in Redis or Valkey.
 
-    Threads: may share it; each thread has a connection while it asks. Fork: used only by the
-    daemon, which does not fork. A lease that is not released ends by itself.
+    A lease that is neither renewed nor released expires.
+
+    Threads: Several threads may use one object, because each operation has a connection of its own.
+    Fork: The daemon and the commands that use remotes do not fork.
 
     Args:
-        address: address of the remote.
+        address: the address of the remote.
 
     Raises:
-        ConfigError: a file or an option can't be used.
+        ConfigError: a file or an option in the address can't be used.
     """
 
     def __init__(self, address: Address) -> None:
@@ -65,38 +70,38 @@ class RedisStorage:
         self._redis: Any = None
 
     def get(self, key: str, limit: int) -> Stored | None:
-        """Return the value, or None if there is none."""
+        """Return the value under `key`, or None if there is none; see `Storage.get`."""
         with self._server() as server:
             # One byte more than is allowed shows that a value is too long.
             value = server.getrange(self._prefix + key, 0, limit)
         if not isinstance(value, bytes):
-            raise RemoteError(f"the server answers with {type(value).__name__}, not with bytes")
+            raise RemoteError(f"expected bytes from the server, got {type(value).__name__}")
         if len(value) > limit:
-            raise RemoteTooLong(f"the value has more than {limit} bytes")
+            raise RemoteTooLong(f"expected a value of at most {limit} bytes, got more")
         return Stored(value, value) if value else None  # kcache stores no empty value
 
     def put(self, key: str, value: bytes) -> None:
-        """Store a value, replacing the one that is there."""
+        """Store `value` under `key`, in place of an older value."""
         with self._server() as server:
             server.set(self._prefix + key, value, ex=self._expire or None)
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
-        """Store a value in place of `old`; return whether it is stored."""
+        """Store `value` in place of `old`; return whether it is stored. See `Storage.replace`."""
         known = b"" if old is None else old.value
         expires = ("EX", self._expire) if self._expire else ()
         return self._eval(_SWAP, self._prefix + key, known, value, *expires)
 
     def lease(self, key: str, token: bytes, seconds: float) -> bool:
-        """Acquire the lease of `key`; return whether it was free."""
+        """Try to acquire the lease of `key` for some seconds; return whether it was free."""
         with self._server() as server:
             return bool(server.set(self._lease(key), token, nx=True, px=_milliseconds(seconds)))
 
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
-        """Extend a lease; return whether the token still held it."""
+        """Renew the lease of `key` for some seconds; return whether `token` still held it."""
         return self._eval(_IF_HELD, self._lease(key), token, "PEXPIRE", _milliseconds(seconds))
 
     def release(self, key: str, token: bytes) -> bool:
-        """Release a lease; return whether the token still held it."""
+        """Release the lease of `key`; return whether `token` still held it."""
         return self._eval(_IF_HELD, self._lease(key), token, "DEL")
 
     def close(self) -> None:
@@ -115,7 +120,7 @@ class RedisStorage:
 
     @contextmanager
     def _server(self) -> Generator[Any]:
-        """Yield redis-py's client; its exceptions become RemoteError."""
+        """Yield redis-py's client, and raise RemoteError in place of its exceptions."""
         with translated(_explained):
             if self._redis is None:
                 self._redis = self._cluster() if self._is_cluster else self._single()
@@ -123,8 +128,8 @@ class RedisStorage:
 
     def _single(self) -> Any:  # noqa: ANN401  of two kinds, without a common type
         host, port = self._nodes[0]
-        # If the server has closed an idle connection, try once more. Not after a
-        # time-out, because then the operation's time is used up.
+        # An operation is tried once more if the server has closed an idle connection, but not after
+        # a time-out, because then the time of the operation is used up.
         retry = Retry(NoBackoff(), 1, (redis.ConnectionError,))
         return redis.Redis(host=host, port=port, db=self._db, retry=retry, **self._options)
 
@@ -139,15 +144,16 @@ def _explained(error: Exception) -> tuple[str, bool]:
 
 
 def _connection_options(address: Address) -> dict[str, Any]:
-    """Return the options of every connection.
+    """Return the keyword arguments with which redis-py connects to a server.
 
     Raises:
-        ConfigError: a password or a certificate can't be read.
+        ConfigError: a file with a password or a certificate can't be read, or the password in
+            `password_file` would be sent to another machine without TLS.
     """
     password = address.option("password_file")
     is_tls = address.scheme.split("+")[0] in ("rediss", "valkeys")
     host = urlsplit(f"//{address.hosts}").hostname or ""
-    # A cluster names its own nodes, which may be on other machines.
+    # A cluster returns the addresses of its nodes, which may be on other machines.
     is_cluster = address.scheme.endswith("+cluster")
     if password and not is_tls and (is_cluster or not is_loopback(host)):
         raise not_private(address, "password_file")
@@ -170,7 +176,10 @@ def _connection_options(address: Address) -> dict[str, Any]:
 
 
 def _database(path: str, *, cluster: bool) -> tuple[int, str]:
-    """Return the number of the database and the prefix that a path names."""
+    """Return the number of the database, and the prefix of keys, that the path of an address names.
+
+    A cluster has no numbered databases, so its path contains only the prefix.
+    """
     parts = [part for part in path.split("/") if part]
     number = parts.pop(0) if parts and parts[0].isdecimal() and not cluster else "0"
     return int(number[:9]), "".join(f"{part}:" for part in parts)

@@ -1,11 +1,12 @@
-r"""Signing: keys and signatures of kernels that travel between machines. Keys are PEM files.
+r"""Signing: signs the entries that machines exchange, and verifies their signatures.
 
-A file holds one or more Ed25519 keys, one after the other, in the form of
-`openssl genpkey -algorithm ed25519` (private, not encrypted: signs, and verifies) and of
-`openssl pkey -pubout` (public: verifies, and can't sign). The first private key is used for
-signing. All keys verify, so keys can be replaced one after the other.
+A key file contains one or more Ed25519 keys in PEM. A private key has the form that
+`openssl genpkey -algorithm ed25519` prints, without encryption; it can sign and verify. A public
+key has the form that `openssl pkey -pubout` prints; it can only verify. The first private key in
+the file signs. A signature is accepted if any key in the file verifies it, so that keys can be
+replaced one after the other.
 
-A seal is a signature before the envelope of an entry:
+A sealed entry is a signature, followed by the envelope of the entry:
 
 ====================  ============================================================================
 bytes                 what
@@ -16,8 +17,9 @@ bytes                 what
 n                     the envelope (`kcache.entry`)
 ====================  ============================================================================
 
-The envelope has the entry's key, its length and a checksum against accidents. Without a signing
-key, the envelope travels alone, and a reader accepts envelopes with any signature or none.
+The envelope contains the entry's key and its own length, so the signature covers both. If there is
+no key file, an envelope is sent without a signature, and a reader accepts envelopes with any
+signature or none.
 """
 
 from __future__ import annotations
@@ -41,50 +43,51 @@ if TYPE_CHECKING:
         Ed25519PublicKey,
     )
 
-#: Bytes of a key's id.
+#: The number of bytes of a key's id.
 ID_SIZE = 8
 _BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----\s.*?-----END \1-----", re.DOTALL)
-#: The magic is signed, too, so that these signatures are valid nowhere else, and signatures that
-#: were made for something else are not valid here.
+#: The magic is part of what is signed. So a signature that was made here can't be used for another
+#: purpose, and a signature that was made for another purpose is not valid here.
 _MAGIC = b"KCSIGN1\n"
 _SIGNATURE = len(_MAGIC) + ID_SIZE
-#: Bytes that a seal adds.
+#: The number of bytes that a signature adds to an envelope.
 SEAL_ROOM = _SIGNATURE + 64
 
 
 class SealError(Exception):
-    """A value is not signed as it has to be."""
+    """A value is not signed as required, or it can't be signed."""
 
 
 class Sealer(NamedTuple):
-    """The keys of a file: signs with the first private key, accepts what any key has signed.
+    """The keys in a key file, which sign and verify entries.
 
-    Without any key, it signs nothing, and accepts everything.
+    The first private key signs. A signature is accepted if any of the keys verifies it. A sealer
+    without keys does not sign, and accepts every value.
 
-    Threads: may share it.
+    Threads: Several threads may use one object.
 
     Attributes:
-        signer: the key that signs; None if there is no private key.
-        verifiers: id -> the key whose signatures are good.
+        signer: the private key that signs, or None if there is no private key.
+        verifiers: the public keys whose signatures are accepted; maps the id of each to the key.
     """
 
     signer: Ed25519PrivateKey | None = None
     verifiers: Mapping[bytes, Ed25519PublicKey] = MappingProxyType({})
 
     def __repr__(self) -> str:
-        """Return the ids alone."""
+        """Return the ids of the keys, which are not secret."""
         return f"<Ed25519 keys {', '.join(each.hex() for each in self.verifiers)}>"
 
     @property
     def can_seal(self) -> bool:
-        """Whether `seal` can return what others with these keys accept; if not, nothing is sent."""
+        """Whether there is a private key, or no key is needed. If not, entries can't be sent."""
         return self.signer is not None or not self.verifiers
 
     def seal(self, envelope: bytes) -> bytes:
-        """Return the envelope with a signature.
+        """Return `envelope` with a signature before it, or unchanged if there are no keys.
 
         Raises:
-            SealError: the private key is missing.
+            SealError: there are only public keys.
         """
         if not self.verifiers:
             return envelope
@@ -94,10 +97,12 @@ class Sealer(NamedTuple):
         return b"".join((_MAGIC, id_of(self.signer.public_key()), signature, envelope))
 
     def unseal(self, sealed: bytes) -> bytes:
-        """Return the envelope, which the caller checks like every other.
+        """Verify the signature of a value, and return its envelope, which the caller has to check.
+
+        Without keys, a signature is removed and not verified.
 
         Raises:
-            SealError: no known key has signed the envelope.
+            SealError: there are keys, and none of them has signed the envelope.
         """
         is_signed = sealed.startswith(_MAGIC)
         envelope = sealed[SEAL_ROOM:] if is_signed else sealed
@@ -117,10 +122,10 @@ class Sealer(NamedTuple):
 
 
 def make_sealer(key_file: str | None = None) -> Sealer:
-    """Return the sealer, which signs and verifies if there is a file of keys.
+    """Return a sealer with the keys in `key_file`, or a sealer without keys if that is None.
 
     Raises:
-        ConfigError: the file can't be used.
+        ConfigError: the key file can't be used.
     """
     return Sealer() if key_file is None else read_keys(key_file)
 
@@ -129,13 +134,13 @@ def make_sealer(key_file: str | None = None) -> Sealer:
 
 
 def read_keys(path: str) -> Sealer:
-    """Return the keys in a file.
+    """Return a sealer with the keys in a key file.
 
-    The file must belong to the present user or to root. Other users may not
-    write to it, and if it has a private key, they may not read it.
+    The file must belong to the present user or to root. No other user may be able to write to the
+    file, or to read it if it contains a private key.
 
     Raises:
-        ConfigError: the file can't be read, is not safe, or holds no key.
+        ConfigError: the file can't be read, is not safe, or contains no Ed25519 key.
     """
     try:
         unsafe = unsafe_part(os.path.abspath(path))
@@ -147,14 +152,15 @@ def read_keys(path: str) -> Sealer:
             require_unreadable(path, mode)
         return _parsed(blocks)
     except (OSError, ValueError, TypeError) as error:  # ConfigError is a ValueError
-        raise ConfigError(f"the file of signing keys {path} can't be used: {error}") from error
+        raise ConfigError(f"the signing keys in {path} can't be used: {error}") from error
 
 
 def _parsed(blocks: Mapping[bytes, bytes]) -> Sealer:
-    """Return the keys in some blocks of PEM, each with its label.
+    """Return a sealer with the keys in `blocks`, which maps each block of PEM to its label.
 
     Raises:
-        ConfigError, ValueError, TypeError: there is no key, or a key is of another kind or damaged.
+        ConfigError: there is no key, or a key is not an Ed25519 key.
+        ValueError, TypeError: a key is damaged or encrypted.
     """
     pem, ed25519, exceptions = _cryptography()
     private: list[Ed25519PrivateKey] = []
@@ -173,14 +179,14 @@ def _parsed(blocks: Mapping[bytes, bytes]) -> Sealer:
         elif isinstance(key, ed25519.Ed25519PublicKey):
             public.append(key)
         else:
-            raise ConfigError(f"expected Ed25519 keys, got another {label.decode()}")
+            raise ConfigError(f"expected Ed25519 keys, got another kind of {label.decode()}")
     if not public:
         raise ConfigError("expected an Ed25519 key in PEM, found none (`kcache key new` makes one)")
     return Sealer(next(iter(private), None), {id_of(key): key for key in public})
 
 
 def _cryptography() -> tuple[Any, Any, Any]:
-    """Return the modules for PEM, for Ed25519, and of the exceptions.
+    """Import and return the modules of `cryptography` for PEM, for Ed25519 and with exceptions.
 
     Raises:
         ConfigError: the package `cryptography` is missing.
@@ -191,18 +197,18 @@ def _cryptography() -> tuple[Any, Any, Any]:
             from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
             from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415
     except ImportError as error:
-        needs = "the package cryptography: install kcache with the extra signing"
-        raise ConfigError(f"signing keys need {needs}") from error
+        needs = "the package cryptography, which is missing: install kcache with the extra signing"
+        raise ConfigError(f"signing needs {needs}") from error
     return serialization, ed25519, exceptions
 
 
 def id_of(key: Ed25519PublicKey) -> bytes:
-    """Return the id by which a signature names its key."""
+    """Return the id of a key, which each signature by the key contains."""
     return hashlib.sha256(key.public_bytes_raw()).digest()[:ID_SIZE]
 
 
 def make_keys() -> tuple[bytes, bytes]:
-    """Return a new key as PEM, and its public half.
+    """Make a key, and return the private key and the public key as PEM.
 
     Raises:
         ConfigError: the package `cryptography` is missing.
@@ -216,7 +222,7 @@ def make_keys() -> tuple[bytes, bytes]:
 
 
 def public_part(keys: Sealer) -> bytes:
-    """Return the public halves of all keys as PEM."""
+    """Return the public keys of a sealer as PEM."""
     return b"".join(map(_public_pem, keys.verifiers.values()))
 
 
@@ -227,10 +233,10 @@ def _public_pem(key: Ed25519PublicKey) -> bytes:
 
 
 def write_keys(path: str, text: bytes, *, mode: int = 0o600) -> None:
-    """Write a new file of keys; never replace a file.
+    """Write `text`, which are keys in PEM, to a new file. An existing file is never replaced.
 
     Raises:
-        OSError: the file exists, or can't be written.
+        OSError: the file exists, or it can't be written.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE, 0o600)
     try:

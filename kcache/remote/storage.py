@@ -1,4 +1,4 @@
-"""Storage: the protocol of all clients of remotes, which keep values, and their errors."""
+"""Storage: the interface of the clients of remotes, and the errors that clients raise."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from kcache.errors import ConfigError, KcacheError
 from kcache.remote.address import Address
 
-#: Kind of an address -> its client, which only the daemon loads, when it is first needed;
-#: and the package and the extra that the client needs.
+#: Maps each kind of address to the name of its client, which is imported when it is first needed,
+#: and to the package and the extra that the client needs.
 _STORAGES = {
     "http": ("HttpStorage", "urllib3", "http"),
     "redis": ("RedisStorage", "redis", "redis"),
@@ -20,7 +20,7 @@ _STORAGES = {
 
 
 class RemoteError(KcacheError):
-    """A remote failed, rejected this user, or broke its protocol; a later question may succeed."""
+    """A remote failed, rejected this user, or violated its protocol. A later try may succeed."""
 
 
 class RemoteTimeout(RemoteError):  # noqa: N818  a kind of RemoteError
@@ -28,15 +28,16 @@ class RemoteTimeout(RemoteError):  # noqa: N818  a kind of RemoteError
 
 
 class RemoteTooLong(RemoteError):  # noqa: N818  a kind of RemoteError
-    """A value is longer than `max_entry`, or than the server takes; the remote works."""
+    """A value is longer than `max_entry`, or than the server accepts. The remote has not failed."""
 
 
 @contextmanager
 def translated(explain: Callable[[Exception], tuple[str, bool]]) -> Generator[None]:
-    """Turn what a client raises into RemoteError.
+    """Raise RemoteError, or RemoteTimeout, in place of any exception that the block raises.
 
     Args:
-        explain: returns the text of an error, and whether it is a time-out.
+        explain: a function that returns, for an exception, the text of the error, and whether it is
+            a time-out.
     """
     try:
         yield
@@ -48,11 +49,11 @@ def translated(explain: Callable[[Exception], tuple[str, bool]]) -> Generator[No
 
 
 class Stored(NamedTuple):
-    """A value of a remote.
+    """A value that a remote has.
 
     Attributes:
         value: the bytes.
-        version: what `Storage.replace` needs to replace this value and no other one.
+        version: what `Storage.replace` needs to replace only this value.
     """
 
     value: bytes
@@ -60,37 +61,39 @@ class Stored(NamedTuple):
 
 
 class Storage(Protocol):
-    """Values under keys (64 hexadecimal digits) on a server.
+    """A client, which stores values under keys (64 hexadecimal digits) on a server.
 
-    A client adds the prefix of its address to each key. It does not examine values. It limits each
-    wait for a server by the time-outs of the address; `guarded_storage` limits their sum.
+    A client adds the prefix in its address to each key. It does not examine the values. It limits
+    each single wait for a server by the time-outs in the address; `guarded_storage` limits the
+    total time of an operation.
 
-    Threads: several may use it at the same time. Processes: only in the daemon, which was started
-    by exec and never forks.
+    Threads: Several threads may use one object. Fork: A client need not work in a forked child,
+    because the daemon and the commands that use clients do not fork.
     """
 
     def get(self, key: str, limit: int) -> Stored | None:
-        """Return the value, or None if there is none.
+        """Return the value under `key`, or None if there is none.
 
         Raises:
-            RemoteTooLong: it is longer than `limit` bytes; RemoteError: the remote failed.
+            RemoteTooLong: the value is longer than `limit` bytes.
+            RemoteError: the remote failed.
         """
 
     def put(self, key: str, value: bytes) -> None:
-        """Store a value in place of the one that is there, if any.
+        """Store `value` under `key`, in place of an older value.
 
         Raises:
-            RemoteError: it is not stored, or its state is unknown.
+            RemoteError: `value` is not stored, or it is unknown whether it is.
         """
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
-        """Store a value in place of `old` (None: of nothing); return whether it is stored.
+        """Store `value` under `key` if the server still has `old`; return whether it is stored.
 
-        Nothing is stored if another value is in place of `old`. A server without conditional
-        requests stores the value anyway.
+        If `old` is None, `value` is stored only if the server has no value under `key`. A server
+        that does not support conditional requests stores `value` in any case.
 
         Raises:
-            RemoteError: its state is unknown.
+            RemoteError: it is unknown whether `value` is stored.
         """
         ...
 
@@ -100,30 +103,43 @@ class Storage(Protocol):
 
 @runtime_checkable
 class Leases(Protocol):
-    """A client with leases, by which only one process on all machines does something at a time.
+    """A client that can also grant leases. Of all processes on all machines, one holds a lease.
 
-    A lease belongs to a random token and ends by itself after some seconds.
+    The holder of a lease is identified by a random token. A lease expires after some seconds unless
+    it is renewed.
     """
 
     def lease(self, key: str, token: bytes, seconds: float) -> bool:
-        """Acquire the lease of `key`; return whether it was free. Raises RemoteError."""
+        """Try to acquire the lease of `key` for `seconds`; return whether it was free.
+
+        Raises:
+            RemoteError: the remote failed.
+        """
         ...
 
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
-        """Extend a lease; return whether the token still held it. Raises RemoteError."""
+        """Renew the lease of `key` for `seconds`; return whether `token` still held it.
+
+        Raises:
+            RemoteError: the remote failed.
+        """
         ...
 
     def release(self, key: str, token: bytes) -> bool:
-        """Release a lease; return whether the token still held it. Raises RemoteError."""
+        """Release the lease of `key`; return whether `token` still held it.
+
+        Raises:
+            RemoteError: the remote failed.
+        """
         ...
 
 
 def open_storage(address: Address) -> Storage:
-    """Return the client of an address, which connects at the first question.
+    """Return the client for `address`. It connects when it is first used.
 
     Raises:
-        ConfigError: the package that the client needs is not installed, or a credential can't be
-            read.
+        ConfigError: the package that the client needs is not installed, or a file or an option in
+            the address can't be used.
     """
     name, package, extra = _STORAGES[address.kind]
     importlib.invalidate_caches()  # the package may have been installed since it was missing
