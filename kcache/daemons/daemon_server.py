@@ -1,7 +1,8 @@
 """Server: the process of a daemon, which answers programs over a private socket.
 
-It has a session of its own, so that Ctrl-C and Ctrl-Z do not reach it. It inherits no signal
-handler or child of the program that started it, and only the descriptors that are passed to it.
+The process has a session of its own, so that Ctrl-C and Ctrl-Z in a terminal do not reach it. From
+the program that starts it, it inherits no signal handlers and no children, and only the descriptors
+that it needs.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ from kcache.util.path_safety import present_user
 from kcache.util.wire import WireError, heading, receive
 
 #: The daemon exits this many seconds after the last program has disconnected, or up to `LOOK_EVERY`
-#: later. So the next command of a shell script need not start another daemon.
+#: seconds later. It waits so that the next command in a shell script need not start another daemon.
 IDLE = 3.0
 #: Seconds that pending work may take after the last program has disconnected, or after `STOP`.
 LINGER = 60.0
 #: Seconds between two checks whether the daemon is still needed, and can still be found.
 LOOK_EVERY = 1.0
-#: Seconds that a program waits for an answer before it gets a heartbeat. Programs expect one every
-#: 5 s.
+#: A program that waits longer than this many seconds for an answer gets a heartbeat every
+#: `LOOK_EVERY` seconds or more often. A program stops waiting if it gets none for 5 s.
 HEARTBEAT = 0.5
 #: The largest number of connections, each with a thread. Further ones are closed at once.
 MAX_CONNECTIONS = 4096
-#: Seconds for the rest of a message that has begun, and for a program to receive an answer. A
-#: stopped program (Ctrl-Z) may take that long, and occupies a thread.
+#: The time limit in seconds for the rest of a message that has begun, and for a program to receive
+#: an answer. A stopped program (Ctrl-Z) occupies a thread until then.
 MESSAGE_TIMEOUT = 60.0
-#: Descriptors for connections, if the machine allows as many.
+#: The number of descriptors, for connections, that the daemon may open if the system permits it.
 _DESCRIPTORS = 1 << 16
 #: Seconds to pause if no connection can be accepted because there are no free descriptors.
 _PAUSE = 0.05
@@ -54,40 +55,45 @@ _HEARTBEAT = heading([WAIT]) + WAIT
 class Handlers(Protocol):
     """Answers the questions to a daemon, except `STATUS` and `STOP`.
 
-    Threads: may share it.
+    Threads: Several threads may use one object.
 
     Attributes:
-        patient: whether answers may take long, so that waiting programs get heartbeats.
+        patient: whether an answer may take long, so that programs get heartbeats while they wait.
     """
 
     patient: bool
 
     @property
     def pending(self) -> int:
-        """How much work is pending for programs that may have exited."""
+        """The number of pending tasks, such as uploads, for programs that may have exited."""
         ...
 
     def answer(self, question: list[bytes], client: Client) -> Sequence[bytes]:
-        """Return the answer to a program's question. Each program asks one at a time.
+        """Return the answer to `question`, which the program `client` has sent.
+
+        A program sends its next question on a connection only after the answer to the previous one.
 
         Raises:
-            WireError: there is no such question. The connection is then closed.
+            WireError: the question is malformed or unknown. The connection is then closed.
         """
         ...
 
     def leave(self, client: Client) -> None:
-        """Forget a program, which has disconnected."""
+        """Forget the program `client`, which has disconnected."""
 
     def status(self) -> dict[str, object]:
-        """Return what was done, ready for JSON, without credentials."""
+        """Return what the handlers have done, as JSON values without credentials."""
         ...
 
     def close(self) -> None:
-        """Finish pending work within `LINGER` seconds, and close what is open."""
+        """Wait up to `LINGER` seconds for pending tasks, and close all files and connections."""
 
 
 class Client(Channel):
-    """A connected program. Threads: one answers it; another may send heartbeats.
+    """A connected program.
+
+    Threads: One thread receives the program's questions and answers them. Another thread may send
+    heartbeats at the same time.
 
     Attributes:
         process: the id of the program's process.
@@ -98,17 +104,20 @@ class Client(Channel):
         self.process = process
         self._sending = threading.Lock()
         self.waits_since: float | None = None
-        #: Set once everything that the program has sent is answered or counted.
+        #: Set when the program has disconnected and its last message has been handled.
         self.left = threading.Event()
 
     def answer(self, fields: Sequence[bytes]) -> None:
-        """Send an answer, which ends the program's wait."""
+        """Send the answer for which the program waits."""
         with self._sending:
             self.waits_since = None
             self.send(fields)
 
     def beat(self, now: float) -> None:
-        """Send a heartbeat to a waiting program, without blocking on a stopped one."""
+        """Send a heartbeat if, at the time `now`, the program has waited for `HEARTBEAT` seconds.
+
+        This never blocks, even if the program is stopped and does not read.
+        """
         since = self.waits_since
         if since is None or now - since < HEARTBEAT or not self._sending.acquire(blocking=False):
             return
@@ -121,14 +130,14 @@ class Client(Channel):
             self._sending.release()
 
     def has_ended(self) -> bool:
-        """Return whether the program has disconnected; what it sent before may be unread."""
+        """Return whether the program has disconnected. Its last message may still be unread."""
         poll = select.poll()
         with suppress(OSError, ValueError):  # closed by the thread that answers
             poll.register(self._socket, 0)
         return bool(poll.poll(0))
 
     def end(self) -> None:
-        """End the connection; the thread that reads from it wakes up."""
+        """Shut down the connection. The thread that waits for the program's next message ends."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -136,15 +145,18 @@ class Client(Channel):
 class Server:
     """Answers programs of this user.
 
-    Threads: `serve` runs in one thread, and each connection has one of its own. Whatever a program
-    does (dies in the middle of a message, sends nonsense, stops reading), only its own connection
-    ends. Crash: programs work without the daemon.
+    If a program dies in the middle of a message, sends a malformed message or stops reading, only
+    its own connection ends.
+
+    Threads: `serve` runs in one thread, and each connection has a thread of its own. Crash: If the
+    daemon is killed, programs continue without it.
 
     Args:
         listener: a socket that listens.
-        path: the path at which programs find it.
-        handlers: these answer the questions.
-        owner: a descriptor that is readable once the only program that uses the daemon has exited.
+        path: the path at which programs find the socket.
+        handlers: the object that answers the questions.
+        owner: if the daemon serves only one program, a descriptor that is readable when that
+            program has exited.
     """
 
     def __init__(
@@ -161,10 +173,15 @@ class Server:
         self._started = time.time()
 
     def serve(self, *, persistent: bool = False) -> None:
-        """Answer programs until none needs the daemon, or another daemon has its path.
+        """Answer programs until the daemon is stopped or no longer needed.
+
+        It is no longer needed `IDLE` seconds after the last program has disconnected, or at once
+        after that if another daemon has its path. If there is an owner, the daemon is needed until
+        the owner exits.
 
         Args:
-            persistent: whether it serves until it is stopped, as long as it can be found.
+            persistent: whether the daemon also stays without programs, unless another daemon has
+                its path.
         """
         needed = time.monotonic()
         while True:
@@ -185,7 +202,7 @@ class Server:
         self._stop()
 
     def _wait(self, seconds: float) -> list[int]:
-        """Wait until a descriptor is ready; return the ready ones."""
+        """Wait up to `seconds` for a connection or the owner's exit; return what is ready."""
         poll = select.poll()
         for descriptor in (self._listener.fileno(), self._owner):
             if descriptor is not None:
@@ -193,7 +210,7 @@ class Server:
         return [descriptor for descriptor, _ in poll.poll(seconds * 1e3)]
 
     def _is_over(self, idle: float, persistent: bool) -> bool:
-        """Return whether no program has needed the daemon for long enough."""
+        """Return whether the daemon can exit if no program has needed it for `idle` seconds."""
         if sockets.socket_identity(self._path) is None:
             self._listen_again()
         is_found = sockets.socket_identity(self._path) == self._identity
@@ -203,7 +220,7 @@ class Server:
         return idle > LINGER or (idle > enough and not self._handlers.pending)
 
     def _listen_again(self) -> None:
-        """Make a new socket: a program that timed out has removed the old one."""
+        """Listen at a new socket, because a program that timed out has removed the old one."""
         with suppress(OSError):
             again = socket.socket(fileno=sockets.bound(self._path))
             self._listener.close()
@@ -211,16 +228,16 @@ class Server:
             self._identity = sockets.socket_identity(self._path)
 
     def wake(self) -> None:
-        """End `serve` soon, from any thread."""
+        """Make `serve` return soon. May be called from any thread."""
         self._is_stopping = True
         with suppress(OSError):  # it has exited
             self._listener.shutdown(socket.SHUT_RDWR)
 
     def _stop(self) -> None:
-        """Remove the socket, so that programs can start another daemon, and close everything.
+        """Remove the socket, finish pending tasks, and close all connections.
 
-        Pending work is finished first: the programs that asked for it may have exited, and others
-        may wait for it.
+        The socket is removed first, so that programs can start another daemon. Connections are
+        closed last, because programs may still wait for an answer.
         """
         sockets.remove_socket(self._path, self._identity)
         self._listener.close()
@@ -249,7 +266,7 @@ class Server:
         try:
             threading.Thread(target=self._attend, args=(client,), daemon=True).start()
         except RuntimeError as error:  # the machine has no more threads
-            log.warning("no thread for another program; it works without the daemon: %s", error)
+            log.warning("a program works without the daemon, which has no more threads: %s", error)
             self._leave(client)
 
     def _attend(self, client: Client) -> None:
@@ -274,10 +291,10 @@ class Server:
             self._leave(client)
 
     def status(self) -> dict[str, object]:
-        """Return what the daemon has done, also for programs that have exited.
+        """Return what the daemon has done, including what it did for programs that have exited.
 
-        It waits up to `LOOK_EVERY` seconds until their last messages are handled. An abandoned
-        compile may take longer, and is then missing.
+        For up to `LOOK_EVERY` seconds, it waits until the last messages of these programs are
+        handled. A compile for a program that has exited may take longer; it is then not included.
         """
         until = time.monotonic() + LOOK_EVERY
         for client in filter(Client.has_ended, self._present()):
@@ -305,11 +322,12 @@ class Server:
 
 
 def main() -> None:
-    """Run a daemon, whose configuration comes on standard input from `kcache.daemons.spawn`.
+    """Run a daemon as the message on standard input, from `kcache.daemons.spawn`, describes it.
 
-    The function `make` of its module gets the daemon's configuration, the process group of the
-    program that starts it, and a descriptor of that program's standard error, which `make` closes.
-    The group is 0 if the daemon may not write there.
+    The message names a module, whose function `make` returns the handlers. The arguments of `make`
+    are the daemon's configuration, the process group of the program that starts the daemon, and a
+    descriptor of that program's standard error, which the handlers have to close. The process group
+    is 0 if the daemon may not write to that standard error.
     """
     listener, owner, persistent, group, path, module, config = receive(partial(os.read, 0))
     owner_fd = int(owner) or None
@@ -328,7 +346,10 @@ def main() -> None:
 
 
 def limit(which: int, wanted: int) -> None:
-    """Set the limit of a resource (setrlimit(2)) for this process, as far as permitted."""
+    """Set the soft limit of a resource for this process to `wanted`; see setrlimit(2).
+
+    If the hard limit is lower, the soft limit is set to the hard limit. A failure is ignored.
+    """
     hard = resource.getrlimit(which)[1]
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     with suppress(OSError, ValueError):

@@ -1,9 +1,9 @@
-"""Sockets: where the daemons of this user listen, and how a program and a daemon talk.
+"""Sockets: where the daemons of this user listen, and how a program and a daemon communicate.
 
-All sockets of a user are in one folder that only this user can enter. Whether a daemon is alive is
-tested by connecting, which works in every PID namespace and for a stopped process.
-
-One side sends a message of `kcache.util.wire`, and the other one answers it.
+All sockets of a user are in one folder that only this user can enter. A program tests whether a
+daemon is alive by connecting to its socket. This works across PID namespaces, and also if the
+daemon is stopped. On a connection, the program sends a question and the daemon an answer, in turn.
+Both are messages of `kcache.util.wire`.
 
 The launcher of `kcache run` imports this module before the program starts, so this module imports
 little.
@@ -32,40 +32,45 @@ if TYPE_CHECKING:
 
 #: Questions that every daemon answers.
 STATUS, STOP = b"status", b"stop"
-#: The first fields of answers. Any number of `WAIT` may come before a late answer.
+#: The first field of an answer. Before an answer that takes long, the daemon sends heartbeats, each
+#: a message with the one field `WAIT`.
 DONE, NO, WAIT = b"done", b"no", b"wait"
 #: How many programs may wait for a connection. The kernel has a limit of its own
 #: (net.core.somaxconn).
 BACKLOG = 4096
-#: `sun_path` of unix(7) has 108 bytes, including the final NUL. The longest name takes 32.
+#: The longest path in bytes of a folder for sockets. `sun_path` of unix(7) has 108 bytes, including
+#: the final NUL. The longest name of a socket, with the slash before it, takes 32.
 _MAX_FOLDER = 107 - 32
 _CREDENTIALS = 12  # the size of `struct ucred` of unix(7): process, user and group
-#: Seconds for a daemon's answer about itself.
+#: How many seconds `ask` waits for the answer of a daemon.
 ASK_TIMEOUT = 5.0
-#: Bytes that the operating system takes at once; net.core.wmem_max may be less.
+#: The size in bytes of a connection's send buffer; net.core.wmem_max may limit it to less.
 SEND_BUFFER = 1 << 20
-#: A daemon that has exited must not end a program that does not ignore SIGPIPE.
+#: Suppresses SIGPIPE, which would kill a program that sends to a daemon that has exited.
 _NO_SIGNAL = getattr(_socket, "MSG_NOSIGNAL", 0)
 
 
 def folder_in(folders: Iterable[str]) -> str:
-    """Return the folder of this user's sockets, in the first of `folders` where it can be.
+    """Return the folder of this user's sockets, in the first of `folders` that can be used.
+
+    The folder is made if it does not exist.
 
     Raises:
-        OSError: it can be in none of them.
+        OSError: none of `folders` can be used, or the operating system is not Linux.
     """
     if sys.platform != "linux":
-        raise OSError("expected Linux: kcache's daemons need it; layers work without")
+        raise OSError("kcache's daemons need Linux; layers work without daemons")
     if no_user := why_no_user():
         raise OSError(no_user)
-    problem = OSError("no folder for a socket")
+    problem = OSError("there is no folder for the daemon's socket")
     for folder in folders:
-        # The cache of a user without a home has another name, see `environment`.
+        # `environment` gives another name to the cache of a user without a home directory, which
+        # may be in the same `folder`.
         private = os.path.join(folder, f"kcache-daemons-{os.geteuid()}")
         try:
             if len(os.fsencode(private)) > _MAX_FOLDER:
-                raise OSError(f"{private} is too long for a socket")
-            unsafe = unsafe_part(private)  # if it is safe, nobody else can replace it
+                raise OSError(f"the path {private} is too long for a socket")
+            unsafe = unsafe_part(private)  # if the path is safe, no other user can replace it
             if unsafe:
                 raise OSError(unsafe)
             require_private(private)
@@ -77,27 +82,27 @@ def folder_in(folders: Iterable[str]) -> str:
 
 
 def require_private(folder: str) -> None:
-    """Make a folder unless it exists.
+    """Make a folder unless it exists, and check that only this user has access to it.
 
     Raises:
-        OSError: it is not the user's own, or others have access to it.
+        OSError: the folder can't be made, belongs to another user, or others have access to it.
     """
     with suppress(FileExistsError):
         make_directory(folder)
     status = os.lstat(folder)
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == present_user()
     if not is_own or status.st_mode & 0o077:
-        raise OSError(f"{folder}: expected a directory of yours with mode 0700")
+        raise OSError(f"{folder}: expected a directory that belongs to you and has mode 0700")
 
 
 def bound(path: str) -> int:
-    """Return the descriptor of a new socket that listens at a path, in place of what is there.
+    """Make a socket that listens at `path`, in place of an existing one; return its descriptor.
 
-    It is renamed into place, so that a socket at the path always listens, unless its process has
-    exited.
+    The socket is renamed to `path` when it listens already, so that no program finds a socket at
+    `path` before it listens.
 
     Raises:
-        OSError: it can't be made there.
+        OSError: the socket can't be made at `path`.
     """
     made = os.path.join(os.path.dirname(path), f".{os.urandom(6).hex()}")
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -115,7 +120,7 @@ def bound(path: str) -> int:
 
 
 def socket_identity(path: str) -> tuple[int, int] | None:
-    """Return what identifies the socket at a path, or None if there is none."""
+    """Return the device and inode of the socket at `path`, or None if there is no file."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -124,7 +129,7 @@ def socket_identity(path: str) -> tuple[int, int] | None:
 
 
 def connected(path: str) -> _socket.socket | None:
-    """Return a connection to this user's daemon at a path, or None if there is none."""
+    """Return a connection to the daemon at `path`, or None if no daemon of this user listens."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     connection.setblocking(False)  # a full backlog must not block, either
     with suppress(OSError):
@@ -137,9 +142,11 @@ def connected(path: str) -> _socket.socket | None:
 
 
 def remove_socket(path: str, identity: tuple[int, int] | None) -> None:
-    """Remove the socket of a daemon that did not answer in time, so that other clients do not wait.
+    """Remove the socket at `path`, unless it was replaced since it had this `identity`.
 
-    If the daemon continues, it makes a new socket, or exits if another daemon has the path.
+    A program does this if the daemon did not answer in time, so that other programs do not wait for
+    the same daemon. If that daemon continues to run, it makes a new socket, or it exits if another
+    daemon has the path by then.
     """
     if identity is not None and socket_identity(path) == identity:
         with suppress(OSError):
@@ -147,7 +154,7 @@ def remove_socket(path: str, identity: tuple[int, int] | None) -> None:
 
 
 def sweep(folder: str) -> None:
-    """Remove the sockets that killed daemons of this user have left, and their folder if empty."""
+    """Remove the sockets in `folder` whose daemons have died, and then `folder` if it is empty."""
     with suppress(OSError):
         for name in os.listdir(folder):
             if not name.startswith(".") and _is_dead(os.path.join(folder, name)):
@@ -156,7 +163,8 @@ def sweep(folder: str) -> None:
 
 
 def _is_dead(path: str) -> bool:
-    # The daemon rejects a socket of another type, and does not count it as a program.
+    # A living daemon rejects a datagram socket with another error, and does not count the attempt
+    # as a program that connects.
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
     found = connection.connect_ex(path)
     connection.close()
@@ -164,7 +172,10 @@ def _is_dead(path: str) -> bool:
 
 
 def above_standard(descriptor: int) -> int:
-    """Return a descriptor above those of the standard streams, which a launcher may have closed."""
+    """Return `descriptor`, or a duplicate above 2 in its place if it is one of the numbers 0 to 2.
+
+    A new descriptor can get such a number if the program has closed its standard streams.
+    """
     if descriptor > 2:
         return descriptor
     moved = above_standard(os.dup(descriptor))
@@ -176,14 +187,14 @@ def above_standard(descriptor: int) -> int:
 
 
 class Channel:
-    """One end of a connection. Each side sends one message and waits for the other's.
+    """One end of a connection between a program and a daemon, which send messages in turn.
 
-    Threads: only one may use it at a time. Fork: it is closed in the child, so that the connection,
-    and a lease with it, ends with this process.
+    Threads: Only one thread may use an object at a time. Fork: A forked child closes its copy of
+    the connection, so that the connection, with a lease that belongs to it, ends with this process.
 
     Args:
-        connection: belongs to this object from here on.
-        seconds: the time that a message may take once it has begun.
+        connection: a connected socket, which this object closes.
+        seconds: the time limit for a message once it has begun.
     """
 
     def __init__(self, connection: _socket.socket, seconds: float) -> None:
@@ -195,15 +206,16 @@ class Channel:
         after_fork(self)
 
     def ask(self, fields: Sequence[bytes], seconds: float) -> list[bytes]:
-        """Return the answer to a question.
+        """Send the question `fields`, and return the answer.
 
         Raises:
-            OSError: there is no answer (TimeoutError: none within `seconds`).
-            WireError: the other side has closed the connection, or sent something else; or the
-                program has closed the descriptor, whose number may now belong to another file.
+            TimeoutError: there is no answer within `seconds`.
+            OSError: the connection failed.
+            WireError: the other side closed the connection or sent a malformed message; or this
+                program closed the descriptor, whose number may now belong to another file.
         """
         if not self._is_open():
-            raise WireError("the program has closed the connection")
+            raise WireError("this program has closed the descriptor of the connection")
         self._seconds = seconds
         self._end = time.monotonic() + seconds
         try:
@@ -213,10 +225,12 @@ class Channel:
             raise TimeoutError("the daemon did not answer in time") from error
 
     def next(self) -> list[bytes]:
-        """Wait for the next message, without a limit, and return it.
+        """Wait for the next message without a time limit, and return the message.
 
         Raises:
-            OSError, WireError: as for `ask`. A message that has begun has the usual time limit.
+            TimeoutError: the message began, but was not complete within the time limit.
+            OSError: the connection failed.
+            WireError: the other side closed the connection or sent a malformed message.
         """
         self._socket.settimeout(None)
         self._socket.recv(1, _socket.MSG_PEEK)
@@ -229,7 +243,7 @@ class Channel:
         self._socket.sendall(b"".join((heading(fields), *fields)), _NO_SIGNAL)
 
     def _read(self, size: int) -> bytes:
-        """Return at most `size` bytes, none if the other side has closed; raises OSError."""
+        """Return at most `size` bytes, or none if the other side has closed. Raises OSError."""
         seconds = self._end - time.monotonic()
         if seconds <= 0:
             raise TimeoutError("the message took too long")
@@ -245,7 +259,7 @@ class Channel:
                 self._socket.detach()
 
     def after_fork(self) -> None:
-        """In a child process, leave the connection to the parent."""
+        """In a child process after a fork, close the child's copy of the connection."""
         self.close()
 
     def _is_open(self) -> bool:
@@ -260,7 +274,7 @@ class Channel:
 
 
 def ask(path: str, question: bytes) -> list[bytes] | None:
-    """Return the answer of the daemon at `path`.
+    """Return the answer of the daemon at `path` to `question`.
 
     The result is None if the daemon is unreachable, times out or sends a malformed reply.
     """
@@ -281,7 +295,7 @@ def ask(path: str, question: bytes) -> list[bytes] | None:
 
 
 def status(path: str) -> dict[str, Any] | None:
-    """Return the status of the daemon at `path`, or None as `ask`."""
+    """Return the status of the daemon at `path`, or None in the same cases as `ask`."""
     try:
         (answer,) = ask(path, STATUS) or (b"",)
         found: dict[str, Any] = {**json.loads(answer)}

@@ -26,28 +26,30 @@ if TYPE_CHECKING:
 
     Env = Mapping[str, str]
 
-#: It forks at once, so that the program does not wait for imports, and gets no unknown child.
+#: The code of the new interpreter. It forks at once, so that the program does not wait until kcache
+#: is imported, and so that the daemon is not a child of the program.
 _CODE = (
     "import os, sys; os.fork() and os._exit(0); os.setsid(); sys.path[:] = sys.argv[1:]; "
     "from kcache.daemons.daemon_server import main; main()"
 )
-#: The folder that holds kcache. Another installation has its own daemons.
+#: The folder that contains the package `kcache`. Each installation of kcache has its own daemons.
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-#: Seconds that the new interpreter may take until it has detached itself.
+#: How many seconds the new interpreter may take until it has forked.
 START_TIMEOUT = 20.0
-#: Seconds to wait for another program that starts a daemon. That program may be stopped.
+#: How many seconds a program waits while another program starts a daemon. The wait is limited
+#: because that program may be stopped.
 LOCK_TIMEOUT = 5.0
-#: How many bytes a pipe holds before anyone reads from it.
+#: The largest description of a daemon in bytes: a pipe holds as much before anyone reads from it.
 _MAX_CONFIG = 1 << 16
 
 
 class Daemon:
-    """What a daemon does. Immutable.
+    """The description of a daemon. Immutable.
 
     Attributes:
-        kind: what its socket's name begins with.
-        module: the module whose function `make` makes its handlers.
-        config: the argument of `make`, which may contain credentials.
+        kind: the first part of the name of the daemon's socket.
+        module: the module whose function `make` returns the daemon's handlers.
+        config: the first argument of `make`, which may contain credentials.
     """
 
     __slots__ = ("config", "kind", "module")
@@ -60,7 +62,8 @@ class Daemon:
 
 def name_of(daemon: Daemon) -> str:
     """Return the name of a daemon, by which all programs with the same settings find it."""
-    # One installation has several interpreters (`python`, `python3`), and all are in one folder.
+    # One installation has several interpreters (`python`, `python3`) in one folder, which share
+    # their daemons.
     folder = os.path.realpath(os.path.dirname(sys.executable or "/"))
     parts = (__version__, folder, str(sys.implementation.cache_tag), _ROOT, daemon.module)
     whole = os.fsencode("\0".join(parts)) + b"\0" + daemon.config
@@ -68,12 +71,16 @@ def name_of(daemon: Daemon) -> str:
 
 
 def path_of(daemon: Daemon, environment: Env) -> str:
-    """Return the path of the socket of a daemon for all programs with its settings.
+    """Return the path of the socket at which programs with the same settings find `daemon`.
 
-    Its folder is absolute, because programs change directory.
+    The path is absolute, because programs may change their working directory.
+
+    Args:
+        daemon: the description of the daemon.
+        environment: may name the folder for the socket (`XDG_RUNTIME_DIR`, `TMPDIR`).
 
     Raises:
-        OSError: there is no folder for it.
+        OSError: no folder can be used for the socket.
     """
     named = (environment.get(name, "") for name in ("XDG_RUNTIME_DIR", "TMPDIR"))
     folder = folder_in([*filter(os.path.isabs, named), "/tmp"])
@@ -81,7 +88,7 @@ def path_of(daemon: Daemon, environment: Env) -> str:
 
 
 def connect_or_spawn(path: str, daemon: Daemon, environment: Env) -> _socket.socket:
-    """Return a connection to the daemon at a path, and start it if there is none.
+    """Return a connection to the daemon at `path`, and start the daemon if it does not run.
 
     Raises:
         OSError: no daemon runs, and none can be started.
@@ -95,14 +102,15 @@ def connect_or_spawn(path: str, daemon: Daemon, environment: Env) -> _socket.soc
                 spawn(path, daemon, environment)
                 connection = connected(path)
     if connection is None:
-        raise OSError("the daemon can't be started")
+        raise OSError("the daemon was started, but can't be reached")
     return connection
 
 
 def spawn_own(daemon: Daemon, environment: Env, *, forks: bool = False, logs: bool) -> str:
     """Start a daemon that only this process can find; return the path of its socket.
 
-    It exits with this process. The other arguments, and the errors, are those of `spawn`.
+    The daemon exits when this process does. The arguments have the same meaning as for `spawn`, and
+    the same errors are raised.
     """
     path = f"{path_of(daemon, environment)}-{os.urandom(4).hex()}"
     spawn(path, daemon, environment, owner=os.getpid(), forks=forks, logs=logs)
@@ -122,21 +130,23 @@ def spawn(
     """Start a daemon with a new socket at `path`.
 
     Args:
-        path: path of the socket.
-        daemon: what it does.
-        environment: its variables.
-        owner: the id of the only process that it serves; it exits when this process does.
-        persistent: whether it serves until it is stopped.
-        forks: whether this process forks to start it; only for a process with one thread.
+        path: the path of the socket.
+        daemon: the description of the daemon.
+        environment: the environment variables of the daemon.
+        owner: the id of the only process that the daemon serves; the daemon exits when that process
+            does. If it is None, the daemon serves all programs of the user that connect.
+        persistent: whether the daemon runs until it is stopped, even if no program is connected.
+        forks: whether this process starts the daemon in a fork of itself, so that it need not wait.
+            Only a process with one thread may do this.
         logs: whether the daemon may write to this process's standard error.
 
     Raises:
-        OSError: it can't be started.
+        OSError: the daemon can't be started.
     """
     if children_are_elsewhere():
-        raise OSError("this program's children are in another PID namespace")
+        raise OSError("a daemon would be in another PID namespace than this program")
     if not sys.executable:  # a program that embeds Python
-        raise OSError("sys.executable is empty, so the daemon has no interpreter")
+        raise OSError("sys.executable is empty, so there is no interpreter for the daemon")
     require_private(os.path.dirname(path))
     passed = [bound(path)]
     try:
@@ -149,7 +159,8 @@ def spawn(
         fields = [*numbers, os.fsencode(path), daemon.module.encode(), daemon.config]
         message = heading(fields) + b"".join(fields)
         if len(message) > _MAX_CONFIG:
-            raise OSError(f"expected settings of at most {_MAX_CONFIG} bytes, got {len(message)}")
+            sizes = f"expected at most {_MAX_CONFIG} bytes, got {len(message)}"
+            raise OSError(f"the settings of the daemon are too long: {sizes}")
         command = [sys.executable, *ISOLATED, "-c", _CODE, *_search_path()]
         (_fork if forks else _run)(command, message, passed, environment, logs)
     except BaseException:
@@ -162,7 +173,7 @@ def spawn(
 
 
 def _run(command: list[str], message: bytes, passed: list[int], env: Env, logs: bool) -> None:
-    """Start the process of a daemon; raise OSError."""
+    """Start the process of a daemon, and wait until it has forked. Raises OSError."""
     with importing:
         import subprocess  # noqa: PLC0415  4 ms, for which the launcher does not wait
 
@@ -183,7 +194,7 @@ def _run(command: list[str], message: bytes, passed: list[int], env: Env, logs: 
 
 
 def _fork(command: list[str], message: bytes, passed: list[int], env: Env, logs: bool) -> None:
-    """Start the process of a daemon from a launcher, which does not wait for the interpreter."""
+    """Start the process of a daemon from a fork, so that this launcher need not wait for it."""
     child = os.fork()
     if child:
         with suppress(ChildProcessError):  # SIGCHLD is ignored
