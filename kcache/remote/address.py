@@ -213,7 +213,7 @@ def _parse(text: object, name: str) -> Address:
         "only a cluster can have several hosts; write %2C for a comma elsewhere": "," in location
         and not (is_layer or scheme.endswith("+cluster")),
         "credentials for object stores come from the environment only": at and kind == "objects",
-        "expected HOST or HOST:PORT after '://', and a port up to 65535": not (is_layer or _are_hosts(hosts)),
+        "expected HOST or HOST:PORT, a port up to 65535": not (is_layer or _are_hosts(hosts)),
         "an @ follows a ?; write %3F for a ? in a password": _is_password(pairs),
         f"expected options {', '.join(sorted(allowed))}; got {' '.join(unknown)[:40]!r}": unknown,
         f"{' '.join(relative)}: expected an absolute path": relative,
