@@ -111,7 +111,10 @@ def test_it_answers_reports_its_status_and_stops(place: Path) -> None:
     assert sockets.status(str(path)) is None
 
 
-def test_the_last_message_of_a_client_is_processed(place: Path) -> None:
+def test_the_last_message_of_a_client_is_processed(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "LOOK_EVERY", 60.0)
     path, handlers = place / "socket", Echo()
     handlers.go_on.clear()
     with serving(path, handlers):
@@ -185,7 +188,7 @@ def test_heartbeats(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handlers.patient = True
     handlers.go_on.clear()
     deaf = socket.socket(socket.AF_UNIX)  # its buffer gets full
-    with serving(path, handlers), deaf:
+    with serving(path, handlers, persistent=True), deaf:
         deaf.connect(str(path))
         deaf.sendall(heading([b"x"]) + b"x")
         asks = channel(path)
@@ -265,7 +268,7 @@ def test_an_unresponsive_daemon_is_abandoned(
     place: Path, monkeypatch: pytest.MonkeyPatch, said: list[bytes], silent: bool
 ) -> None:
     """Whatever it says meanwhile. If it is silent, the next program starts another one."""
-    monkeypatch.setattr(sockets, "ASK_TIMEOUT", 0.2)
+    monkeypatch.setattr(sockets, "ASK_TIMEOUT", 0.2 if silent else 60.0)
     path = place / "socket"
     with lying(path, *said):
         assert sockets.status(str(path)) is None
@@ -339,7 +342,7 @@ def test_concurrent_programs_start_one_daemon(place: Path) -> None:
         found = list(
             pool.map(lambda _: spawn.connect_or_spawn(path, service, os.environ), range(4))
         )
-    until(lambda: (sockets.status(path) or {})["connections"] == 5)
+    until(lambda: (sockets.status(path) or {}).get("connections") == 5)
     told = sockets.status(path)
     assert os.getsid(told["process"]) != os.getsid(0)
     for connection in found:

@@ -1,6 +1,7 @@
 """Servers: real ones, started for a test on free ports of 127.0.0.1, and ended with it."""
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -58,8 +59,11 @@ def missing(reason: str) -> None:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """Return a port that is free, and that the system gives to no other program by itself."""
+    while True:
+        port = 10_000 + secrets.randbelow(22_768)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def _until(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 import pytest
-from remote.fakes import answering
+from remote.fakes import NO_HURRY, answering
 from remote.servers import free_port
 
 from kcache import KernelCache, export_bundle
@@ -59,7 +59,8 @@ def test_remotes(
     """For CI: the exit status says whether each one answers."""
     with server(404) as well, server(status or 404) as host:
         asked = f"127.0.0.1:{free_port()}" if status is None else host
-        monkeypatch.setenv("KCACHE_REMOTE", f"http://{well}/ http://u:hunter2@{asked}/x")
+        remotes = f"http://{well}/?{NO_HURRY} http://u:hunter2@{asked}/x?{NO_HURRY}"
+        monkeypatch.setenv("KCACHE_REMOTE", remotes)
         code = app.run(["doctor", "--remotes", "--json"])
     said = capsys.readouterr().out
     first, second = json.loads(said)
@@ -73,8 +74,8 @@ def test_remotes(
 
 def test_a_remote_that_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with server(404, 401) as host:
-        _, found = findings(monkeypatch, REMOTE=f"http://{host}/")
-        _, only_read = findings(monkeypatch, REMOTE=f"http://{host}/?ro")
+        _, found = findings(monkeypatch, REMOTE=f"http://{host}/?{NO_HURRY}")
+        _, only_read = findings(monkeypatch, REMOTE=f"http://{host}/?ro&{NO_HURRY}")
     assert found.level == "problem"
     assert "answers, but stores nothing: the server answers 401 Unauthorized" in found.what
     assert (only_read.level, "only read" in only_read.what) == ("ok", True)

@@ -9,6 +9,7 @@ import pytest
 from core.helpers import run
 from nvrtc.reference import ARCH, KERNEL, write
 from remote import servers
+from remote.fakes import NO_HURRY
 from remote.machines import Machines, of_client, source
 
 import kcache
@@ -34,13 +35,14 @@ def test_push(hosts: Machines, redis_server: servers.Redis, tmp_path: Path) -> N
                 cache.get_or_compile(source(1), options=ARCH),
                 cache.get_or_compile(text, options=options),
             ]
-        with kcache.KernelCache(tmp_path / "a", remote=remote) as cache:
+        patient = f"{remote}?{NO_HURRY}&slow=60"
+        with kcache.KernelCache(tmp_path / "a", remote=patient) as cache:
             assert cache.get_or_compile(source(1), options=ARCH).cached
         for _ in range(2):
-            code, out, err = push(tmp_path / "a", remote)
+            code, out, err = push(tmp_path / "a", patient)
             assert (code, err) == (0, "")
             assert out == f"{remote}: 2 kernels and 1 manifest\n"
-        with hosts.cache("b", remote) as cache:
+        with hosts.cache("b", patient) as cache:
             found = [
                 cache.get_or_compile(source(1), options=ARCH),
                 cache.get_or_compile(text, options=options),

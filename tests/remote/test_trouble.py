@@ -87,13 +87,13 @@ def test_killed_and_restarted(hosts: Machines, tmp_path: Path) -> None:
             return client.flush(60) and of_remote(cache)["uploads"] > uploads
 
         until(stored)
-        with hosts.cache("b", remote) as second:
+        with hosts.cache("b", remote.replace(HASTY, PATIENT)) as second:
             assert ask(second, 1, next(numbers) - 1) == [False, True]
     assert cache.stats().errors == 0
 
 
 def test_a_daemon_that_is_killed_or_stopped(hosts: Machines, redis_server: servers.Redis) -> None:
-    remote = f"redis://127.0.0.1:{redis_server.port}/9?{HASTY}"
+    remote = f"redis://127.0.0.1:{redis_server.port}/9?{PATIENT}"
     cache = hosts.cache("a", remote)
     ask(cache, 1)
     client = of_client(cache)
