@@ -14,8 +14,8 @@ part               what
 =================  ===============================================================================
 
 The rows are in the order of their keys, and nothing records when, where or by whom a bundle was
-made. So equal entries make equal files, with the same version of SQLite. An envelope has its own
-key, length and checksum, which the caller checks.
+made. So bundles with the same entries are equal files, if the same version of SQLite wrote them. An
+envelope contains its key, length and checksum, which the caller checks.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 
     from kcache.remote.signing import Sealer
 
-#: An export leaves larger values out, and a reader refuses them, because one whole value at a time
-#: is in memory. The largest kernels of CUTLASS have 10 MB.
+#: Larger values are left out of an export and rejected by a reader, because a whole value has to be
+#: in memory. The largest kernels of CUTLASS have 10 MB.
 MAX_VALUE = 256 << 20
-#: The bytes before the first page's content. See https://www.sqlite.org/fileformat2.html.
+#: The size of SQLite's header at the start of the file. See
+#: https://www.sqlite.org/fileformat2.html.
 HEAD_SIZE = 100
 _MAGIC = b"SQLite format 3\0"
 _APPLICATION, _VERSION = b"KCB", b"1"
@@ -51,7 +52,8 @@ _TABLE = "CREATE TABLE entries (key TEXT PRIMARY KEY, value BLOB NOT NULL)"
 #: The table, and the index of its primary key.
 _SCHEMA = [("entries", _TABLE), ("sqlite_autoindex_entries_1", None)]
 _PAGE = 4096
-#: Settings that could differ between builds of SQLite; and no journal: no unfinished file is used.
+#: The first settings could differ between builds of SQLite. There is no journal, because a file
+#: that was not written to its end is never used.
 _WRITING = (
     f"page_size = {_PAGE}",
     "encoding = 'UTF-8'",
@@ -61,12 +63,13 @@ _WRITING = (
     "synchronous = OFF",
     f"application_id = {int.from_bytes(_APPLICATION + _VERSION, 'big')}",
 )
-#: Against malicious files. See https://www.sqlite.org/security.html.
+#: Settings that protect against malicious files. See https://www.sqlite.org/security.html.
 _READING = ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0")
-#: Steps of SQLite's virtual machine after which a statement is ended: a scan of a million entries
-#: takes a tenth of them.
+#: A statement is aborted after this many steps of SQLite's virtual machine, because a malicious
+#: file could make it endless. A scan of a million entries takes a tenth of them.
 _MOST_STEPS = 100_000_000
-#: Held by `get` and `close`, so that a fork waits: a child would inherit SQLite's locks.
+#: Held by `get` and `close`. A fork waits for it, because the child would inherit locks of SQLite
+#: that are held at that moment.
 _in_sqlite = threading.RLock()
 at_fork(_in_sqlite.acquire, _in_sqlite.release)
 
@@ -77,16 +80,19 @@ def is_head(head: bytes) -> bool:
 
 
 def is_bundle(path: str) -> bool:
-    """Return whether a file begins as a bundle does, of any version.
+    """Return whether the file at `path` begins like a bundle, of any version.
 
     Raises:
-        OSError: it can't be read.
+        OSError: the file can't be read.
     """
     return is_head(_beginning(path)[0])
 
 
 def _beginning(path: str) -> tuple[bytes, int]:
-    """Return the first bytes of a regular file (of another kind of file, none), and its length."""
+    """Return the first `HEAD_SIZE` bytes of the file at `path`, and the file's size.
+
+    If it is not a regular file, no bytes are read.
+    """
     if not os.path.isfile(path):
         return b"", os.stat(path).st_size
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
@@ -96,11 +102,11 @@ def _beginning(path: str) -> tuple[bytes, int]:
 
 
 def _read_head(path: str) -> bytes:
-    """Return the head of a bundle.
+    """Return the first `HEAD_SIZE` bytes of the bundle at `path`.
 
     Raises:
-        BundleError: it is not a bundle, has another version, or is truncated.
-        OSError: it can't be read.
+        BundleError: the file is not a bundle, has another version, or is truncated.
+        OSError: the file can't be read.
     """
     head, size = _beginning(path)
     if not is_head(head):
@@ -115,25 +121,26 @@ def _read_head(path: str) -> bytes:
 
 
 class Bundle:
-    """A bundle that is read in place, by itself or as a read-only tier: nothing is unpacked.
+    """A bundle file, opened for reading, alone or as a read-only tier. Nothing is unpacked.
 
-    If another file is renamed over it while it is open, this object still reads the old one. The
-    file is not mapped into memory, so reading a truncated file raises BundleError, not SIGBUS. A
-    malicious file raises BundleError, too, after at most `_MOST_STEPS` steps and with the memory of
-    two values.
+    If another file is renamed over the bundle while its database is open, this object still reads
+    the old file. The file is not mapped into memory, so a file that is truncated while it is being
+    read causes a BundleError, not SIGBUS. Reading a malicious file causes a BundleError, too, after
+    at most `_MOST_STEPS` steps, and takes at most the memory of two values of `MAX_VALUE` bytes.
 
-    Threads: may share it. Fork: a fork waits for a `get`; the child opens the file again.
-    Processes: any number.
+    Threads: may be called from several threads at the same time. Fork: a fork waits until a running
+    `get` has ended; the child opens the file again. Processes: any number may read the file.
 
     Args:
-        path: the file. It is opened by the first `get`, which then imports `sqlite3`.
+        path: the path of the file. Its database is opened, and `sqlite3` imported, when an entry is
+            first read.
         keep: see `DirectoryTier`.
         sealer: decides which signatures are accepted.
-        name: the file's name in messages.
+        name: the name of the file in messages; by default `path`.
 
     Raises:
-        BundleError: it is not a bundle, has another version, or is truncated.
-        OSError: it can't be read.
+        BundleError: the file is not a bundle, has another version, or is truncated.
+        OSError: the file can't be read.
     """
 
     def __init__(
@@ -142,7 +149,7 @@ class Bundle:
         self.path = os.path.abspath(path)
         self.name = name or os.fspath(path)
         self.keep = keep
-        #: How many values without a signature were read.
+        #: Number of values without a signature that were read.
         self.unsigned = 0
         self._sealer = sealer
         self._connection: sqlite3.Connection | None = None
@@ -165,10 +172,11 @@ class Bundle:
             return None if row is None else self._unsealed(key, row[0])
 
     def items(self) -> Iterator[tuple[str, bytes]]:
-        """Yield every key and envelope, by ascending key; only one thread may iterate.
+        """Yield (key, envelope) for every entry, by ascending key; only one thread may iterate.
 
         Raises:
-            BundleError: as `get`; or a key, their order or their number is wrong.
+            BundleError: an envelope is not signed as required, the file is damaged or can't be
+                read, or the keys are malformed, not in order, or not as many as the file says.
         """
         last, count = "", 0
         with self._translated():
@@ -187,7 +195,7 @@ class Bundle:
             if connection is not None:
                 connection.close()
 
-    #: A child must not use the files that SQLite opened in its parent.
+    #: A forked child must not use the files that SQLite opened in the parent.
     after_fork = close
 
     def _query(self, sql: str, arguments: tuple[str, ...] = ()) -> sqlite3.Cursor:
@@ -208,7 +216,10 @@ class Bundle:
 
     @contextmanager
     def _translated(self) -> Generator[None]:
-        """Name the file in each error that the block raises."""
+        """Raise each error of the block as a BundleError that names the file.
+
+        Other errors than those of bundles and SQLite are not changed.
+        """
         try:
             yield
         except BundleError as error:
@@ -218,16 +229,19 @@ class Bundle:
 
 
 def _sqlite_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions that SQLite raises, also for names in the file that are not text."""
+    """Return the types of the exceptions that SQLite may raise.
+
+    UnicodeDecodeError is one of them, because names in a malicious file may not be UTF-8.
+    """
     module = sys.modules.get("sqlite3")
     return () if module is None else (module.Error, UnicodeDecodeError)
 
 
 def _sqlite() -> ModuleType:
-    """Return the module `sqlite3`, which some builds of Python lack.
+    """Import and return the module `sqlite3`.
 
     Raises:
-        BundleError: there is none.
+        BundleError: this build of Python lacks the module.
     """
     try:
         with importing:
@@ -239,11 +253,11 @@ def _sqlite() -> ModuleType:
 
 
 def _connect_to_read(path: str) -> sqlite3.Connection:
-    """Open a database that may be malicious.
+    """Open the bundle's database at `path`, which may be malicious, for reading.
 
     Raises:
-        BundleError: it is not the database of a bundle, or SQLite is missing.
-        sqlite3.Error: it is damaged, or can't be read.
+        BundleError: the database is not that of a bundle, or `sqlite3` is missing.
+        sqlite3.Error: the database is damaged or can't be read.
     """
     sqlite = _sqlite()
     # A path may begin with two slashes, after which SQLite would expect a host.
@@ -259,7 +273,7 @@ def _connect_to_read(path: str) -> sqlite3.Connection:
             connection.execute(f"PRAGMA {setting}")
         found = connection.execute("SELECT name, sql FROM sqlite_master LIMIT 3").fetchall()
         if found != _SCHEMA:
-            raise BundleError("it is a database without the table of a bundle")
+            raise BundleError("it is an SQLite database without the table of a bundle")
     except BaseException:
         connection.close()
         raise
@@ -267,12 +281,13 @@ def _connect_to_read(path: str) -> sqlite3.Connection:
 
 
 def write_bundle(path: str, rows: Iterable[tuple[str, bytes]]) -> int:
-    """Write keys and values, in the order of the keys, into an empty file; return their number.
+    """Write `rows`, which are in the order of their keys, into an empty file; return their number.
 
-    Crash: every reader rejects a file that was not written to its end.
+    Crash: readers reject a file that was not written to its end.
 
     Raises:
-        BundleError: it can't be written (full disk), or SQLite is missing.
+        BundleError: either the file can't be written (for example because the disk is full), or
+            `sqlite3` is missing.
     """
     sqlite = _sqlite()
     try:

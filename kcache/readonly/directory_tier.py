@@ -1,4 +1,4 @@
-"""DirectoryTier: the directory of a cache, which is only read, after the user's own cache."""
+"""DirectoryTier: the directory of a cache that is only read, after the user's own cache."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from kcache.readonly.bundle_file import Bundle
     from kcache.remote.daemon_client import DaemonClient
 
-#: The exceptions that reading a tier may raise. Then kcache treats the tier as empty.
+#: The exceptions that reading a tier may raise. If one is raised, kcache treats the tier as empty.
 _BACKEND_ERRORS = (BackendError, OSError, MemoryError)
-#: Envelopes of entries under keys, read-only. The caller checks each envelope. With `keep`, a
-#: kernel that is found is also stored in the user's own cache.
+#: Returns the envelope that is stored under a key, which the caller checks. If `keep` is true, a
+#: kernel that is found there is also stored in the user's own cache.
 ReadOnlyTier: TypeAlias = "DirectoryTier | Bundle"
-#: Offers the entries of its members in their order, as candidates. The caller uses the first sound
-#: one.
+#: Returns what its members have under a key, in their order, as candidates. The caller uses the
+#: first valid candidate.
 Tier: TypeAlias = "ReadOnlyTiers | DaemonClient"
 
 
 class DirectoryTier:
     """A cache's directory, opened only for reading; its backends may be of any kind.
 
-    Threads, fork: as the backends.
+    Threads and forks: the guarantees are those of the backends.
 
     Args:
         path: path of the directory.
@@ -41,7 +41,11 @@ class DirectoryTier:
         self._backends = backends
 
     def get(self, key: str) -> bytes | None:
-        """Return the envelope stored under `key`, or None; raises BackendError."""
+        """Return the envelope that the first backend with `key` has stored under it, or None.
+
+        Raises:
+            BackendError: a backend can't be read.
+        """
         found = (backend.get(key) for backend in self._backends)
         return next((envelope for envelope in found if envelope is not None), None)
 
@@ -52,13 +56,13 @@ class DirectoryTier:
 
 
 class ReadOnlyTiers:
-    """Several read-only tiers as one, in the order in which they are asked.
+    """Several read-only tiers, which are looked into in their order.
 
-    Threads, fork: as the tiers.
+    Threads and forks: the guarantees are those of the tiers.
 
     Args:
-        tiers: the tiers, in this order.
-        report: called with the exception of a tier that can't be read.
+        tiers: the tiers, in the order in which they are looked into.
+        report: called with the exception if a tier can't be read.
     """
 
     def __init__(
@@ -68,7 +72,7 @@ class ReadOnlyTiers:
         self._report = report
 
     def offers(self, *keys: str) -> Iterator[Candidate]:
-        """Yield what each tier has, in order, under the first of the keys that it has."""
+        """Yield a candidate from each tier that has one of `keys`, under the first key it has."""
         for tier in self._tiers:
             for key in keys:
                 candidate = self._candidate(tier, key)

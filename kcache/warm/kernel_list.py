@@ -31,7 +31,7 @@ from kcache.util.hints import did_you_mean
 from kcache.warm.recording import is_recording, read_recording
 
 _OPTIONS = tuple(name for name in CompileOptions._fields if name != "arch")
-#: The fields that `defaults` may hold, and the further fields of a kernel.
+#: The keys that `defaults` and every kernel may have; the keys of a kernel; those of the file.
 _SHARED = ("archs", "arch", *_OPTIONS, "headers", "extra_key", "source_name", "directory")
 _KERNEL = ("source", "text", "names", *_SHARED)
 _TOP = ("defaults", "kernels")
@@ -43,10 +43,10 @@ class ListedKernel(NamedTuple):
     """One kernel of a list, for one architecture.
 
     Attributes:
-        request: what to ask for.
-        directory: the working directory to ask in; None if the request does not depend on it.
-        source: the source as the list calls it.
-        identity: distinguishes the kernel from the others of the list.
+        request: the request that compiles the kernel.
+        directory: the working directory for the request; None if the request does not depend on it.
+        source: the path of the source as in the list, or the name of the source.
+        identity: the same for two kernels only if one compile is enough for both.
     """
 
     request: CompileRequest
@@ -56,28 +56,28 @@ class ListedKernel(NamedTuple):
 
     @property
     def arch(self) -> str:
-        """The target."""
+        """The architecture that the options name, or an empty text."""
         options = self.request.options
         return (options and options.target) or ""
 
     @property
     def title(self) -> str:
-        """The source and the requested names, or the source's kernels if the list names neither."""
+        """The source and the requested names; if both are unnamed, the kernels in the source."""
         request = self.request
         unnamed = not request.names and self.source in DEFAULT_NAMES
         return title_of(self.source, kernels_in(str(request.source)) if unnamed else request.names)
 
 
 def read_list(path: str, archs: Sequence[str | int] = ()) -> list[ListedKernel]:
-    """Return the kernels that the file at `path` lists, each once, in its order.
+    """Return the kernels that the file at `path` lists, each once, in the order of the file.
 
-    Each kernel is listed for every architecture in `archs`. If `archs` is empty, the architectures
-    are those that the file names, or else that of the current GPU. Incomplete lines of a recording
-    are logged and skipped.
+    Each kernel is returned for every architecture in `archs`. If `archs` is empty, the
+    architectures are those that the file names, or that of the current GPU if the file names none.
+    Incomplete lines of a recording are skipped with a warning.
 
     Raises:
-        ConfigError: the file has an error; the message names the place and what was expected.
-        OSError: it can't be read.
+        ConfigError: the file has an error; the message says where, and what was expected.
+        OSError: the file can't be read.
     """
     targets = tuple(dict.fromkeys(map(parse_arch, archs)))
     with open(path, "rb") as stream:
@@ -105,11 +105,11 @@ def _recorded(path: str, data: bytes, archs: Sequence[str]) -> Iterator[ListedKe
 
 
 def _parse(path: str, data: bytes) -> object:
-    """Return the contents of a TOML or JSON file."""
+    """Return the document in the TOML or JSON file at `path`, whose bytes are `data`."""
     kind = os.path.splitext(path)[1].lower()
     if kind not in (".toml", ".json"):
         expected = "a list of kernels (.toml, .json) or a recording (.jsonl)"
-        raise ConfigError(f"{path}: expected {expected}")
+        raise ConfigError(f"{path}: expected {expected}, got the suffix {kind!r}")
     text = as_text(path, data.removeprefix(b"\xef\xbb\xbf"))
     try:
         return (json.loads if kind == ".json" else tomllib.loads)(text)
@@ -121,8 +121,9 @@ class _Written:
     """Reads the kernels of a list in TOML or JSON.
 
     Args:
-        path: of the file, as the user calls it.
-        archs: the architectures to use instead of those that the file names, if not empty.
+        path: the path of the file, as the user has written it.
+        archs: the architectures to use instead of those that the file names; if empty, those that
+            the file names are used.
     """
 
     def __init__(self, path: str, archs: Sequence[str]) -> None:
@@ -131,9 +132,9 @@ class _Written:
         self._archs = archs
 
     def kernels(self, document: object) -> Iterator[ListedKernel]:
-        """Yield every kernel for every architecture."""
+        """Yield every kernel in `document` for every architecture."""
         with _located(self._path):
-            top = _table(document, "it")
+            top = _table(document, "the file")
             _check_keys(top, _TOP)
             tables = top.get("kernels")
             if not isinstance(tables, list) or not tables:
@@ -145,12 +146,12 @@ class _Written:
             list(self._targets(defaults))
         for number, each in enumerate(cast("list[object]", tables), 1):
             with _located(f"{self._path}, kernel {number}"):
-                table = _table(each, "it")
+                table = _table(each, "the kernel")
                 _check_keys(table, _KERNEL)
                 yield from self._kernel(_merged(defaults, table))
 
     def _kernel(self, table: _Table) -> Iterator[ListedKernel]:
-        """Yield each source of a kernel's table for each architecture."""
+        """Yield a kernel for each source in a kernel's table and each architecture."""
         given, extra_key = self._options(table), _extra_key(table)
         archs = self._archs or tuple(self._targets(table)) or _own_arch(given)
         names, headers = tuple(_texts(table, "names")), cast("Any", table.get("headers"))
@@ -179,7 +180,10 @@ class _Written:
         yield from map(parse_arch, cast("Sequence[str | int]", several))
 
     def _sources(self, table: _Table) -> Iterator[tuple[str, str]]:
-        """Yield (path below the list's folder, text) of each source; a text has an empty path."""
+        """Yield (path, text) of each source in `table`.
+
+        The path is relative to the folder of the list. It is empty if the table contains the text.
+        """
         if ("source" in table) == ("text" in table):
             raise ConfigError("expected one of source and text, got both or neither")
         text = _text(table, "text", "CUDA C++ source text")
@@ -203,7 +207,11 @@ class _Written:
         return files
 
     def _directory(self, table: _Table, path: str) -> str:
-        """Return the working directory: that of `kcache compile`, unless the list names one."""
+        """Return the working directory that the list names; by default, that of `kcache compile`.
+
+        `kcache compile` uses the folder of the source's file. If there is no file, or the list
+        contains `source_name`, the folder of the list is used.
+        """
         given = _text(table, "directory", "a path")
         if given is None:
             beside = bool(path) and "source_name" not in table
@@ -225,7 +233,10 @@ class _Written:
 
 
 def seen_from(directory: str, base: str, path: str) -> str:
-    """Return a path below `base` as seen from `directory`; an absolute path is unchanged."""
+    """Return a path relative to `base` as a path relative to `directory`.
+
+    An absolute path is returned unchanged.
+    """
     here = os.path.realpath(directory)
     if os.path.isabs(path) or here == os.path.realpath(base):
         return path
@@ -237,7 +248,7 @@ def seen_from(directory: str, base: str, path: str) -> str:
 
 @contextmanager
 def _located(where: str) -> Generator[None]:
-    """Add the position in the file to every ConfigError that leaves the block."""
+    """Prefix the message of every ConfigError from the block with `where`, a place in the file."""
     try:
         yield
     except ConfigError as error:
@@ -258,7 +269,7 @@ def _check_keys(table: _Table, allowed: Sequence[str]) -> None:
 
 
 def _merged(defaults: _Table, table: _Table) -> _Table:
-    """Return a kernel's table, completed with the defaults."""
+    """Return a kernel's table with the defaults for the keys that it lacks."""
     replaced = ("arch", "archs") if "arch" in table or "archs" in table else ()
     return {name: defaults[name] for name in defaults if name not in replaced} | dict(table)
 
@@ -271,7 +282,7 @@ def _text(table: _Table, name: str, expected: str) -> str | None:
 
 
 def _texts(table: _Table, name: str) -> Iterable[str]:
-    """Return a list of texts from one text or several."""
+    """Return the value of the key `name`, one text or an array of texts, as several texts."""
     given = table.get(name, ())
     several = (given,) if isinstance(given, str) else given
     if not isinstance(several, (list, tuple)) or not all(isinstance(each, str) for each in several):  # pyright: ignore[reportUnknownVariableType]
@@ -284,24 +295,27 @@ def _extra_key(table: _Table) -> bytes:
     try:
         return bytes.fromhex(cast("str", given))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"extra_key: expected hexadecimal, got {given!r}") from error
+        raise ConfigError(f"extra_key: expected hexadecimal digits, got {given!r}") from error
 
 
 def _own_arch(options: CompileOptions) -> tuple[str, ...]:
-    """Return the architecture that extra options name, or the current GPU's."""
+    """Return the architecture that `extra_options` name, or that of the current GPU."""
     if options.target is not None:
         return (options.target,)
     try:
         return (current_arch(),)
     except ConfigError as error:
         raise ConfigError(
-            "archs: none is given, and there is no GPU to take it from; expected one such as "
+            "archs: none is given, and there is no GPU to take it from; expected "
             'archs = ["sm_90"] here or in defaults, or --arch sm_90 on the command line'
         ) from error
 
 
 def _for_arch(options: CompileOptions, arch: str) -> CompileOptions:
-    """Return the options with another architecture, in `arch` or `extra_options` as before."""
+    """Return `options` with the architecture `arch`, in the field in which they have one now.
+
+    That is either `arch` or `extra_options`.
+    """
     extra = parse_options(options.extra_options)
     if options.arch is not None or extra.arch is None:
         return options.replace(arch=arch)
@@ -311,7 +325,7 @@ def _for_arch(options: CompileOptions, arch: str) -> CompileOptions:
 
 
 def _wanted(request: CompileRequest, directory: str | None, source: str) -> ListedKernel:
-    """Return the kernel of a request, after a check of the request."""
+    """Check `request`, and return the listed kernel for it."""
     made = Request.make(
         cast("str", request.source),
         request.names,
@@ -322,5 +336,5 @@ def _wanted(request: CompileRequest, directory: str | None, source: str) -> List
         compiler="",
     )
     where = None if made.anywhere else directory
-    # The key has the include directories by their positions only.
+    # The location is included because the key does not contain the include directories' paths.
     return ListedKernel(request, where, source, (f"{made.key} {made.location}", where))

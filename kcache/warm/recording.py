@@ -1,21 +1,22 @@
-"""RequestRecorder: records all requests of a run, for `kcache warm` to compile elsewhere.
+"""RequestRecorder: records all requests of a run, so that `kcache warm` can compile them elsewhere.
 
 A recording is text, one JSON object per line:
 
     {"kcache_request": 1, "source": ..., "names": [...], "options": {...}, "headers": {...},
      "extra_key": "(hexadecimal)", "source_name": ..., "directory": ..., "roots": [...]}
 
-`options` holds the fields of `CompileOptions` that differ from their defaults, `arch` included.
-`directory` is the working directory of the request, or null if it makes no difference. `roots` are
-the directories of the recording and of the Python environment. If a path below one of these two no
-longer exists, a reader looks below the directory that the recording, or the environment, is in now.
-This is done for include paths (also in `extra_options`), for `directory`, and for the folder of an
-absolute `source_name`.
-A start of nvcc is `{"kcache_request": 1, "nvcc": {...}}`, see `kcache.nvcc.request.Start`.
+`options` has the fields of `CompileOptions` that differ from their defaults, including `arch`.
+`directory` is the working directory of the request, or null if the request does not depend on it.
+`roots` are two directories: that of the recording, and that of the Python environment. If a path
+below one of them does not exist when the recording is read, the reader replaces that part of the
+path by the directory that the recording, or the environment, is in now. This is done for include
+paths (also in `extra_options`), for `directory`, and for the folder of an absolute `source_name`.
+A start of nvcc is recorded as `{"kcache_request": 1, "nvcc": {...}}`; see
+`kcache.nvcc.request.Start`.
 
-Every line is appended by one write. If a killed process left an incomplete line, the write ends
-that line first, so only the incomplete line is lost. Readers skip empty lines, which concurrent
-writers may leave.
+Every line is appended by one write. If a killed process left an incomplete line, the next write
+begins with a line end, so only the incomplete line is lost. Readers skip empty lines, which
+concurrent writers may leave.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from kcache.util import log
 from kcache.util.locks import pread
 from kcache.util.open_file import NotOursError, open_own
 
-#: How a line of a recording begins, and the version of its format.
+#: The first field of each line in a recording, and its value, the version of the format.
 MARK = "kcache_request"
 VERSION = 1
-#: The field of a line with a start of nvcc.
+#: The field that contains a start of nvcc.
 NVCC = "nvcc"
 _BEGIN = f'{{"{MARK}"'.encode()
 
@@ -46,13 +47,14 @@ class RequestRecorder:
     """Appends requests to a file, each once per process.
 
     Threads: several may use one object. Processes: any number may append to one file, but only on a
-    local disk: network file systems don't append atomically. A request of several processes is in
-    the file several times. Crash: a killed process leaves at most one incomplete line. Fork: the
-    child may continue. A failure to write is logged once and never reaches the caller.
+    local disk, because network file systems don't append atomically. A request that several
+    processes make is recorded several times. Crash: a killed process leaves at most one incomplete
+    line. Fork: a forked child may use the object. A failure to write is logged once, not raised.
 
     Args:
-        path: the file. It is made at the first request, with mode 0600, because sources may be
-            secret. A file that exists must be a recording of the present user.
+        path: the path of the file. The file is created at the first request, with mode 0600,
+            because sources may be secret. An existing file must be a recording that belongs to the
+            current user.
 
     Attributes:
         closed: whether `close` was called.
@@ -95,7 +97,7 @@ class RequestRecorder:
                     line = b"\n" + line
                 written = os.write(file.fd, line)
             if written != len(line):
-                raise OSError(f"{written} of {len(line)} bytes written")
+                raise OSError(f"only {written} of {len(line)} bytes were written")
         except (OSError, TypeError, ValueError) as error:
             if not self._failed:
                 self._failed = True
@@ -104,15 +106,14 @@ class RequestRecorder:
 
 
 def is_recording(data: bytes) -> bool:
-    """Return whether a file that begins with `data` is a recording, or empty."""
+    """Return whether a file that begins with `data` is a recording; an empty file is one, too."""
     return data.startswith(_BEGIN) or _BEGIN.startswith(data)
 
 
 def refuse_other_file(path: str) -> None:
-    """Refuse a path that a recorder could not write to.
+    """Raise ConfigError if there is a file at `path` that is not a recording of the current user.
 
-    Raises:
-        ConfigError: the file there is not a recording of the present user.
+    A recorder would not write to that file.
     """
     try:
         with open_own(path, os.O_RDONLY) as file:
@@ -125,7 +126,7 @@ def refuse_other_file(path: str) -> None:
 
 
 def read_starts(path: str) -> list[dict[str, Any]]:
-    """Return the starts of nvcc in the recording at `path`; none if it is another file."""
+    """Return the starts of nvcc in the recording at `path`; none if it is not a recording."""
     with open(path, "rb") as file:
         data = file.read()
     found: list[dict[str, Any]] = []
@@ -138,11 +139,11 @@ def read_starts(path: str) -> list[dict[str, Any]]:
 
 
 def read_recording(path: str, data: bytes) -> Iterator[tuple[CompileRequest, str | None]]:
-    """Yield each request in `data`, the contents of the recording at `path`, and its directory.
+    """Yield (request, working directory) for each request in the recording at `path`.
 
-    The directory is the working directory of the request, or None if it makes no difference. Starts
-    of nvcc are left out. An incomplete line is skipped with a warning. A further warning names each
-    directory that does not exist here.
+    `data` is the content of the recording. The working directory is None if the request does not
+    depend on it. Starts of nvcc are left out. An incomplete line is skipped with a warning. At the
+    end, a warning for each recorded directory that does not exist here is logged.
 
     Raises:
         ConfigError: a complete line is not a recorded request.
@@ -155,7 +156,7 @@ def read_recording(path: str, data: bytes) -> Iterator[tuple[CompileRequest, str
         try:
             found: object = json.loads(line)
         except (ValueError, RecursionError):
-            log.warning("%s, line %d is torn: skipped", path, number)
+            log.warning("%s, line %d is incomplete and was skipped", path, number)
             continue
         if isinstance(found, dict) and NVCC in found:
             continue
@@ -164,7 +165,7 @@ def read_recording(path: str, data: bytes) -> Iterator[tuple[CompileRequest, str
         except ConfigError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from error
     for folder in missing:
-        log.warning("%s was recorded with the directory %s, which is not here", path, folder)
+        log.warning("%s was recorded with the directory %s, which does not exist", path, folder)
 
 
 _NO_RECORDING = "it is not a recording; expected a new file, or one that kcache recorded into"
@@ -237,9 +238,11 @@ def _decode(
 def _found(
     paths: Iterable[str | os.PathLike[str]], roots: list[tuple[str, str]], missing: dict[str, None]
 ) -> list[str]:
-    """Return where recorded directories are now; add absolute ones that are gone to `missing`.
+    """Return the present paths of recorded directories.
 
-    A directory that still exists is returned unchanged, because its text may be a part of the key.
+    A path that still exists is returned unchanged, because its text may be part of the key.
+    Otherwise, each recorded root in `roots` is replaced by the present root after it. A path that
+    is not found in this way is added to `missing`, and returned unchanged.
     """
     found: list[str] = []
     for each in paths:
@@ -257,7 +260,7 @@ def _found(
 
 
 def _roots(path: str) -> tuple[str, ...]:
-    # A daemon runs without `site`, which sets `sys.prefix` in a virtual environment.
+    # In a virtual environment, `site` sets `sys.prefix`; a daemon runs without `site`.
     environment = os.path.dirname(os.path.dirname(sys.executable or ""))
     if not os.path.isfile(os.path.join(environment, "pyvenv.cfg")):
         environment = sys.prefix

@@ -169,7 +169,7 @@ def test_without_arch_and_gpu_it_asks_for_one(folder: Path) -> None:
     [
         ("kernels.yaml", b"kernels: []", r"expected a list of kernels \(.toml, .json\)"),
         ("kernels.json", b"[" * 100_000, "is not JSON"),
-        ("kernels.json", b"[]", "it: expected a table, got list"),
+        ("kernels.json", b"[]", "the file: expected a table, got list"),
         ("kernels.json", b'{"kernels": "\xff"}', "is not text: byte 13 is 0xff; expected UTF-8"),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_torn_line_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture
         stream.write(b"\n   \n" + b"[" * 100_000 + b"\n\xff\xfe\n" + whole[:-2])
     assert [each.title for each in read_list(str(path))] == ["f<int>"]
     assert [record.getMessage().partition(", ")[2] for record in caplog.records] == [
-        f"line {number} is torn: skipped" for number in (1, 5, 6, 7)
+        f"line {number} is incomplete and was skipped" for number in (1, 5, 6, 7)
     ]
 
 
