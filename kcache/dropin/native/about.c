@@ -1,4 +1,4 @@
-/* The interface: the version of the library, and its architectures. */
+/* The interface: NVRTC's version, and the architectures that it supports. */
 #define _GNU_SOURCE
 #include "dropin.h"
 
@@ -7,8 +7,8 @@
 
 #define MOST_ARCHS 64
 
-/* Version and architectures of the real library, from the server, so that this process does not
-   load the library. */
+/* Version and architectures of the real library. The server returns them, so that this process does
+ * not have to load the library. */
 struct about {
     bool known;
     uint32_t major, minor, count, archs[MOST_ARCHS];
@@ -16,7 +16,7 @@ struct about {
 
 static struct about kept_about;
 
-/* The fields: `done`, the version's two numbers, and the architectures. */
+/* The fields of the reply are `done`, the version's two numbers, and the architectures. */
 static bool parse_about(struct about *about, const struct kd_reply *reply) {
     if (!kd_number(reply, 1, &about->major) || !kd_number(reply, 2, &about->minor) ||
         about->major != KCACHE_MAJOR || reply->count < 4 || reply->count - 3 > MOST_ARCHS)
@@ -43,7 +43,7 @@ static bool ask_about(struct about *answer) {
     return known;
 }
 
-/* The lock is not held while the server is asked, because a fork would have to wait for it. */
+/* The lock is not held while the server is asked, because a fork would have to wait for it, too. */
 static bool know(struct about *answer) {
     pthread_mutex_lock(&kd_lock);
     *answer = kept_about;
@@ -87,7 +87,7 @@ KD_EXPORT int nvrtcGetSupportedArchs(int *archs) {
     return KD_SUCCESS;
 }
 
-/* The codes that every version has. For other codes, the real library is asked. */
+/* The codes that every version has. For other codes, the real library is called. */
 static const char *const error_strings[] = {
     "NVRTC_SUCCESS",
     "NVRTC_ERROR_OUT_OF_MEMORY",

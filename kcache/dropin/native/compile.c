@@ -1,4 +1,4 @@
-/* One compile, by the server or, if it can't answer, by the real library. */
+/* One compile, by the server or, if the server can't answer, by the real library. */
 #define _GNU_SOURCE
 #include "dropin.h"
 
@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 /* Variables that NVRTC reads (found by recording its calls of libc). The server decides how each is
-   used. */
+ * used. */
 static const char *const variables[] = {
     "NVRTC_APPEND_FLAGS", "NVRTC_PREPEND_FLAGS", "NVRTCWIZ", "EDG_BASE", "EDG_MODULES_PATH", "PWD",
     "MAKEFLAGS", "FINALIZER_USE_LEGACY_ELF_BUILDER", "FINALIZER_CUBIE", "CAN_FINALIZE_DEBUG",
@@ -21,7 +21,7 @@ static void put_texts(struct kd_message *request, const struct texts *texts) {
         kd_put_text(request, texts->items[i]);
 }
 
-/* Puts `NAME=value`, as the environment has it, or `NAME` if it is not set. */
+/* Puts `NAME=value` for each variable, or `NAME` if the variable is not set. */
 static void put_variables(struct kd_message *request) {
     for (size_t i = 0; i < VARIABLES; i++) {
         const char *value = getenv(variables[i]);
@@ -45,7 +45,7 @@ static bool put_request(struct kd_message *request, const struct program *mine) 
     kd_put_text(request, directory);
     put_variables(request);
     kd_put_text(request, mine->source);
-    kd_put_text(request, mine->name == NULL ? "" : mine->name); /* NVRTC treats both alike */
+    kd_put_text(request, mine->name == NULL ? "" : mine->name); /* the same to NVRTC */
     put_texts(request, &mine->header_names);
     put_texts(request, &mine->header_texts);
     put_texts(request, &mine->options);

@@ -1,5 +1,4 @@
-/* Declarations that the parts of the drop-in share. nvrtc.c describes what the library guarantees.
-   */
+/* Declarations that the parts of the drop-in share. nvrtc.c has the guarantees of the library. */
 #ifndef KCACHE_DROPIN_H
 #define KCACHE_DROPIN_H
 
@@ -35,7 +34,7 @@ enum {
 };
 
 /* Guards the state that the threads of this process share. No thread waits for the server while it
-   holds the lock, so a fork does not wait long. */
+ * holds the lock, so a fork does not wait long. */
 extern pthread_mutex_t kd_lock;
 
 /* -- bytes ------------------------------------------------------------------------------------- */
@@ -47,7 +46,8 @@ struct kd_bytes {
 };
 
 /* A message to the server: a count, the size of each field, and the fields, as in
-   kcache/util/wire.py. Its memory grows. If memory runs out, `failed` is set and stays set. */
+ * kcache/util/wire.py. Its memory grows with the fields. If memory runs out, `failed` is set and
+ * stays set. */
 struct kd_message {
     char *data;
     size_t size, room;
@@ -55,9 +55,9 @@ struct kd_message {
     bool failed;
 };
 
-/* Begins a message of `count` fields; `room` bytes are reserved for them. */
+/* Begins a message of `count` fields; `room` bytes are reserved for the fields. */
 void kd_begin(struct kd_message *message, uint32_t count, size_t room);
-void kd_put(struct kd_message *message, const void *data, size_t size); /* the next field */
+void kd_put(struct kd_message *message, const void *data, size_t size); /* puts the next field */
 void kd_put_text(struct kd_message *message, const char *text);
 void kd_put_number(struct kd_message *message, uint32_t number);
 
@@ -68,38 +68,41 @@ struct kd_reply {
     size_t size;
 };
 
-/* Allocates the fields of these sizes, which follow each other in memory from `fields[0].data` on.
-   Returns false if they are too long or memory runs out. */
+/* Allocates `count` fields of these sizes, which follow each other in memory from `fields[0].data`
+ * on. Returns false if the fields are too long or memory runs out. */
 bool kd_reply_begin(struct kd_reply *reply, uint32_t count, const char *sizes);
 bool kd_is(const struct kd_reply *reply, uint32_t field, const char *text);
-/* Returns whether a field exists and is a number, and sets `number`. */
+/* Returns whether a field exists and is a number; if so, sets `number` to its value. */
 bool kd_number(const struct kd_reply *reply, uint32_t field, uint32_t *number);
 
-/* The fields of an answer after `done`. From KD_NAMES on, each name expression and its lowered name
-   follow. PTX, log and names end in a NUL, which their sizes count. */
+/* The fields of an answer after `done`. From KD_NAMES on, the fields are pairs of a name expression
+ * and its lowered name. PTX, log and names end in a NUL, which their sizes include. */
 enum { KD_RESULT = 1, KD_PTX, KD_CUBIN, KD_LTOIR, KD_LOG, KD_NAMES };
 
-/* Returns whether a reply is an answer, and its result code. */
+/* Returns whether a reply is an answer to `compile`; if so, sets `result` to its result code. */
 bool kd_is_answer(const struct kd_reply *reply, uint32_t *result);
-const char *kd_lowered(const struct kd_reply *answer, const char *name); /* NULL: not there */
+/* Returns the lowered name for a name expression, or NULL if the answer has none. */
+const char *kd_lowered(const struct kd_reply *answer, const char *name);
 
 /* -- the server (server.c) --------------------------------------------------------------------- */
 
-/* The first field of a message is its kind. A program sends `compile`, `query` (the path of a
-   library) or `note` (why the real library got a call). The server sends any number of `wait` (a
-   heartbeat while it works on the answer), and then `done` with the answer, or `no`. */
+/* The first field of a message is its kind. A program sends `compile`, `query` (with the path of a
+ * library) or `note` (why the real library was called). The server sends any number of `wait` (a
+ * heartbeat while it works on the answer), and then `done` with the answer, or `no`. */
 #define KD_DONE "done"
 #define KD_WAIT "wait"
 
 bool kd_server_wanted(void); /* whether a server may be running */
 bool kd_server_greet(void);  /* connects, so that the server is ready for a question */
-/* Sets the path of the server's socket; NULL for no server. */
+/* Sets the path of the server's socket. NULL means that there is no server. */
 KD_EXPORT void kcache_dropin_set_server(const char *path);
-/* Returns whether the answer is `done`; then its fields are in `reply`. */
+/* Sends a question; returns whether the server has answered `done`. The caller frees the fields of
+ * `reply` in either case. */
 bool kd_server_ask(const struct kd_message *message, struct kd_reply *reply);
-/* Puts the user and the file tree of this thread, which must be those of the server. */
+/* Puts user, root directory and mount namespace of this thread. The server gives no answer if its
+ * own are different. */
 void kd_put_standing(struct kd_message *message);
-void kd_server_note(const char *reason);
+void kd_server_note(const char *reason); /* lets the server count a call of the real library */
 void kd_server_leave(void); /* closes the idle connections */
 void kd_server_after_fork(void);
 
@@ -109,13 +112,15 @@ typedef void *kd_program; /* nvrtcProgram */
 
 bool kd_exported(const char *name); /* whether this library has a function of that name */
 const char *kd_real_path(void);     /* NULL if none is known */
-void *kd_real(const char *name); /* the function of that name, or `kd_missing`; loads the library */
+/* Returns the function of that name, or else the result of `kd_missing`. The first call loads the
+ * real library. */
+void *kd_real(const char *name);
 
 /* -- programs: the objects behind the caller's nvrtcProgram ----------------------------------- */
 
 #define KD_MARK 0x6b64726f70696e31u /* "kdropin1" */
 
-/* A function of the real library that returns a result code, by its name and parameters. */
+/* The function `name` of the real library, which has these parameters and returns a result code. */
 #define REAL(name, ...) ((int (*)(__VA_ARGS__))kd_real(name))
 
 /* Copies of texts that the caller has passed. */
@@ -140,12 +145,13 @@ struct program {
 
 bool kd_texts_add(struct texts *texts, const char *text);
 bool kd_texts_add_all(struct texts *texts, int count, const char *const *items);
-bool kd_texts_differ(const struct texts *texts); /* no two are equal; false without memory */
+/* Returns whether no two texts are equal; false if memory runs out. */
+bool kd_texts_differ(const struct texts *texts);
 void kd_texts_empty(struct texts *texts);
 
-struct program *kd_ours(kd_program program); /* NULL: the real library made it */
+struct program *kd_ours(kd_program program); /* NULL if the real library made it */
 /* Returns the program if this library answers for it; else sets `program` to the real library's
-   program and returns NULL. */
+ * program and returns NULL. */
 struct program *kd_here(kd_program *program);
 void kd_release(struct program *mine);
 
@@ -154,8 +160,9 @@ int kd_real_create(
     const char *const *texts, const char *const *names);
 int kd_real_compile(kd_program program, int count, const char *const *options);
 int kd_real_destroy(kd_program *program);
-/* Repeats in the real library everything that was done to the program here. Returns NVRTC's result
-   code. The server counts the reason, unless it is NULL because the server itself declined. */
+/* Repeats in the real library everything that was done to the program here, and returns NVRTC's
+ * result code. The server counts `reason`. It is NULL if the server itself has declined, because
+ * then the server has already counted its own reason. */
 int kd_hand_over(struct program *mine, const char *reason);
 
 /* -- compiling (compile.c) --------------------------------------------------------------------- */
@@ -165,14 +172,15 @@ bool kd_has_compiled(void); /* whether any compile was answered without the real
 
 /* -- the preloaded library (preload.c, search.c, linked.c) ------------------------------------- */
 
-/* Find NVRTC as the dynamic loader does, for an object that opens it by its bare name, or for the
-   objects that are linked with it. `path` has room for PATH_MAX bytes. */
+/* Finds NVRTC as the dynamic loader would, for an object that opens NVRTC by its bare name. Returns
+ * whether it was found, and writes its path to `path`, which has room for PATH_MAX bytes. */
 bool kd_search(struct link_map *object, char path[]);
 bool kd_is_linked(void); /* whether any object is linked with NVRTC */
+/* Like `kd_search`, but for the objects that are linked with NVRTC. */
 bool kd_search_linked(char path[]);
 
-/* Returns a function of the interface library, opened for the objects that are linked with NVRTC;
-   NULL if that is impossible. */
+/* Returns a function of the interface library for an object that is linked with NVRTC, or NULL if
+ * the library can't be opened or has no such function. The first call opens the library. */
 void *kd_of_interface(const char *name);
 
 #endif

@@ -1,8 +1,8 @@
 /* NVRTC's functions for programs that are linked with it; they jump to the interface library.
-
-   They have versioned names only (`nvrtcVersion@libnvrtc.so.13`), because a program that searches
-   all libraries for a bare name, as cuda.bindings does first, must not find the functions of the
-   wrong major version. */
+ *
+ * They have versioned names only (`nvrtcVersion@libnvrtc.so.13`), because a program that searches
+ * all libraries for a bare name, as cuda.bindings does first, must not find the functions of the
+ * wrong major version. */
 #define _GNU_SOURCE
 #include "dropin.h"
 #include "stubs.h"

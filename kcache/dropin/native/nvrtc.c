@@ -1,14 +1,14 @@
 /* NVRTC's interface, answered by a kcache server, or by the real NVRTC if the server can't answer.
-
-   A program is kept here until the caller needs something that only the real library has: an output
-   that no server keeps, a callback, a second compile, an option with effects beyond the outputs.
-   Then the program is created again in the real library, everything that was done to it is
-   repeated, and all later calls are forwarded. So this library gives an answer only if it is
-   NVRTC's own. Tests compare thousands of random calls of both libraries.
-
-   Threads: as NVRTC; any number of threads, but one at a time for each program. Fork: the child
-   continues with the parent's programs and makes its own connections. The library never prints,
-   never waits without a limit, and does not need Python. */
+ *
+ * A program is kept here until the caller needs something that only the real library has: an output
+ * that no server keeps, a callback, a second compile, or an option with effects beyond the outputs.
+ * Then the program is created again in the real library, everything that was done to it is
+ * repeated, and all later calls are forwarded. So this library never gives another answer than
+ * NVRTC. Tests compare thousands of random calls of both libraries.
+ *
+ * Threads: any number of threads may call it, but only one at a time for each program, as in NVRTC.
+ * Fork: the child continues with the parent's programs and makes its own connections. The library
+ * never prints, never waits without a limit, and does not need Python. */
 #define _GNU_SOURCE
 #include "dropin.h"
 #include "stubs.h"
@@ -38,8 +38,7 @@ KD_EXPORT int nvrtcCreateProgram(
         !kd_texts_add_all(&mine->header_texts, count, texts) ||
         !kd_texts_add_all(&mine->header_names, count, names) ||
         !kd_texts_differ(&mine->header_names)) {
-        /* A header is NULL, or two have the same name, or memory ran out: the real library answers.
-           */
+        /* A header is NULL, two have the same name, or memory ran out. The real library answers. */
         kd_release(mine);
         return kd_real_create(program, source, name, count, texts, names);
     }
@@ -132,8 +131,8 @@ bool kd_exported(const char *name) {
 
 /* -- what kcache.install() and the preloaded library call ---------------------------------- */
 
-/* Loads the real library and, if the program has compiled, what that library loads for a compile.
-   */
+/* Loads the real library. If this process has compiled, an empty program is compiled, too, because
+ * NVRTC loads further libraries for its first compile. */
 KD_EXPORT void kcache_dropin_load(void) {
     kd_program program = NULL;
     int saved = errno;

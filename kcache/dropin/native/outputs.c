@@ -4,8 +4,8 @@
 
 #include <string.h>
 
-/* An output that no server keeps. Programs whose options ask for it are compiled by the real
-   library. */
+/* Stands for an output that no server keeps. If an option of a program requests such an output, the
+ * real library compiles the program. */
 #define ABSENT 0
 
 /* Before a compile, NVRTC returns empty texts, which end in a NUL, and empty binaries. */

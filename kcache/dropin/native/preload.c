@@ -1,9 +1,9 @@
 /* The preloaded library. A program that opens NVRTC of one major version gets the interface library
-   instead, and that gets the path which the program would have opened. The preloaded library also
-   has NVRTC's SONAME, for programs that are linked with NVRTC (linked.c).
-
-   All other calls of dlopen reach the C library unchanged, with the same arguments, stack and
-   caller, because the caller's RPATH decides where the C library searches. */
+ * instead. The interface library gets the path that the program would have opened. The preloaded
+ * library also has NVRTC's SONAME, for programs that are linked with NVRTC (linked.c).
+ *
+ * All other calls of dlopen reach the C library unchanged, with the same arguments, stack and
+ * caller, because the caller's RPATH decides where the C library searches. */
 #define _GNU_SOURCE
 #include "dropin.h"
 
@@ -15,7 +15,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What `kd_hook` may return instead of a handle. */
+/* `kd_hook` may return these instead of a handle. PASS lets the C library's dlopen answer the call.
+ * REFUSE makes the call fail. */
 #define PASS ((void *)0)
 #define REFUSE ((void *)1)
 
@@ -41,7 +42,7 @@ static const char *base_of(const char *name) {
 
 /* -- the interface library --------------------------------------------------------------------- */
 
-/* Opens the interface library, which is in the folder above this library's. */
+/* Opens the interface library, which is in the parent of this library's folder. */
 static void *open_interface(int flags) {
     Dl_info info;
     char path[PATH_MAX];
@@ -58,7 +59,8 @@ static bool call(void *handle, const char *name, const char *path) {
     return function != NULL && function(path);
 }
 
-/* Calls the interface library, if it is loaded. */
+/* Calls a function of the interface library if the library is loaded. Returns what the function
+ * returns, or else false. */
 static bool call_loaded(const char *name) {
     void *handle = open_interface(RTLD_LAZY | RTLD_NOLOAD);
     bool is_true = handle != NULL && call(handle, name, NULL);
@@ -67,7 +69,7 @@ static bool call_loaded(const char *name) {
     return is_true;
 }
 
-/* Whether the interface library is loaded in place of a real one. */
+/* Returns whether the interface library is loaded in place of a real one. */
 static bool stands(void) { return call_loaded("kcache_dropin_stands"); }
 
 void *kd_of_interface(const char *name) {
@@ -83,15 +85,16 @@ void *kd_of_interface(const char *name) {
     return handle == NULL ? NULL : dlsym(handle, name);
 }
 
-/* A program that is linked with NVRTC has it from the start, even if it changes its root later. */
+/* A program that is linked with NVRTC gets the interface library at its start, because the library
+ * could not be found after a later change of the root directory. */
 __attribute__((constructor)) static void begin(void) {
     next_dlopen();
     if (kd_is_linked())
         kd_of_interface("nvrtcVersion");
 }
 
-/* After a change of the root directory, the real library may not be found any more. Without kcache,
-   the program would have loaded it before; so the interface library does that, too. */
+/* Loads the real library before the root directory changes, because the library may not be found
+ * afterwards. Without kcache, the program would have loaded it before the change, too. */
 EXPORT int chroot(const char *path) {
     int (*next)(const char *) = (int (*)(const char *))dlsym(RTLD_NEXT, "chroot");
     int saved = errno;
@@ -109,7 +112,7 @@ static struct link_map *map_of(const void *caller) {
 }
 
 /* Opens the interface library in place of the real one at `path`; returns NULL if that is
-   impossible. */
+ * impossible. */
 static void *replace(const char *path, int flags) {
     void *handle = open_interface(flags & ~RTLD_NOLOAD);
     if (handle == NULL || (call(handle, "kcache_dropin_covers", path) &&
@@ -137,9 +140,9 @@ static bool is_loaded(const char *path) {
 
 static void *or_refuse(void *handle) { return handle == NULL ? REFUSE : handle; }
 
-/* For the SONAME: opens the library that is loaded under that name, or else the library that the
-   loader would find. If there is none, the loader has to set the error; it would find this library,
-   so it is called in a namespace without this library. */
+/* Opens NVRTC by its SONAME: the library that is loaded under that name, or else the library that
+ * the loader would find. If there is no such library, the loader has to set the error. It would
+ * find this preloaded library, so it is called in a new namespace, which does not have it. */
 static void *redirect_bare(const char *name, int flags, const void *caller) {
     char found[PATH_MAX];
     if (stands())
@@ -158,7 +161,7 @@ static void *redirect_path(const char *name, int flags) {
     char real[PATH_MAX];
     size_t length = sizeof KD_SONAME - 1;
     if (realpath(name, real) == NULL || strncmp(base_of(real), KD_SONAME, length) != 0 ||
-        strchr(".", base_of(real)[length]) == NULL) /* also finds the end of a text */
+        strchr(".", base_of(real)[length]) == NULL) /* `strchr` also finds the NUL at the end */
         return PASS;
     bool standing = stands();
     if (!standing && is_loaded(real)) /* the program already uses the real library */

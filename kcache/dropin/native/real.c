@@ -13,8 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Its path with an additional slash at the beginning, by which the preloaded library recognises
-   that this library opens it. */
+/* The real library's path with an additional slash at the beginning. By the slash, the preloaded
+ * library recognises that this library opens the real one. */
 static char *found;
 static void *handle;
 
@@ -56,8 +56,8 @@ static bool exports_only_known(const char *image, size_t size) {
     return false;
 }
 
-/* Returns whether this library has all functions of the library at `path`. Otherwise the program
-   gets the real library, because it may need any of its functions. */
+/* Returns whether this library has all functions of the library at `path`. If not, the program gets
+ * the real library, because the program may need any of these functions. */
 KD_EXPORT bool kcache_dropin_covers(const char *path) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat status = {0};
@@ -76,7 +76,8 @@ KD_EXPORT bool kcache_dropin_covers(const char *path) {
 
 /* -- loading ----------------------------------------------------------------------------------- */
 
-/* Sets the real library of this process; returns false if another one was set before. */
+/* Sets the path of this process's real library. Returns false if there is no such file, or if
+ * another path was set before. */
 KD_EXPORT bool kcache_dropin_set_real(const char *path) {
     char real[PATH_MAX + 1] = "/", *before = NULL;
     char *mine = realpath(path, real + 1) == NULL ? NULL : strdup(real);
@@ -90,9 +91,9 @@ KD_EXPORT bool kcache_dropin_set_real(const char *path) {
     return same;
 }
 
-/* Replaces the real library at a path from now on; returns false if that is impossible. A program
-   that opens NVRTC soon calls it, so this connects to the server. Without a server, the real
-   library is loaded at once, as the program intends. */
+/* Lets this library replace the real library at `path`; returns false if that is impossible. It
+ * connects to the server at once, because a program that opens NVRTC will soon call it. If there is
+ * no server, it loads the real library at once, as the program would have done. */
 KD_EXPORT bool kcache_dropin_begin(const char *path) {
     if (!kcache_dropin_set_real(path))
         return false;
@@ -101,8 +102,7 @@ KD_EXPORT bool kcache_dropin_begin(const char *path) {
     return true;
 }
 
-/* Returns whether the real library is known. If not, this library is loaded but does not replace
-   it. */
+/* Returns whether this library replaces a real library. If not, it is loaded but unused. */
 KD_EXPORT bool kcache_dropin_stands(void) { return kd_real_path() != NULL; }
 
 const char *kd_real_path(void) {
@@ -110,13 +110,13 @@ const char *kd_real_path(void) {
     return path == NULL ? NULL : path + 1;
 }
 
-/* No lock may be held here: another thread may hold the loader's locks and wait for this library's
-   lock, in the constructor of a library. */
+/* No lock may be held here: another thread, in the constructor of a library, may hold the loader's
+ * locks and wait for this library's lock. */
 static void *load(void) {
     if (kd_real_path() == NULL)
         return NULL;
     void *library = dlopen(found, RTLD_NOW | RTLD_LOCAL);
-    if (library == NULL) { /* perhaps no descriptor is left: close those of this library, retry */
+    if (library == NULL) { /* perhaps no descriptor is left: close this library's, and try again */
         kd_server_leave();
         library = dlopen(found, RTLD_NOW | RTLD_LOCAL);
     }

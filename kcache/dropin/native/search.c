@@ -1,5 +1,4 @@
-/* Search: finds the file of NVRTC in the order of the dynamic loader (ld.so(8)), without loading
-   it. */
+/* Search: finds NVRTC's file in the order of the dynamic loader (ld.so(8)), without loading it. */
 #define _GNU_SOURCE
 #include "dropin.h"
 
@@ -20,7 +19,7 @@ static bool readable(const char *path) {
 }
 
 /* Searches the directories that the loader would search for `object`: its RPATH or RUNPATH,
-   LD_LIBRARY_PATH, and the default ones. */
+ * LD_LIBRARY_PATH, and the default directories. */
 static bool search_for(void *object, char path[PATH_MAX]) {
     Dl_serinfo size;
     if (object == NULL || dlinfo(object, RTLD_DI_SERINFOSIZE, &size) != 0)
@@ -40,10 +39,10 @@ static bool search_for(void *object, char path[PATH_MAX]) {
     return there;
 }
 
-/* Searches the loader's cache of the directories in /etc/ld.so.conf. The file contains, among other
-   data, paths that end in a NUL. */
+/* Searches /etc/ld.so.cache, which lists the libraries in the directories of /etc/ld.so.conf. The
+ * file contains, among other data, paths that end in a NUL. */
 static bool search_cache(char path[PATH_MAX]) {
-    static const char end[] = "/" KD_SONAME; /* compared with its NUL */
+    static const char end[] = "/" KD_SONAME; /* its NUL is compared, too */
     FILE *cache = fopen("/etc/ld.so.cache", "re");
     char *text = NULL;
     size_t room = 0, size;

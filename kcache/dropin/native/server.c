@@ -1,16 +1,17 @@
-/* The program's side of the server: a few connections, and no wait without a limit.
-
-   If anything is unexpected (no server, no heartbeat, another protocol, a damaged message), the
-   question fails, and the caller uses the real library. After a missing heartbeat or a damaged
-   message, this process does not ask again. If the server has exited, a question costs one refused
-   connection.
-
-   This library connects when NVRTC is opened, so that the server has a thread ready for the first
-   question.
-
-   Descriptors are closed on exec and have high numbers. Before each use, their identity is checked,
-   because programs close descriptors that they did not open. Fork: the child makes its own
-   connections. */
+/* The program's side of a conversation with the server: a few connections, and no wait without a
+ * limit.
+ *
+ * If anything is unexpected (no server, no heartbeat, another protocol, a damaged message), the
+ * question fails, and the caller uses the real library. After a missing heartbeat or a damaged
+ * message, this process does not ask again. If the server has exited, a question costs one refused
+ * connection.
+ *
+ * This library connects when NVRTC is opened, so that the server has a thread ready for the first
+ * question.
+ *
+ * Descriptors are closed on exec and have high numbers. Before each use, their identity is checked,
+ * because some programs close descriptors that they did not open. Fork: the child makes its own
+ * connections. */
 #define _GNU_SOURCE
 #include "dropin.h"
 
@@ -28,10 +29,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* More fields than any answer has; a name expression has two. */
+/* More fields than any answer has. A name expression takes two. */
 #define MAX_FIELDS (1u << 16)
 /* Without a heartbeat for this long, the server is considered stopped. It sends one every half
-   second, but its interpreter may still have to start. */
+ * second, but its interpreter may still have to start. */
 #ifndef SILENCE_MS
 #define SILENCE_MS 5000
 #endif
@@ -48,14 +49,14 @@ struct connection {
     int fd;
     dev_t device;
     ino_t inode;
-    pid_t process; /* not every fork runs handlers; a child must not use this connection */
+    pid_t process; /* the only user: a child must not use it, and not every fork runs handlers */
 };
 
 enum result { DONE, GONE, SILENT, DAMAGED };
 
 static struct connection idle[MAX_IDLE];
 static int idle_count;
-/* Empty if no server is to be asked. */
+/* Empty if there is no server to ask. */
 static char socket_path[sizeof((struct sockaddr_un *)0)->sun_path];
 
 KD_EXPORT void kcache_dropin_set_server(const char *path) {
@@ -72,9 +73,9 @@ bool kd_server_wanted(void) {
     return wanted;
 }
 
-/* Removes the socket of a server without a heartbeat, so that programs that start later do not wait
-   for it: a make with a thousand compilers would wait a thousand times. If the server continues, it
-   makes a new socket. */
+/* Lets this process ask no more. If the server sent no heartbeat, its socket is removed, so that
+ * programs that start later do not wait, too: a make with a thousand compilers would wait a
+ * thousand times. If the server continues, it makes a new socket. */
 static void give_up(enum result reason) {
     struct stat status;
     pthread_mutex_lock(&kd_lock);
@@ -104,8 +105,8 @@ static void leave(const struct connection *connection) {
         close(connection->fd);
 }
 
-/* In a user namespace that does not map all users, the unmapped users all have this id; see
-   `is_ambiguous` in kcache/util/path_safety.py. */
+/* Returns whether several users may have this id: in a user namespace that does not map all users,
+ * all others have the id OVERFLOW_ID. See `is_ambiguous` in kcache/util/path_safety.py. */
 static bool is_ambiguous(uid_t user) {
     uint64_t users = 0, count;
     FILE *map = user == OVERFLOW_ID ? fopen("/proc/self/uid_map", "re") : NULL;
@@ -144,8 +145,7 @@ static bool connect_to(struct connection *connection) {
     int fd = new_socket();
     if (fd < 0)
         return false;
-    /* The socket does not block. EAGAIN means a full backlog, which may have room a moment later.
-       */
+    /* The socket does not block. EAGAIN means that the backlog is full at the moment. */
     int failed = -1;
     for (int attempt = 0; attempt < ATTEMPTS; attempt++) {
         failed = connect(fd, (struct sockaddr *)&address, sizeof address);
@@ -184,8 +184,7 @@ static void keep_idle(const struct connection *connection) {
         leave(connection);
 }
 
-/* -- messages ------------------------------------------------------------------------------------
-   */
+/* -- messages ---------------------------------------------------------------------------------- */
 
 static enum result ready(int fd, short events) {
     int64_t end = now() + SILENCE_MS;
@@ -193,7 +192,7 @@ static enum result ready(int fd, short events) {
         int64_t left = end - now();
         struct pollfd each = {fd, events, 0};
         /* Poll at least once: if this process was stopped since `end` was set, the answer may have
-           arrived. */
+         * arrived. */
         int found = poll(&each, 1, left > 0 ? (int)left : 0);
         if (found > 0)
             return each.revents & POLLNVAL ? GONE : DONE;
@@ -274,8 +273,8 @@ static bool ask(const struct kd_message *message, struct kd_reply *reply) {
         leave(&connection);
         if (result == SILENT || result == DAMAGED)
             give_up(result);
-        /* The server may have closed the idle connection, or another server may have replaced it.
-           */
+        /* Only an idle connection is worth another attempt: the server may have closed it, or
+         * another server may have replaced that server. */
         if (result != GONE || !used || heard)
             return false;
     }
@@ -329,8 +328,8 @@ void kd_server_note(const char *reason) {
     free(note.data);
 }
 
-/* A connection is kept if its number is not below the limit of this process, because closing it
-   would not free a number for another file. */
+/* A connection stays open if its descriptor is not below the process's limit of descriptors,
+ * because its number could not be used for another file. */
 void kd_server_leave(void) {
     struct connection connection;
     struct rlimit limit;

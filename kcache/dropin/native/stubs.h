@@ -1,15 +1,17 @@
-/* Stubs: functions that jump to another function of the same name, with all arguments unchanged.
-
-   A C function can't forward arguments whose number is unknown, and `__nvrtcCPEx` takes some on the
-   stack. Each stub puts its number into a scratch register and jumps to `kd_enter`, which saves the
-   argument registers, calls `kd_resolve` to find the function, and jumps to it. */
+/* Stubs: functions that jump to a function of the same name in another library, with all arguments
+ * unchanged.
+ *
+ * A C function can't forward arguments whose number is unknown, and `__nvrtcCPEx` takes some of its
+ * arguments on the stack. Each stub puts its number into a scratch register and jumps to
+ * `kd_enter`. `kd_enter` saves the argument registers, calls `kd_resolve` to find the function, and
+ * jumps to the function. */
 #ifndef KCACHE_STUBS_H
 #define KCACHE_STUBS_H
 
 __attribute__((visibility("hidden"), used)) void *kd_resolve(unsigned index);
 
 /* The texts of all stubs must be in one `__asm__`, after KD_STUBS_BEGIN, because they share a
-   counter. */
+ * counter. */
 #define KD_STUBS_BEGIN ".text\n.set kd_next, 0\n"
 
 #if defined(__x86_64__)

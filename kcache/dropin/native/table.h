@@ -1,5 +1,6 @@
-/* NVRTC's exports by major version, of 12.4 to 13.5: those that this library answers, and those
-   that it only forwards. A library with other exports is not replaced; see real.c. */
+/* The functions that NVRTC 12.4 to 13.5 exports, by major version: those that this library answers,
+ * and those that it only forwards. A real library with any other export is not replaced; see
+ * `kcache_dropin_covers` in real.c. */
 #ifndef KCACHE_TABLE_H
 #define KCACHE_TABLE_H
 
@@ -32,7 +33,8 @@
     X(nvrtcGetPCHHeapSize)                                                                         \
     X(nvrtcSetPCHHeapSize) X(__nvrtcCPEx) KD_FORWARDED_BY_MAJOR(X)
 
-/* Replacements for a function that does not exist: one for each type of result. */
+/* They are called in place of a function that the real library does not have. There is one for each
+ * type of result. */
 static inline int kd_no_function(void) { return KD_INTERNAL_ERROR; }
 static inline void *kd_no_handle(void) { return NULL; }
 static inline const char *kd_no_text(void) { return "NVRTC_ERROR unknown"; }
