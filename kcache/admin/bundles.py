@@ -1,4 +1,4 @@
-"""Bundles: writes entries of a cache into a bundle; lists, verifies, checks and imports one."""
+"""Bundles: exports entries of a cache; lists, verifies, checks and imports bundles."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from kcache.util import log
 from kcache.util.cuda_driver import current_arch, driver_version
 from kcache.util.open_file import replacing
 
-#: A target's name: its kind, its number, and the letter of a variant, such as `sm_90a`.
+#: Matches the name of a target, such as `sm_90a`: its kind, its number, and a letter if it has one.
 _TARGET = re.compile(r"\w+_(\d+)[a-z]?")
 #: A file's path, or an open binary file.
 Source = str | os.PathLike[str] | BinaryIO
-#: Fields with the time and the duration of a compile. They differ from build to build.
+#: The metadata with the time and the duration of a compile. These differ from build to build.
 _TIMES = ("created", "compile_seconds")
 
 
@@ -56,9 +56,11 @@ class Exported(NamedTuple):
     """The result of an export.
 
     Attributes:
-        kernels, manifests: their numbers; every entry that is not a manifest counts as a kernel.
-        size: bytes of the file.
-        left_out: entries that are damaged, unreadable, too large or of other versions of kcache.
+        kernels, manifests: the numbers of exported kernels and manifests. Every entry that is not a
+            manifest counts as a kernel.
+        size: the size of the bundle in bytes.
+        left_out: the entries that were not exported, because they are damaged, unreadable, too
+            large or of another version of kcache.
     """
 
     kernels: int
@@ -68,12 +70,13 @@ class Exported(NamedTuple):
 
 
 class Compiled(TypedDict):
-    """What one compiler has compiled.
+    """A summary of the kernels in a bundle that one compiler has compiled.
 
     Attributes:
-        version: such as `"13.0"`; empty if unknown.
-        driver: the oldest CUDA version whose driver loads every kernel; empty if unknown.
-        archs: the targets, such as `"sm_90"`, sorted.
+        version: the version of the compiler, such as `"13.0"`; empty if unknown.
+        driver: the CUDA version that a driver must support, at least, to load all these kernels;
+            empty if unknown.
+        archs: the targets of the kernels, such as `"sm_90"`, sorted.
     """
 
     version: str
@@ -82,15 +85,17 @@ class Compiled(TypedDict):
 
 
 class BundleContents(NamedTuple):
-    """The contents of a bundle, after a check of every entry.
+    """A summary of a bundle, all entries of which were checked.
 
     Attributes:
-        kernels, manifests: their numbers.
-        other_version: number of entries of another version of kcache, which this one can't read.
-        size: bytes of the file.
-        signed: whether a signature was required of every entry, and is there.
-        compilers: identity of each compiler -> what it has compiled.
-        functions: the names of the bundle's kernels, sorted.
+        kernels, manifests: the numbers of kernels and manifests.
+        other_version: the number of entries of another version of kcache, which this version can't
+            read.
+        size: the size of the bundle in bytes.
+        signed: whether every entry has a signature. The signatures were verified only if there are
+            signing keys.
+        compilers: maps the identity of each compiler to a summary of what it has compiled.
+        functions: the names of the functions in the kernels, sorted.
     """
 
     kernels: int
@@ -103,12 +108,12 @@ class BundleContents(NamedTuple):
 
     @property
     def archs(self) -> list[str]:
-        """The targets of all kernels."""
+        """The targets of all kernels, sorted."""
         return sorted({arch for each in self.compilers.values() for arch in each["archs"]})
 
     @property
     def driver(self) -> str:
-        """The oldest CUDA version whose driver loads every kernel; empty if unknown."""
+        """The CUDA version that a driver must support to load all kernels; empty if unknown."""
         return max((each["driver"] for each in self.compilers.values()), key=numbers, default="")
 
 
@@ -116,11 +121,14 @@ class Imported(NamedTuple):
     """The result of an import.
 
     Attributes:
-        added: entries that the cache did not have.
-        present: entries that the cache had; it keeps its own.
-        merged: manifests that the cache had, and to which dependency sets were added.
-        no_room: entries that were left out, because other parts of the bundle fill the cap.
-        other_version: entries that another version of kcache made.
+        added: the number of entries that the cache did not have.
+        present: the number of entries that the cache already had. It keeps its own copies.
+        merged: the number of manifests that the cache already had, and to which dependency sets
+            were added.
+        no_room: the number of entries that were not imported, because other entries of the bundle
+            fill the cap.
+        other_version: the number of entries that were not imported, because another version of
+            kcache made them.
     """
 
     added: int = 0
@@ -145,27 +153,30 @@ def export_bundle(
 ) -> Exported:
     """Write the kernels of a cache, and the manifests that lead to them, into one file.
 
-    Equal entries make equal files, with the same version of SQLite, whatever the machine, the
-    backend and the order of use. The file gets its name when it is complete. It replaces an
-    existing bundle, but no other file. An export does not count as a use of an entry. With
-    `KCACHE_SIGNING_KEY_FILE`, each entry is signed.
+    With the same version of SQLite, equal entries make equal files. The machine, the backend and
+    the order in which the entries were used make no difference. The file is written under a
+    temporary name, and is renamed when it is complete. It replaces an existing bundle, but no other
+    file. An export does not count as a use of an entry. With `KCACHE_SIGNING_KEY_FILE`, each entry
+    is signed.
 
     Args:
         cache: a `KernelCache`.
-        target: path of the bundle, or a binary file that is open for writing.
-        names: only kernels whose source name or name expression contains one of these texts, or
-            matches it as a pattern with `*` and `?`.
-        archs: only kernels for one of these targets, such as `"sm_90"`.
-        used_within: only kernels that were used in the last so many seconds, or `"30d"`.
-        older_than: only kernels that were not used for that long.
+        target: the path of the bundle, or a binary file that is open for writing.
+        names: export only kernels whose source name or name expression contains one of these texts,
+            or matches one of them as a pattern with `*` and `?`.
+        archs: export only kernels for one of these targets, such as `"sm_90"`.
+        used_within: export only kernels that were used within this time: a number of seconds, or a
+            text such as `"30d"`.
+        older_than: export only kernels that were not used within this time.
         reproducible: leave out when each kernel was compiled, and how long that took. Then equal
-            kernels make equal files, even if they were compiled on different days. Hits on such
-            kernels add nothing to the time saved.
+            kernels make equal files, even if they were compiled on different days. A hit on an
+            exported kernel then adds nothing to the statistics of saved time.
 
     Raises:
-        ConfigError: an age is malformed, or the key file can't be used to sign.
-        BundleError: there is another file at the path, or the bundle can't be written.
-        BackendError: the entries can't be listed.
+        ConfigError: `used_within` or `older_than` is malformed, or the key file can't be used to
+            sign.
+        BundleError: `target` exists and is not a bundle, or the bundle can't be written.
+        BackendError: the cache has no backend, or its entries can't be listed.
         OSError: the file can't be made.
     """
     wanted = selection(names, archs, used_within, older_than)
@@ -192,12 +203,13 @@ def export_bundle(
 
 @contextmanager
 def _replacing(target: Source) -> Generator[str]:
-    """Yield the path of an empty file, which becomes the target at the end of the block.
+    """Yield the path of a temporary file, which becomes `target` at the end of the block.
 
-    If the block raises, the file is removed. Only a killed process leaves it behind.
+    If the block raises an exception, the temporary file is removed. A killed process leaves the
+    file behind.
 
     Raises:
-        BundleError: the file at the target's path is not a bundle.
+        BundleError: `target` exists and is not a bundle.
         OSError: the file can't be made.
     """
     if not isinstance(target, (str, os.PathLike)):
@@ -215,32 +227,32 @@ def _replacing(target: Source) -> Generator[str]:
 
 
 def _refuse_others(path: str) -> None:
-    """Refuse to replace a file that is not a bundle, unless it is empty.
+    """Check that `path` does not exist, or is a bundle or an empty file.
 
     Raises:
-        BundleError: there is such a file.
+        BundleError: another file exists at `path`, or the file can't be read.
     """
     try:
         is_ours = os.path.isfile(path) and (not os.path.getsize(path) or is_bundle(path))
         if os.path.lexists(path) and not is_ours:
             raise BundleError(f"{path} exists and is not a bundle; refusing to overwrite it")
     except OSError as error:
-        raise BundleError(f"{path}: what is there can't be read: {error.strerror}") from error
+        raise BundleError(f"{path}: the existing file can't be read: {error.strerror}") from error
 
 
 # -- list, verify, import --------------------------------------------------------------------------
 
 
 def list_bundle(source: Source) -> Iterator[Item]:
-    """Check and yield each entry of a bundle, by ascending key.
+    """Check each entry of a bundle, and yield a description of it, in the order of the keys.
 
-    Signatures are checked if `KCACHE_SIGNING_KEY_FILE` names a file of keys. An entry of another
+    Signatures are verified if `KCACHE_SIGNING_KEY_FILE` names a key file. An entry of another
     version of kcache has the kind `"other"` and a `problem`.
 
     Raises:
-        BundleError: it is not a bundle, a damaged one, or not signed with one of the keys.
-        ConfigError: the file of keys can't be used.
-        OSError: it can't be read.
+        BundleError: `source` is not a bundle, is damaged, or is not signed with one of the keys.
+        ConfigError: the key file can't be used.
+        OSError: `source` can't be read.
     """
     with _opened(source, Config.load(complain=log.warning_once)) as bundle:
         for each in _contents(bundle):
@@ -248,15 +260,16 @@ def list_bundle(source: Source) -> Iterator[Item]:
 
 
 def verify_bundle(source: Source) -> BundleContents:
-    """Read and check every entry of a bundle. Only one entry is in memory at a time.
+    """Read and check every entry of a bundle, and return a summary.
 
-    Signatures are checked if `KCACHE_SIGNING_KEY_FILE` names a file of keys.
+    Only one entry is in memory at a time. Signatures are verified if `KCACHE_SIGNING_KEY_FILE`
+    names a key file.
 
     Args:
-        source: path, or an open binary file, which is copied to a temporary file.
+        source: the path of the bundle, or an open binary file, which is copied to a temporary file.
 
     Raises:
-        BundleError, ConfigError, OSError: as `list_bundle`.
+        BundleError, ConfigError, OSError: in the same cases as in `list_bundle`.
     """
     with _opened(source, Config.load(complain=log.warning_once)) as bundle:
         kinds: Counter[str] = Counter()
@@ -281,8 +294,9 @@ def verify_bundle(source: Source) -> BundleContents:
 def _note(compilers: dict[str, Compiled], item: Item, entry: Entry) -> None:
     """Add a kernel to the summary of the compiler that made it.
 
-    A driver loads machine code from any compiler of its own major version, but PTX only from
-    compilers that are not newer than itself ("CUDA Compatibility", minor version compatibility).
+    A driver loads machine code from compilers up to its own major version, but PTX only from
+    compilers that are not newer than the driver ("CUDA Compatibility", minor version
+    compatibility).
     """
     version = text_of(entry.metadata.get("nvrtc"))
     driver = version.partition(".")[0] + ".0" if entry.payload.get("cubin") else version
@@ -292,21 +306,26 @@ def _note(compilers: dict[str, Compiled], item: Item, entry: Entry) -> None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers of a version, to compare it; empty if the text is not a version."""
+    """Return the numbers in a version such as `"13.0"`; empty if the text is not a version.
+
+    Tuples of numbers compare as the versions do.
+    """
     return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+\.\d+", version) else ()
 
 
 def problems(path: str, contents: BundleContents, archs: tuple[str, ...]) -> Iterator[str]:
-    """Yield each reason why programs here would compile in spite of a bundle.
+    """Yield each reason why programs on this machine would compile although they use a bundle.
+
+    The driver is checked only if this machine has one.
 
     Args:
-        path: of the bundle.
-        contents: of the bundle.
-        archs: the targets that are needed; empty for the target of this machine's GPU. If none is
-            given and there is no GPU, that is a reason, too. If there is a driver, it is checked.
+        path: the path of the bundle.
+        contents: a summary of the bundle.
+        archs: the targets that programs need. If it is empty, they need the target of this
+            machine's GPU. It is then also a reason if there is no GPU.
     """
     if not contents.kernels:
-        yield "it has no kernels"
+        yield "the bundle has no kernels"
         return
     try:
         require_safe_layer(os.path.abspath(path))
@@ -323,14 +342,14 @@ def problems(path: str, contents: BundleContents, archs: tuple[str, ...]) -> Ite
     try:
         archs = archs or (current_arch(),)
     except ConfigError:
-        yield "arch: no GPU to take the target from; pass --arch"
+        yield "arch: expected --arch, because this machine has no GPU whose target could be used"
     for arch in archs:
         if _number(arch) not in map(_number, has):
             yield f"arch: expected kernels for {arch}, got {', '.join(has) or 'none'}"
     driver, needed = driver_version(), contents.driver if by is None else by["driver"]
     if driver is not None and driver < numbers(needed):
         got = ".".join(map(str, driver))
-        yield f"driver: expected one for CUDA {needed} or newer, got one for CUDA {got}"
+        yield f"driver: expected a driver for CUDA {needed} or newer, got one for CUDA {got}"
 
 
 def _number(arch: str) -> str:
@@ -341,38 +360,41 @@ def _number(arch: str) -> str:
 def import_bundle(cache: HasEngine, source: Source) -> Imported:
     """Put the entries of a bundle into a cache.
 
-    All of the bundle is read and checked before the first entry is written, so a malformed bundle
-    leaves the cache as it was. The cache keeps its own copy of an entry. It keeps all dependency
-    sets of a manifest, and gets those of the bundle in addition. The cap holds: older entries are
-    evicted for new ones, and an entry that would evict other parts of the bundle is left out.
+    The whole bundle is read and checked before the first entry is written, so a malformed bundle
+    leaves the cache unchanged. If the cache already has an entry, it keeps its own copy. If it has
+    a manifest, the manifest keeps its dependency sets, and those in the bundle are added. The cap
+    is not exceeded: the least recently used entries are evicted for imported ones. But an entry
+    that would evict other entries of the bundle is not imported.
 
-    Processes: others may use the cache. If another process stores a dependency set of the same
-    source at the same instant, one of the two sets may be lost, which costs one compile. Crash: an
-    import that was killed can be run again.
+    Processes: Other processes may use the cache. If another process stores a dependency set of the
+    same source at the same instant, one of the two sets may be lost, which costs one compile.
+    Crash: An import that was killed can be run again.
 
-    A bundle is code that will run on your GPU. With `KCACHE_SIGNING_KEY_FILE`, an entry is accepted
-    only if one of the keys in that file has signed it. Without it, nothing shows who made a bundle.
+    A bundle is code that will run on your GPU. With `KCACHE_SIGNING_KEY_FILE`, a bundle is accepted
+    only if each entry is signed with one of the keys in that file. Without signing keys, nothing
+    proves who made a bundle.
 
     Args:
         cache: a `KernelCache` that may write.
-        source: as for `verify_bundle`.
+        source: the path of the bundle, or an open binary file, which is copied to a temporary file.
 
     Raises:
-        ConfigError: the cache is open for reading only, or the file of keys can't be used.
-        BundleError: it is not a bundle, a damaged one, or not signed with one of the keys.
-        BackendError: the cache can't be written to.
+        ConfigError: the cache is open for reading only, or the key file can't be used.
+        BundleError: `source` is not a bundle, is damaged, or is not signed with one of the keys.
+        BackendError: the cache has no backend, or it can't be written to.
         OSError: the bundle can't be read.
     """
     engine = cache.engine
     if engine.read_only:
-        raise ConfigError("the cache is open for reading only: nothing can be imported")
+        raise ConfigError("nothing can be imported: the cache is open for reading only")
     backend_of(cache, "imported")
     counts: Counter[str] = Counter()
-    # An eviction leaves this much in the cache, so it evicts no entry of this import.
+    # An eviction leaves this many bytes, the most recently used ones, in the cache. So it evicts no
+    # imported entry as long as these take less.
     room = int(engine.max_size * LOW_WATER)
     with _opened(source, cache.config) as bundle:
         other = sum(each.entry is None for each in _contents(bundle))
-        # The kernels come first: a manifest must not promise a kernel that is not there.
+        # The kernels come first, because a manifest must not lead to a missing kernel.
         for manifests in (False, True):
             for item, entry in _contents(bundle):
                 if entry is None or (item.kind == MANIFEST) is not manifests:
@@ -388,7 +410,7 @@ def import_bundle(cache: HasEngine, source: Source) -> Imported:
 
 
 def _contents(bundle: Bundle) -> Iterator[Opened]:
-    """Check each entry of a bundle and yield it.
+    """Check each entry of a bundle, and yield it with its description.
 
     Raises:
         BundleError: an entry is damaged, or not signed as required.
@@ -402,17 +424,20 @@ def _contents(bundle: Bundle) -> Iterator[Opened]:
 
 @contextmanager
 def _opened(source: Source, config: Config) -> Generator[Bundle]:
-    """Open a bundle for the block; an open file is copied to a temporary one first.
+    """Open a bundle, and close it at the end of the block.
+
+    If `source` is an open file, the bundle is first copied to a temporary file.
 
     Raises:
-        BundleError, ConfigError, OSError: as `list_bundle`; or there is no room for the copy.
+        BundleError, ConfigError: in the same cases as in `list_bundle`.
+        OSError: `source` can't be read or copied.
     """
     sealer = make_sealer(config.signing_key_file.value)
     if isinstance(source, (str, os.PathLike)):
         with closing(Bundle(source, sealer=sealer)) as bundle:
             yield bundle
         return
-    name = "what was piped in"
+    name = "the input"
     head = source.read(HEAD_SIZE)
     if not is_head(head):  # before gigabytes of something else are copied
         raise BundleError(f"{name}: it is not a bundle")

@@ -1,4 +1,4 @@
-"""Info: where a cache is, how full it is and what it has done, in words and for Prometheus."""
+"""Info: where a cache is, how full it is and what it has done, as text and for Prometheus."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from kcache.nvrtc.entries import KERNEL, MANIFEST, items
 from kcache.remote.daemon_protocol import COUNTS
 from kcache.util.units import counted, format_size, format_time
 
-#: How many entries are read to count kernels and manifests. 2,000 entries take 0.06 s with LMDB and
-#: 0.15 s as files. Keys are digests, so the first keys are a fair sample: with 2,000, the result is
-#: off by 1 %.
+#: How many entries are read, at most, to count kernels and manifests. 2,000 entries take 0.06 s
+#: with LMDB and 0.15 s as files. Keys are digests, so the entries that are listed first are a fair
+#: sample. With 2,000 of them, the result is off by 1 %.
 _READ = 2000
 
 
@@ -29,7 +29,8 @@ class Kinds(NamedTuple):
         kernels: entries that are kernels.
         manifests: entries that lead from a source with includes to its kernels.
         others: damaged entries, and entries of another version of kcache or another program.
-        read: how many were read. If that is less than all, the other numbers are estimates.
+        read: how many entries were read. If these are not all entries, the other numbers are
+            estimates.
     """
 
     kernels: int
@@ -39,14 +40,14 @@ class Kinds(NamedTuple):
 
     @property
     def all(self) -> int:
-        """All entries."""
+        """The number of all entries."""
         return self.kernels + self.manifests + self.others
 
 
 def count_kinds(engine: CacheEngine) -> Kinds:
-    """Return the number of entries of each kind: exact up to 2,000 entries, else an estimate.
+    """Return the number of entries of each kind, which is an estimate above 2,000 entries.
 
-    Reading records no use of an entry.
+    No use of an entry is recorded.
 
     Raises:
         BackendError: the entries can't be listed.
@@ -70,13 +71,13 @@ def format_info(engine: CacheEngine, *, directory: str, backend: str) -> str:
 def cache_lines(
     engine: CacheEngine, *, directory: str, backend: str, kinds: Kinds | None = None
 ) -> list[tuple[str, str]]:
-    """Return (name, text) of where a cache is and how full it is.
+    """Return where a cache is and how full it is, as pairs of a name and a text.
 
     Args:
-        engine: of the cache.
-        directory: of the cache.
-        backend: its name.
-        kinds: the number of entries of each kind, if that was counted.
+        engine: the engine of the cache.
+        directory: the directory of the cache.
+        backend: the name of the backend.
+        kinds: the number of entries of each kind, or None if they were not counted.
     """
     usage = f"{format_size(engine.size_bytes)} of {format_size(engine.max_size)}"
     words = "" if kinds is None else f" ({kinds_in_words(kinds)})"
@@ -89,7 +90,7 @@ def cache_lines(
 
 
 def kinds_in_words(kinds: Kinds) -> str:
-    """Return the numbers in words, such as `"2 kernels, 1 manifest"`."""
+    """Return the numbers of entries in words, such as `"2 kernels, 1 manifest"`."""
     parts = [counted(kinds.kernels, "kernel"), counted(kinds.manifests, "manifest")]
     if kinds.others:
         parts.append(counted(kinds.others, "other"))
@@ -99,7 +100,7 @@ def kinds_in_words(kinds: Kinds) -> str:
 
 
 def stats_lines(stats: Stats) -> list[tuple[str, str]]:
-    """Return (name, text) of every figure, in the order in which they are printed."""
+    """Return every figure in the statistics as a pair of a name and a text, in printing order."""
     lines = [
         ("hits", f"{stats.hits:,} ({hit_sources(stats)})"),
         ("misses", f"{stats.misses:,}"),
@@ -124,7 +125,10 @@ def stats_lines(stats: Stats) -> list[tuple[str, str]]:
 
 
 def hit_sources(stats: Stats) -> str:
-    """Return how many hits came from where; the numbers add up to `hits`."""
+    """Return in words how many hits came from memory, the backend, layers and remotes.
+
+    The numbers add up to `stats.hits`.
+    """
     elsewhere = stats.layer_hits + stats.remote_hits
     parts = [
         f"{stats.memory_hits:,} from memory",
@@ -138,12 +142,15 @@ def hit_sources(stats: Stats) -> str:
 
 
 def _mean(milliseconds: float, samples: int) -> str:
-    """Return a mean time, or a dash if there is nothing to average."""
+    """Return a mean time as text, or a dash if there are no samples."""
     return format_time(milliseconds / 1e3) if samples else "-"
 
 
 def remote_lines(remotes: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """Return (address, counts) of each remote; zeros are left out."""
+    """Return the address of each remote, with a text about its counts and its last failure.
+
+    Counts that are zero are left out.
+    """
     lines: list[tuple[str, str]] = []
     for remote in remotes:
         parts = [f"{remote[name]} {name}" for name in COUNTS if remote.get(name)]
@@ -164,15 +171,16 @@ def exposition(
 ) -> str:
     """Return counters, gauges and one info metric in Prometheus' text format 0.0.4.
 
-    It follows https://prometheus.io/docs/instrumenting/exposition_formats/ and the naming rules
-    there: counters end in `_total`, units are seconds and bytes.
+    The format is that of https://prometheus.io/docs/instrumenting/exposition_formats/, with
+    Prometheus' rules for names: counters end in `_total`, and units are seconds and bytes.
 
     Args:
-        stats: the counts.
+        stats: the statistics of the cache.
         usage: the stored bytes and entries.
         max_size: the cap in bytes.
-        about: labels of `kcache_info`.
-        remotes: the daemon's counts of each remote; their metrics have the label `tier`.
+        about: the labels of the metric `kcache_info`; maps names to values.
+        remotes: the status of each remote, from the daemon. A remote's metrics have its address as
+            the label `tier`.
     """
     lines: list[str] = []
     labels = ",".join(f'{name}="{_label(value)}"' for name, value in about.items())
@@ -193,7 +201,7 @@ def exposition(
 
 
 def counter_name(field: str) -> str:
-    """Return the name of the counter for a field of `Stats`; the name ends with the unit."""
+    """Return the name of the counter for a field of `Stats`: Prometheus puts the unit last."""
     return "evicted_bytes" if field == "bytes_evicted" else field
 
 
@@ -211,11 +219,14 @@ def _metric(name: str, kind: str, meaning: str, values: Mapping[str, float]) -> 
     yield f"# HELP {full} {meaning}"
     yield f"# TYPE {full} {kind}"
     for labels, value in values.items():
-        # Not the repr, which is the user's own text for a size that a setting gave.
+        # The repr would be wrong: for a size from a setting, it is the text that the user wrote.
         yield f"{full}{labels} {value}"
 
 
 def _label(value: str) -> str:
-    r"""Return a label's value with `\`, `"` and line ends escaped; non-Unicode is replaced."""
+    r"""Return the value of a label with `\`, `"` and line ends escaped.
+
+    Characters that can't be encoded in UTF-8 are replaced.
+    """
     text = value.encode("utf-8", "replace").decode()
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

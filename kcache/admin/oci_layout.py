@@ -1,4 +1,4 @@
-"""OciLayout: a bundle as an OCI image layout, which registries, signers and Kubernetes take.
+"""OciLayout: a bundle as an OCI image layout, which registries and Kubernetes accept.
 
 The image has one layer, a plain tar archive with `kernels.kcb` in it. Its labels describe the
 kernels. See https://github.com/opencontainers/image-spec, `image-layout.md` and `config.md`.
@@ -27,9 +27,9 @@ from kcache.errors import BundleError
 BUNDLE = "kernels.kcb"
 _TYPE = "application/vnd.oci.image."
 _LAYOUT = {"imageLayoutVersion": "1.0.0"}
-#: Names of processors in OCI images, which are Go's.
+#: Maps names of processors to their names in OCI images, which are the names in Go.
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
-#: What a malformed archive, and JSON that is nested too deeply, raise.
+#: The exceptions that are raised for a malformed archive, and for JSON that is nested too deeply.
 _MALFORMED = (tarfile.TarError, RecursionError)
 
 Json = dict[str, Any]
@@ -38,17 +38,17 @@ Json = dict[str, Any]
 def export_layout(cache: HasEngine, directory: str, **options: Any) -> Exported:  # noqa: ANN401
     """Write kernels of a cache as an image layout into a new or empty directory.
 
-    Equal bundles make equal layouts on one platform. The directory gets its name when it is
-    complete.
+    On the same platform, equal bundles make equal layouts. The layout is written under a temporary
+    name, and is renamed to `directory` when it is complete.
 
     Args:
         cache: a `KernelCache`.
         directory: the path of the layout; its parent must exist.
-        options: as for `export_bundle`.
+        options: the same keyword arguments as for `export_bundle`.
 
     Raises:
-        BundleError: the directory has something in it.
-        BackendError, ConfigError, OSError: as `export_bundle`.
+        BundleError: `directory` is not empty, or is not a directory.
+        BackendError, ConfigError, OSError: in the same cases as in `export_bundle`.
     """
     target = os.path.realpath(directory)
     if os.path.lexists(target) and not (os.path.isdir(target) and not os.listdir(target)):
@@ -64,7 +64,11 @@ def export_layout(cache: HasEngine, directory: str, **options: Any) -> Exported:
 
 
 def labels(contents: BundleContents) -> dict[str, str]:
-    """Return the labels of an image: kcache's own, and others in the form of MCV's labels."""
+    """Return the labels of an image, which describe the kernels.
+
+    Besides kcache's own labels, these are labels in the form of MCV, another tool that puts kernels
+    into images.
+    """
     ours = {
         "archs": contents.archs,
         "compilers": contents.compilers,
@@ -90,7 +94,7 @@ def labels(contents: BundleContents) -> dict[str, str]:
 
 
 def _let_owner_in(folder: str | Path) -> None:
-    """Let the owner use a new directory; some umasks forbid that."""
+    """Give the owner all rights on a new directory, because some umasks take them away."""
     os.chmod(folder, stat.S_IMODE(os.stat(folder).st_mode) | stat.S_IRWXU)
 
 
@@ -153,10 +157,13 @@ def _encoded(value: Json) -> bytes:
 
 @contextmanager
 def bundle_at(path: str) -> Generator[str]:
-    """Yield the path of a bundle: a file, a file in a directory, or one unpacked from a layout.
+    """Yield the path of the bundle that is at `path`, or in the directory at `path`.
+
+    A directory contains a file `kernels.kcb`, or it is an OCI image layout. From a layout, the
+    bundle is unpacked into a temporary file, which is removed at the end of the block.
 
     Raises:
-        BundleError: there is no bundle.
+        BundleError: `path` is a directory without a bundle, or with a malformed layout.
         OSError: a file can't be read.
     """
     if not os.path.isdir(path):
@@ -168,7 +175,7 @@ def bundle_at(path: str) -> Generator[str]:
             try:
                 _unpack(Path(path), unpacked.name)
             except (LookupError, TypeError, ValueError, OSError, *_MALFORMED) as error:
-                expected = f"expected {BUNDLE} in it, or an OCI image layout with {BUNDLE}"
+                expected = f"expected a directory or an OCI image layout with {BUNDLE}"
                 raise BundleError(f"{path}: {expected} ({error})") from error
             yield unpacked.name
 

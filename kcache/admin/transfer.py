@@ -1,7 +1,7 @@
-"""Transfer: copies entries from one cache to another: by a bundle, to a backend, to remotes.
+"""Transfer: copies entries of a cache into a bundle, into another backend, or into remotes.
 
-Exports and pushes read entries with `chosen`, and moves with `sound_entries`. Imports and moves
-put what `missing_part` returns.
+An export and a push read the entries with `chosen`, and a move reads them with `sound_entries`. An
+import and a move store what `missing_part` returns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kcache.remote.guarded_storage import GuardedStorage
 from kcache.remote.signing import Sealer, make_sealer
 from kcache.util.units import parse_age
 
-#: The kind of an entry that takes more room than the target's cap.
+#: The kind, in `Moved.left_out`, of an entry that is larger than the target's cap.
 TOO_LARGE = "too_large"
 #: Files and directories that a backend leaves in a folder after every entry is gone.
 _FILES = ("counters", "lock", "db/data.mdb", "db/lock.mdb", "data.mdb", "lock.mdb", MARKER)
@@ -37,23 +37,26 @@ _FOLDERS = ("db", *(f"{shard:02x}" for shard in range(256)), "")
 
 
 class HasEngine(Protocol):
-    """A cache: `KernelCache` is one."""
+    """A cache with an engine and settings, such as a `KernelCache`."""
 
     engine: CacheEngine
     config: Config
 
 
 def envelope_of(key: str, entry: Entry) -> bytes:
-    """Return an entry in the form in which it is stored and sent."""
+    """Return the envelope of an entry, which is the form in which entries are stored and sent."""
     return encode(key, entry, producer=PRODUCER.encode())
 
 
 def backend_of(cache: HasEngine, done: str) -> Backend:
     """Return the backend of a cache.
 
+    Args:
+        cache: the cache.
+        done: a participle for the message of the error, such as "exported".
+
     Raises:
-        BackendError: the cache has no backend. `done` is a participle for the message, such as
-            "exported".
+        BackendError: the cache has no backend.
     """
     if isinstance(cache.engine.backend, NoBackend):
         raise BackendError(f"nothing can be {done}: {cache.engine.backend.reason}")
@@ -61,15 +64,18 @@ def backend_of(cache: HasEngine, done: str) -> Backend:
 
 
 def signer_of(cache: HasEngine) -> Sealer:
-    """Return what signs entries for other machines, with the key that the settings name.
+    """Return the sealer that signs the entries of a cache for other machines.
+
+    It signs with the private key in the file that the settings of the cache name. If they name no
+    file, entries are not signed.
 
     Raises:
-        ConfigError: the file of keys can't be used, or has no key that can sign.
+        ConfigError: the key file can't be used, or it has no private key.
     """
     key_file = cache.config.signing_key_file.value
     sealer = make_sealer(key_file)
     if not sealer.can_seal:
-        raise ConfigError(f"{key_file} has no key that can sign")
+        raise ConfigError(f"{key_file} has no private key, so it can't be used to sign")
     return sealer
 
 
@@ -85,17 +91,20 @@ def selection(
     used_within: float | str | None = None,
     older_than: float | str | None = None,
 ) -> Selection | None:
-    """Return which kernels are wanted, as a function; None if every entry is.
+    """Return a function that decides whether a kernel is selected, or None if every entry is.
+
+    A kernel is selected if it satisfies all conditions that are given.
 
     Args:
-        names: texts, one of which must be in the kernel's source name or one of its name
-            expressions. A text with `*` or `?` is a pattern that must match all of the name.
-        archs: targets, such as `"sm_90"` or `"90"`, one of which must be the kernel's.
-        used_within: the kernel's last use must be at most so many seconds ago, or `"30d"`.
-        older_than: the kernel's last use must be longer ago than this.
+        names: the kernel's source name or one of its name expressions must contain one of these
+            texts. A text with `*` or `?` is a pattern that must match the whole name.
+        archs: the kernel's target must be one of these, such as `"sm_90"` or `"90"`.
+        used_within: the kernel must have been used within this time: a number of seconds, or a text
+            such as `"30d"`.
+        older_than: the kernel must not have been used within this time.
 
     Raises:
-        ConfigError: an age is malformed.
+        ConfigError: `used_within` or `older_than` is malformed.
     """
     texts = tuple(names)
     targets = {f"sm_{arch}" if arch[:1].isdigit() else arch for arch in archs}
@@ -124,7 +133,11 @@ def _fits(pattern: str, name: str) -> bool:
 def sound_entries(
     backend: Backend, infos: Iterable[EntryInfo], left_out: list[Item]
 ) -> Iterator[tuple[Item, Entry]]:
-    """Yield the entries that can be read, and append the others to `left_out`."""
+    """Yield each sound entry with its description; append the other descriptions to `left_out`.
+
+    The other entries are damaged, unreadable or of another version or program. An entry that was
+    deleted in the meantime is skipped.
+    """
     for info in infos:
         opened = look_into(backend, info)
         if opened is None:
@@ -132,7 +145,7 @@ def sound_entries(
         item, entry = opened
         try:
             json.dumps(None if entry is None else dict(entry.metadata), allow_nan=False)
-        except ValueError as error:  # such as 1e999: kcache did not store it
+        except ValueError as error:  # a number such as 1e999, which kcache does not store
             item, entry = item._replace(kind=DAMAGED, problem=str(error)), None
         if entry is None:
             left_out.append(item)
@@ -143,10 +156,10 @@ def sound_entries(
 def chosen(
     backend: Backend, wanted: Selection | None, left_out: list[Item]
 ) -> Iterator[tuple[Item, Entry]]:
-    """Yield the entries for a bundle, by ascending key; no use of them is recorded.
+    """Yield the wanted kernels and their manifests in the order of their keys. Record no use.
 
-    A manifest is included with the dependency sets that lead to an included kernel. Entries that
-    match the filters but can't be included are appended to `left_out`.
+    A manifest contains only the dependency sets that lead to one of these kernels. Every entry that
+    is not sound is appended to `left_out`, because it can't be known whether the entry is wanted.
 
     Raises:
         BackendError: the entries can't be listed.
@@ -166,10 +179,10 @@ def chosen(
 
 
 def portable(key: str, entry: Entry, kernels: Collection[str]) -> Entry | None:
-    """Return the manifest under `key` for a bundle, or None if it leads to no kernel.
+    """Return the manifest under `key` for a bundle, or None if it leads to none of `kernels`.
 
     The result has the dependency sets that lead to one of `kernels`, in an order that does not
-    depend on when they were stored, and without this machine's file stamps.
+    depend on when they were stored. It does not have this machine's file stamps.
     """
     dependency_sets = Manifest.from_entry(entry).dependency_sets
     kept = sorted(each.raw for each in dependency_sets if each.result_key(key) in kernels)
@@ -180,10 +193,11 @@ def portable(key: str, entry: Entry, kernels: Collection[str]) -> Entry | None:
 
 
 def missing_part(engine: CacheEngine, item: Item, entry: Entry) -> tuple[str, Entry | None]:
-    """Return what happens to a foreign entry (`added`, `present`, `merged`), and what to put.
+    """Return what to do with an entry of another cache, and the entry to put, or None for nothing.
 
-    The cache keeps its own copy of an entry. It keeps all dependency sets of a manifest, and the
-    foreign ones are added.
+    The result is `added` if this cache does not have the entry, `present` if it does, or `merged`
+    if the entry is a manifest with dependency sets that this cache's manifest does not have. The
+    entry to put is then this cache's manifest with these dependency sets added.
     """
     there = look_into(engine.backend, EntryInfo(item.key, 0, 0))
     if there is None or there.entry is None:
@@ -193,12 +207,12 @@ def missing_part(engine: CacheEngine, item: Item, entry: Entry) -> tuple[str, En
 
 
 def cost_of(engine: CacheEngine, item: Item, entry: Entry) -> int:
-    """Return how many bytes of the cap an entry may take; a backend may compress it."""
+    """Return how many bytes an entry takes in the backend, at most; compression can reduce that."""
     return len(envelope_of(item.key, entry)) + engine.backend.overhead
 
 
 def put_or_fail(engine: CacheEngine, key: str, entry: Entry) -> bool:
-    """Put an entry; return whether it is stored.
+    """Put an entry; return whether it is stored. It is not stored if it is too large.
 
     Raises:
         BackendError: the backend can't be written to.
@@ -206,13 +220,16 @@ def put_or_fail(engine: CacheEngine, key: str, entry: Entry) -> bool:
     done = engine.put(key, entry)
     if done is Put.FAILED:
         raise BackendError("the backend can't be written to: see the warning above")
-    # The memory tier has what this process uses, and it has only copied this entry.
+    # The memory tier is for entries that this process uses. This entry was only copied.
     engine.memory.delete(key)
     return bool(done)
 
 
 def _merged(ours: Entry, theirs: Entry) -> Entry | None:
-    """Return our manifest with their dependency sets added; None if there is none to add."""
+    """Return the manifest `ours` with the dependency sets of `theirs` that it does not have.
+
+    The result is None if there is no such dependency set, or no room for another one.
+    """
     sets = Manifest.from_entry(ours).dependency_sets
     known = {each.identity for each in sets}
     given = Manifest.from_entry(theirs).dependency_sets
@@ -227,8 +244,9 @@ class Moved(NamedTuple):
     Attributes:
         entries, size: how many entries were moved, and their bytes in the origin.
         evicted: bytes that were evicted from the origin before the move.
-        left_out: entries that were not moved. A move deletes damaged entries, a copy does not.
-        all: whether nothing is left in the origin.
+        left_out: entries that were not moved. A move deletes those that are damaged; a copy keeps
+            them.
+        all: whether no entry is left in the origin.
     """
 
     entries: int = 0
@@ -247,17 +265,19 @@ def move_entries(
 ) -> Moved:
     """Move every entry from one engine's backend to another's, the least recently used one first.
 
-    The two backends together never hold more than the target's cap and one entry. If an entry takes
-    more space in the target than in the origin, the target evicts its coldest entries.
+    The two backends together never hold more than the target's cap plus one entry. If an entry
+    takes more space in the target than in the origin, the target evicts its least recently used
+    entries.
 
-    Processes: others may use both backends. Crash: an entry is in the target before it leaves the
-    origin, so none is lost, and the next call moves the rest.
+    Processes: Other processes may use both backends. Crash: An entry is stored in the target before
+    it is deleted from the origin, so no entry is lost, and the next call moves the rest.
 
     Args:
-        origin: where the entries are.
-        target: their destination.
-        keep: copy the entries. Then each backend may be as large as the cap.
-        advance: called after each entry.
+        origin: the engine from whose backend entries are moved.
+        target: the engine to whose backend entries are moved.
+        keep: whether to keep the entries in the origin. Each backend may then be as large as the
+            cap.
+        advance: a function that is called after each entry.
 
     Raises:
         BackendError: the entries can't be listed, or the target can't be written to.
@@ -306,11 +326,12 @@ class Pushed(NamedTuple):
     """The result of a push to one remote.
 
     Attributes:
-        address: of the remote, without credentials.
-        kernels, manifests: how many are stored there now.
+        address: the address of the remote, without credentials.
+        kernels, manifests: how many kernels and manifests were stored in the remote.
         failed: how many entries could not be stored.
-        reason: why, if anything failed.
-        left_out: how many are damaged, unreadable or of another version, and were not sent.
+        reason: why entries could not be stored; empty if all were stored.
+        left_out: how many entries were not sent, because they are damaged, unreadable or of another
+            version.
     """
 
     address: str
@@ -324,17 +345,18 @@ class Pushed(NamedTuple):
 def push(cache: HasEngine, wanted: Selection | None) -> list[Pushed]:
     """Store the kernels of a cache, and the manifests that lead to them, in each writable remote.
 
-    This does not count as a use of an entry. A kernel replaces the equal one that the remote may
-    have under the same key. The remote's manifests keep their dependency sets. A failure is
-    counted, and the other entries are still sent.
+    A push does not count as a use of an entry. If a remote already has a kernel under the same key,
+    the kernel is replaced by the equal one of the cache. If a remote already has a manifest, its
+    dependency sets are kept, and those of the cache are added. If an entry can't be stored, that is
+    counted, and the next entry is sent.
 
     Args:
         cache: a `KernelCache`.
-        wanted: which kernels; None for all.
+        wanted: decides which kernels are sent (see `selection`); None for all.
 
     Raises:
         ConfigError: no remote can be written to, or the key file can't be used to sign.
-        BackendError: the entries can't be listed.
+        BackendError: the cache has no backend, or its entries can't be listed.
     """
     writable = [address for address in cache.config.remotes if address.writable]
     if not writable:
@@ -349,7 +371,7 @@ def _push_to(remote: GuardedStorage, backend: Backend, wanted: Selection | None)
     left_out: list[Item] = []
     sent: Counter[bool | None] = Counter()
     try:
-        # The kernels come first: a manifest must not promise a kernel that is not there.
+        # The kernels come first, because a manifest must not lead to a missing kernel.
         for manifests in (False, True):
             for item, entry in chosen(backend, wanted, left_out):
                 if (item.kind == MANIFEST) is manifests:

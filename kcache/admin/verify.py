@@ -11,24 +11,26 @@ from kcache.errors import BackendError
 from kcache.nvrtc.entries import DAMAGED, UNREADABLE, Item, look_into
 from kcache.util import log
 
-#: How many further checks must find the same problem, if they take no lock. During two checks, a
-#: busy writer is in the same one of 256 shards once in 256 times.
+#: How many further checks must find a problem before it is reported, if the checks take no lock. A
+#: write at the same time can look like a problem, but a busy writer is in the same one of 256
+#: shards during two checks only once in 256 times.
 _MORE_LOOKS = 2
 
-#: Takes a title and a number of steps, and shows a progress display in a block. The block gets the
-#: function to call after each step.
+#: A function that takes a title and a number of steps, and returns a context manager. This shows
+#: the progress during its block, and yields a function that the block calls after each step.
 Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 
 
 class Report:
-    """The results of a pass over a cache."""
+    """What `verify` has found and repaired."""
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
         self.bytes = 0
         self.bad: list[Item] = []
         self.deleted = 0
-        #: What is wrong with the medium, and what is still wrong after a repair.
+        #: The problems of the medium (the backend's files), and the problems that are left after a
+        #: repair.
         self.medium: list[str] = []
         self.left: list[str] = []
 
@@ -41,7 +43,7 @@ class Report:
 
     @property
     def entries(self) -> int:
-        """Number of entries that were read."""
+        """The number of entries that were read."""
         return self.kinds.total()
 
     @property
@@ -51,17 +53,17 @@ class Report:
 
 
 def verify(backend: Backend, *, repair: bool, progress: Progress) -> Report:
-    """Read the entries, then check the medium.
+    """Read and check every entry of a backend, then check its medium; return what was found.
 
-    If the entries can't be listed, and the medium was repaired, they are read after the repair.
+    If the entries can't be listed, but the medium is repaired, they are read after the repair.
 
     Args:
-        backend: what is checked.
-        repair: delete damaged entries, and mend the medium.
-        progress: begins a progress display, with a title and a number of steps.
+        backend: the backend to check.
+        repair: whether to delete damaged entries and to repair the medium.
+        progress: begins to show the progress; see `Progress`.
 
     Raises:
-        BackendError: the medium can't be checked either.
+        BackendError: the medium can't be checked.
     """
     report = Report()
     failure = _read_all(backend, report, repair=repair, progress=progress)
@@ -76,10 +78,10 @@ def verify(backend: Backend, *, repair: bool, progress: Progress) -> Report:
 
 
 def _check(backend: Backend, *, repair: bool) -> list[str]:
-    """Return what is wrong with the medium.
+    """Return the problems of the medium, each in a sentence.
 
-    Without `repair`, the check takes no lock, so a concurrent write can look like damage. It checks
-    several times, and only reports what every check finds.
+    Without `repair`, the backend takes no lock while it checks, so a concurrent write can look like
+    damage. The check is then repeated, and only what every check finds is returned.
     """
     found = list(backend.check(repair=repair))
     for _ in range(0 if repair else _MORE_LOOKS):
@@ -90,7 +92,7 @@ def _check(backend: Backend, *, repair: bool) -> list[str]:
 
 
 def _read_all(backend: Backend, report: Report, *, repair: bool, progress: Progress) -> list[str]:
-    """Read every entry; return why that failed, in one sentence, or nothing."""
+    """Read every entry, and add it to the report; return why that failed, or an empty list."""
     try:
         with progress("verifying", backend.usage().entries) as advance:
             for info in backend.scan():
@@ -106,7 +108,7 @@ def _read_all(backend: Backend, report: Report, *, repair: bool, progress: Progr
 
 
 def _delete(backend: Backend, info: EntryInfo) -> bool:
-    """Delete a damaged entry; return whether it is deleted, gone or sound now."""
+    """Delete an entry if it is still damaged; return whether it is now deleted, gone or sound."""
     opened = look_into(backend, info)
     if opened is None or opened.item.kind != DAMAGED:
         return opened is None or opened.item.kind != UNREADABLE
