@@ -18,8 +18,9 @@ class Finding(NamedTuple):
     Attributes:
         level: `OK`, `WARNING` (it works, with a drawback) or `PROBLEM` (something does not work).
         topic: what was checked, in one or two words.
-        what: the result, one line.
-        do: what to do about it, one line; empty if there is nothing to do, or if `what` says so.
+        what: the result, in one line.
+        do: what the user can do about it, in one line. It is empty if there is nothing to do, or if
+            `what` already says what to do.
     """
 
     level: str
@@ -29,7 +30,7 @@ class Finding(NamedTuple):
 
 
 def diagnose_libraries() -> Iterator[Finding]:
-    """Yield each package that can't be imported; if all can be, their versions."""
+    """Yield a finding for each package that can't be imported, or one with all versions."""
     versions = [f"Python {platform.python_version()}"]
     for name in _LIBRARIES:
         try:

@@ -1,10 +1,11 @@
-"""LocalChecks: find what is wrong with this machine's set-up, by doing what a program would do.
+"""LocalChecks: check the set-up of this machine, by doing what a program would do.
 
-The checks open the cache, compile a kernel, and report the errors. They also report problems that
-cause no error. They change nothing.
+The checks open the cache, compile a kernel, and report the errors that occur. They also report
+problems that cause no error. They change nothing.
 
-How a program uses NVRTC can only be seen when it runs. But its file shows whether it is set-uid,
-linked statically, or linked with another C library than kcache's libraries.
+How a program uses NVRTC can be seen only when it runs. But its file shows whether kcache's
+libraries can be loaded into it at all. They can't if the program is set-uid, is linked statically,
+or is linked with another C library than kcache's libraries.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from kcache.util.units import format_size
 #: A disk with less free space than this, in bytes, is reported. A large kernel with its manifest
 #: takes as much.
 _LITTLE_ROOM = 64 << 20
-#: How many entries are read.
+#: How many entries are read, at most.
 _SAMPLE = 1000
 _EFFECTS = {
     "disable": "nothing is cached: every kernel is compiled every time",
@@ -54,15 +55,18 @@ def diagnose(
     system: Callable[[str], FileSystem] = file_system,
     driver: Callable[[], Version | None] = driver_version,
 ) -> Iterator[Finding]:
-    """Yield every finding; what others depend on is checked before them.
+    """Check the settings, the cache, the compiler and the driver, and yield the findings.
+
+    Each check comes after those that it depends on.
 
     Args:
-        directory: of the cache; by default that of the environment or the defaults.
-        system: returns the file system of a path.
-        driver: returns the newest CUDA version that the driver supports, or None.
+        directory: the directory of the cache; by default, the directory that the settings name.
+        system: a function that returns the file system of a path.
+        driver: a function that returns the newest CUDA version that the driver supports, or None
+            if there is no driver.
 
     Raises:
-        ConfigError: `directory` is not allowed.
+        ConfigError: `directory` can't be the name of a directory.
     """
     config = Config.load({"directory": directory}, complain=lambda _: None)
     yield from _settings(config)
@@ -78,7 +82,7 @@ def _settings(config: Config) -> Iterator[Finding]:
     for name, effect in _EFFECTS.items():
         value, source = getattr(config, name)
         if value:
-            do = f"Unset {source}, unless that is what you want."
+            do = f"Unset {source}, unless you want this."
             yield Finding(WARNING, "settings", f"{source} is set: {effect}", do)
 
 
@@ -97,7 +101,7 @@ def _cache(
         return
     yield from (Finding(PROBLEM, "cache", sentence) for sentence in warnings)
     known = ", ".join(backend_names())
-    yield Finding(OK, "backend", f"{opened.config.backend.value} (there are: {known})")
+    yield Finding(OK, "backend", f"{opened.config.backend.value} (available: {known})")
     try:
         if opened.directory is not None or not warnings:
             path = opened.path or os.path.abspath(
@@ -108,7 +112,7 @@ def _cache(
         if opened.directory is not None and not isinstance(opened.backend, NoBackend):
             yield from _entries(opened, opened.directory)
     except KcacheError as error:
-        do = "Run: kcache verify --repair; or move the directory out of the way."
+        do = "Run kcache verify --repair, or move the directory to another place."
         yield Finding(PROBLEM, "entries", f"the backend can't be used: {error}", do)
     finally:
         opened.backend.close()
@@ -119,7 +123,8 @@ def _entries(opened: opening.OpenedBackend, directory: CacheDirectory) -> Iterat
     damaged, unreadable = kinds.count(DAMAGED), kinds.count(UNREADABLE)
     if damaged or unreadable:
         what = f"{damaged} damaged and {unreadable} unreadable entries among the {len(kinds)} that"
-        do = "Run: kcache verify --repair. They are never used. If more appear, check the disk."
+        do = "Run kcache verify --repair. They are never used. If more entries are damaged later, "
+        do += "check the disk."
         yield Finding(PROBLEM, "entries", f"{what} were read", do)
     else:
         yield Finding(OK, "entries", f"{len(kinds)} read, none is damaged")
@@ -136,13 +141,13 @@ def _directory(config: Config, path: str) -> Iterator[Finding]:
     source = config.directory.source
     if not os.access(_nearest(path), os.W_OK | os.X_OK, effective_ids=effective):
         reads = exists and config.forbids_writing
-        do = "Make it writable (chmod u+rwx), or name another with KCACHE_DIR or --directory."
-        do += " The temporary directory is used until then." if source == "default" else ""
+        do = "Make it writable (chmod u+rwx), or name another one with KCACHE_DIR or --directory."
+        do += " Until then, the temporary directory is used." if source == "default" else ""
         what = f"{path} can't be {'written to' if exists else 'made'}"
         yield Finding(WARNING if reads else PROBLEM, "directory", what, do)
     elif source == "default" and path != next(default_directories()):
-        what = f"the cache is in {path}, which may be cleaned"
-        yield Finding(WARNING, "directory", what, "Set KCACHE_DIR to a directory that stays.")
+        what = f"the cache is in {path}, and temporary files may be deleted"
+        yield Finding(WARNING, "directory", what, "Set KCACHE_DIR to a permanent directory.")
     else:
         state = "" if exists else ", which the first kernel creates"
         yield Finding(OK, "directory", f"{path} ({source}){state}")
@@ -151,20 +156,27 @@ def _directory(config: Config, path: str) -> Iterator[Finding]:
 def _disk(
     config: Config, path: str, held: int, system: Callable[[str], FileSystem]
 ) -> Iterator[Finding]:
-    """Yield what is wrong with the disk that a directory is on, or will be."""
+    """Yield findings about the file system and the free space where the cache is or will be.
+
+    Args:
+        config: the settings of the cache.
+        path: the directory of the cache.
+        held: the number of bytes in the cache.
+        system: a function that returns the file system of a path.
+    """
     found = system(_nearest(path))
     if found.shared:
-        what = f"{path} is on a network file system ({found.kind} at {found.mount_point}): it is "
-        what += "slower, and locks may not hold between machines"
+        what = f"{path} is on a network file system ({found.kind} at {found.mount_point}), where "
+        what += "reads are slower, and locks may not work between machines"
         do = "Set KCACHE_DIR to a local directory if the machines need not share their kernels."
         yield Finding(WARNING, "file system", what, do)
     elif found.kind:
         yield Finding(OK, "file system", f"{found.kind} at {found.mount_point}")
     (cap, source), free = config.max_size, shutil.disk_usage(_nearest(path)).free
     if free < _LITTLE_ROOM:
-        what = f"the disk is almost full: {format_size(free)} free; what does not fit is compiled"
+        what = f"the disk is almost full ({format_size(free)} free): kernels that do not fit are "
         do = "Free space (kcache trim --max-size SIZE), or set KCACHE_DIR to another disk."
-        yield Finding(WARNING, "room", f"{what} every time", do)
+        yield Finding(WARNING, "room", f"{what}compiled every time", do)
     elif cap > free + held:
         named = format_size(cap) if source == "default" else f"{format_size(cap)} ({source})"
         what = f"the cap, {named}, is more than the disk has room for ({format_size(free)} free)"
@@ -176,7 +188,7 @@ def _disk(
 
 
 def _nearest(path: str) -> str:
-    """Return the directory, or the nearest one above it that exists."""
+    """Return `path` if it is a directory, or else the nearest directory above it that exists."""
     while not os.path.isdir(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
@@ -200,17 +212,17 @@ def _compiler(driver: Version | None) -> Iterator[Finding]:
         return
     yield Finding(OK, "nvrtc", f"NVRTC {hello.version[0]}.{hello.version[1]}, {path}")
     if run.trace is None:
-        what = f"kernels that include headers are compiled and not cached: {run.problem}"
-        do = "What a compile depends on is recorded on Linux, x86-64 and AArch64, by worker "
-        do += "processes that run a Python interpreter."
+        what = f"kernels that include headers are not cached: {run.problem}"
+        do = "To record the headers that a compile reads, kcache needs Linux on x86-64 or AArch64, "
+        do += "and a Python interpreter for its worker processes."
         yield Finding(WARNING, "recording", what, do)
     yield _driver(driver, hello.version)
 
 
 def _driver(driver: Version | None, toolkit: Version) -> Finding:
     if driver is None:
-        what = "there is no NVIDIA driver: compiling works (name an arch), loading kernels does not"
-        do = "Install the driver if this machine has a GPU; else there is nothing to do."
+        what = "there is no NVIDIA driver: compiling works with a given arch, loading does not work"
+        do = "Install the driver if this machine has a GPU. Otherwise, there is nothing to do."
         return Finding(WARNING, "driver", what, do)
     known = f"the driver supports CUDA {driver[0]}.{driver[1]}"
     if driver >= toolkit:
@@ -218,29 +230,29 @@ def _driver(driver: Version | None, toolkit: Version) -> Finding:
     what = f"the driver is older than the toolkit: {known}, and NVRTC is of CUDA "
     what += f"{toolkit[0]}.{toolkit[1]}"
     if driver[0] == toolkit[0]:
-        do = "Update the driver, or compile for sm_NN: machine code loads."
-        return Finding(WARNING, "driver", f"{what}; PTX may not load", do)
-    do = f"Update the driver, or take its NVRTC: {how_to_install(f'cu{driver[0]}')}."
+        do = "Update the driver, or compile for sm_NN, because this driver can load machine code."
+        return Finding(WARNING, "driver", f"{what}, so PTX may not load", do)
+    do = f"Update the driver, or install its NVRTC: {how_to_install(f'cu{driver[0]}')}."
     return Finding(PROBLEM, "driver", f"{what}, so kernels may not load", do)
 
 
 # -- programs under `kcache run` -------------------------------------------------------------------
 
 _TOPIC = "kcache run"
-#: Prints whether a program that opens the library at `sys.argv[1]` gets kcache's library.
+#: A program that opens the library at `sys.argv[1]`, and prints whether it gets kcache's library.
 _PROBE = """
 import ctypes, sys
 handle = ctypes.CDLL(sys.argv[1])
 print(hasattr(handle, "kcache_dropin_load"))
 """
 _TIMEOUT = 30
-_INSTALL = "Install a C compiler (Debian: apt-get install gcc libc6-dev), or a wheel for Linux."
+_INSTALL = "Install a C compiler (Debian: apt-get install gcc libc6-dev), or kcache's Linux wheel."
 #: How many `#!` lines Linux follows, and how many bytes of each it reads (fs/exec.c).
 _MOST_SCRIPTS, _MOST_LINE = 5, 256
 
 
 def diagnose_run() -> Iterator[Finding]:
-    """Yield whether kcache's libraries exist, and whether a program gets them instead of NVRTC."""
+    """Yield whether a program that loads NVRTC under `kcache run` gets kcache's library instead."""
     found = library.find()
     try:
         folder = libraries.find_usable(env.current())
@@ -249,19 +261,25 @@ def diagnose_run() -> Iterator[Finding]:
         yield Finding(WARNING, _TOPIC, str(error), _INSTALL)
         return
     if problem:
-        do = "Programs that load it run as they do without kcache. A newer kcache may reach them."
-        yield Finding(WARNING, _TOPIC, f"NVRTC is not reached: {problem}", do)
+        do = "These programs run as they do without kcache. A newer kcache may reach them."
+        yield Finding(WARNING, _TOPIC, f"programs that load NVRTC are not reached: {problem}", do)
     elif folder is None:
-        yield Finding(OK, _TOPIC, "the first use will compile kcache's libraries")
+        yield Finding(OK, _TOPIC, "the first kcache run will compile kcache's libraries")
     else:
         yield Finding(OK, _TOPIC, "programs that load NVRTC are reached")
 
 
 def _probe(folder: str, path: str) -> str:
-    """Return why a program that opens the library at `path` gets the real one, or empty.
+    """Return why a program that opens the library at `path` does not get kcache's library instead.
+
+    The result is empty if the program gets kcache's library.
+
+    Args:
+        folder: the directory with kcache's libraries.
+        path: the path of the installed NVRTC.
 
     Raises:
-        MissingError, OSError, TimeoutExpired: no program could be started.
+        MissingError, OSError, TimeoutExpired: the program can't be started, or takes too long.
     """
     variables = {**env.current()}
     variables |= env.of_dropin(variables, libraries.preloaded(folder), "/nonexistent")
@@ -272,7 +290,7 @@ def _probe(folder: str, path: str) -> str:
     if done.stdout.strip() == "True":
         return ""
     errors = done.stderr.strip().splitlines()
-    return errors[-1] if errors else "it has functions that this version of kcache does not know"
+    return errors[-1] if errors else "NVRTC has functions that this version of kcache has not"
 
 
 def diagnose_program(name: str) -> Iterator[Finding]:
@@ -295,12 +313,15 @@ def diagnose_program(name: str) -> Iterator[Finding]:
     elif reached:
         yield Finding(OK, _TOPIC, f"{what} is reached{clause}")
     else:
-        do = "It runs under `kcache run` as it does without."
+        do = "Under `kcache run`, it runs as it does without kcache."
         yield Finding(WARNING, _TOPIC, f"{what} is not reached: {clause}", do)
 
 
 def _what_runs(path: str) -> str | None:
-    """Return the program that runs if `path` is executed: for a script, its interpreter, or None.
+    """Return the program that runs if `path` is executed.
+
+    This is `path` itself or, if `path` is a script, the interpreter that its first line names. The
+    result is None if there is no such interpreter.
 
     Raises:
         OSError: a file can't be read.
@@ -321,16 +342,16 @@ def _what_runs(path: str) -> str | None:
 
 
 def _reach(path: str) -> tuple[bool, str]:
-    """Return whether `kcache run` reaches an executable file, and how or why not.
+    """Return whether `kcache run` reaches the program at `path`, and a text that says how or why.
 
-    The loader of this process is asked (`ld.so --list`), which does not run the program.
+    The loader of this process shows that without running the program (`ld.so --list`).
     """
     if os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID):
-        return False, "it is set-uid or set-gid, so the loader takes nothing into it"
+        return False, "it is set-uid or set-gid, so the loader does not add kcache's libraries"
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         loader = re.search(r"/\S*/ld-linux\S*", maps.read())
     if loader is None:
-        return False, "this Python has another loader than glibc's"
+        return False, "this Python does not use the loader of glibc"
     command = [loader[0], "--list", path]
     done = subprocess.run(
         command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False

@@ -1,6 +1,7 @@
 """RemoteChecks: check each layer and each remote that the setting `remote` names.
 
-All remotes are asked at the same time. A small entry is stored in each writable one.
+All remotes are asked at the same time. A small entry is stored in each remote that can be written
+to.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kcache.util.units import format_time
 #: The key of a small entry that is stored in each writable remote. It is always the same key,
 #: because kcache can't delete an entry of a remote.
 _PROBE = hashlib.sha256(b"kcache doctor").hexdigest()
-#: Seconds to wait for a layer, which may be on a network file system.
+#: How many seconds to wait for a layer, which may be on a network file system.
 _LIMIT = 10.0
 _KINDS = {"http": "HTTP", "redis": "Redis", "objects": "object store"}
 
@@ -44,7 +45,10 @@ def diagnose(config: Config) -> Iterator[Finding]:
 
 
 def diagnose_remotes(config: Config) -> Iterator[Finding]:
-    """Yield a finding for each remote, in order; a remote that does not answer is a problem."""
+    """Yield a finding for each remote, in order. A remote that does not answer is a problem.
+
+    It is also a problem if there is no folder for the socket of the daemon that asks the remotes.
+    """
     key_file = config.signing_key_file.value
     if config.remotes:
         with ThreadPoolExecutor(len(config.remotes)) as pool:
@@ -52,7 +56,7 @@ def diagnose_remotes(config: Config) -> Iterator[Finding]:
     try:
         remotes_socket(config)
     except OSError as error:
-        do = "Set XDG_RUNTIME_DIR to a directory of your own, with a short path."
+        do = "Set XDG_RUNTIME_DIR to a directory that belongs to you and has a short path."
         yield Finding(PROBLEM, "remote", f"no remote can be asked: {error}", do)
 
 
@@ -63,14 +67,14 @@ def _keys(file: str | None, *, writes: bool) -> Finding:
     try:
         can_sign = make_sealer(file).can_seal
     except ConfigError as error:
-        do = "Correct the file, or KCACHE_SIGNING_KEY_FILE. Until then no remote is used."
+        do = "Correct the file, or KCACHE_SIGNING_KEY_FILE. Until then, no remote is used."
         return Finding(PROBLEM, "signing", str(error), do)
     if writes and not can_sign:
-        what = f"{file} has no key that signs: nothing is stored in a remote"
-        do = "Add ?ro to the addresses if this machine only reads; else use the private key."
+        what = f"{file} has no private key to sign with, so nothing is stored in a remote"
+        do = "If this machine is only to read, add ?ro to the addresses. Else use the private key."
         return Finding(WARNING, "signing", what, do)
     does = "sign and verify" if can_sign else "verify"
-    return Finding(OK, "signing", f"the keys of {file} {does}")
+    return Finding(OK, "signing", f"the keys in {file} {does}")
 
 
 def _layer(address: Address, key_file: str | None) -> Finding:
@@ -79,10 +83,10 @@ def _layer(address: Address, key_file: str | None) -> Finding:
         TimeLimit().call(_LIMIT, lambda: open_layer(address, key_file).close())
     except (KcacheError, OSError) as error:
         reason = str(error) if isinstance(error, KcacheError) else error.strerror or str(error)
-        do = "Correct that, or the address in KCACHE_REMOTE. Until then programs do without it."
-        return Finding(PROBLEM, "layer", f"{named}: not used: {reason}", do)
+        do = "Correct this, or the address in KCACHE_REMOTE. Programs work without the layer."
+        return Finding(PROBLEM, "layer", f"{named}: the layer is not used: {reason}", do)
     kind = "a bundle" if os.path.isfile(address.path) else "the directory of a cache"
-    kept = ", hits are kept here" if address.keep else ""
+    kept = ", hits are also stored in the cache" if address.keep else ""
     return Finding(OK, "layer", f"{named}: accepted, {kind}{kept}")
 
 
@@ -97,7 +101,7 @@ def _remote(address: Address, key_file: str | None) -> Finding:
         if writes:
             remote.put(_PROBE, encode(_PROBE, Entry({}, {"kind": "probe"})))
     except RemoteError as error:
-        do = "Programs work without it."
+        do = "Programs work without the remote."
         if not isinstance(error.__cause__, ConfigError):  # else a package or a setting is missing
             do += " Correct the address, its credentials or the server."
         return Finding(PROBLEM, "remote", f"{named}: can't be used: {error}", do)

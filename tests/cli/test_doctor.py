@@ -34,7 +34,7 @@ def test_a_sound_machine(cache_directory: Path, here: Callable, backend: str) ->
     *lines, empty, last = out.splitlines()
     assert empty == ""
     assert last.startswith("0 problems, ")
-    assert f"{backend} (there are: " in out
+    assert f"{backend} (available: " in out
     assert f"{cache_directory} (KCACHE_DIR)" in out
     assert "1 read, none is damaged" in out
     assert "NVRTC 1" in out
@@ -72,7 +72,7 @@ def test_damaged_entries(cache_directory: Path, here: Callable, backend: str) ->
     said = here("doctor")
     assert said.code == 1
     assert "1 damaged and 0 unreadable entries among the 2 that were read" in said.out
-    assert "-> Run: kcache verify --repair" in said.out
+    assert "-> Run kcache verify --repair" in said.out
     assert "1 problem, " in said.out
 
 
@@ -134,7 +134,7 @@ def test_a_network_file_system_is_a_warning(cache_directory: Path) -> None:
 
 def test_little_room(cache_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage("/")
-    for free, what in ((1 << 20, "almost full: 1.0 MiB free"), (1 << 29, "the cap, 1.0 GiB, is")):
+    for free, what in ((1 << 20, "almost full (1.0 MiB free)"), (1 << 29, "the cap, 1.0 GiB, is")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
         (found,) = [each for each in diagnose() if each.topic == "room"]
         assert found.level == WARNING
@@ -206,5 +206,5 @@ def test_without_an_interpreter_nothing_is_recorded() -> None:
     told = broken("sys.executable = '/usr/sbin/uwsgi'")
     (found,) = [row for row in told if row["topic"] == "recording"]
     assert found["level"] == WARNING
-    assert "compiled and not cached" in str(found["what"])
+    assert "are not cached" in str(found["what"])
     assert "uwsgi" in str(found["what"])

@@ -57,7 +57,9 @@ def test_unreachable_programs(content: bytes, reason: str, tmp_path: Path) -> No
 def test_a_set_uid_program(tmp_path: Path) -> None:
     path = program(tmp_path / "program", Path(SHELL).read_bytes())
     path.chmod(0o4755)
-    assert told(path)[1].endswith("it is set-uid or set-gid, so the loader takes nothing into it")
+    assert told(path)[1].endswith(
+        "it is set-uid or set-gid, so the loader does not add kcache's libraries"
+    )
 
 
 def test_a_script_is_what_its_interpreter_is(tmp_path: Path) -> None:
