@@ -205,7 +205,7 @@ def hanging(engine: CacheEngine) -> Iterator[None]:
 def test_of_many_threads_whose_wait_times_out_one_creates(leader: str, shelf: Shelf) -> None:
     """All 24 compiled at once."""
     with (
-        closing(shelf.open(0.3, shared=leader != "a thread")) as engine,
+        closing(shelf.open(1.0, shared=leader != "a thread")) as engine,
         stopped(shelf.lead) if leader == "another process" else hanging(engine),
     ):
         found = together(24, lambda: engine.get_or_create(KEY, shelf.create))
@@ -214,7 +214,7 @@ def test_of_many_threads_whose_wait_times_out_one_creates(leader: str, shelf: Sh
 
 
 def test_a_successor_that_hangs_too_is_replaced(shelf: Shelf) -> None:
-    with closing(shelf.open(0.2, shared=False)) as engine, hanging(engine):
+    with closing(shelf.open(1.0, shared=False)) as engine, hanging(engine):
         over, calls = threading.Event(), iter(range(99))
 
         def create() -> Entry:

@@ -68,10 +68,13 @@ def test_an_interrupt_in_a_wait_leaves_the_cache_usable(leader: str, tmp_path: P
         def hang() -> None:
             engine.get_or_create(key(1), lambda: (begun.set(), go.wait(60), entry())[2])
 
-        def wait_for_it() -> None:
+        def interrupted() -> None:
             threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+            engine.get_or_create(key(1), entry)
+
+        def wait_for_it() -> None:
             with pytest.raises(KeyboardInterrupt):
-                engine.get_or_create(key(1), entry)
+                interrupted()
 
         if leader == "a process":
             with stopped(lead):

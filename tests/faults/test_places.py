@@ -210,7 +210,7 @@ thread.start()
 assert begun.wait(60)
 pid = os.fork()
 if not pid:
-    signal.alarm(10)
+    signal.alarm(60)
     exec(use)
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -169,7 +169,7 @@ import kcache
 from nvrtc.talk import slow
 from nvrtc.reference import ARCH
 cache = kcache.KernelCache(sys.argv[1], workers=8)
-threads = [threading.Thread(target=cache.get_or_compile, args=(slow(100) + f"// {n}", (), ARCH))
+threads = [threading.Thread(target=cache.get_or_compile, args=(slow(400) + f"// {n}", (), ARCH))
            for n in range(8)]
 for thread in threads: thread.start()
 """
@@ -184,7 +184,7 @@ def test_no_worker_outlives_the_program(tmp_path: Path) -> None:
     finally:
         program.kill()
     program.communicate()
-    end = time.monotonic() + 2
+    end = time.monotonic() + 10  # a compile takes 20 s
     while any(used(pid) >= 0 for pid in workers):
         assert time.monotonic() < end, "a worker lives"
         time.sleep(0.01)
@@ -246,9 +246,10 @@ def test_a_child_forked_in_mid_compile(cache: KernelCache, tmp_path: Path) -> No
 
 @too_slow_in_qemu
 def test_a_compile_that_takes_too_long(tmp_path: Path) -> None:
-    with KernelCache(tmp_path / "cache", compile_timeout=0.5) as cache:
-        with pytest.raises(CompileError, match=r"long\.cu: .*longer than 0\.5 s "):
-            cache.get_or_compile(slow(1000), (), ARCH, source_name="long.cu")
+    error = pytest.raises(CompileError, match=r"long\.cu: .*longer than 0\.5 s ")
+    with KernelCache(tmp_path / "cache", compile_timeout=0.5) as cache, error:
+        cache.get_or_compile(slow(1000), (), ARCH, source_name="long.cu")
+    with KernelCache(tmp_path / "cache") as cache:  # on a busy machine, any compile takes too long
         agreed(cache, KERNEL.replace("V", "1"))
         assert cache.entry_count == 1
 
@@ -458,7 +459,7 @@ thread.start()
 assert begun.wait(60)
 pid = os.fork()
 if not pid:
-    signal.alarm(20)
+    signal.alarm(60)
     exec(use)
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
