@@ -1,6 +1,6 @@
 """Loads kernels onto a GPU, each once for each context, and launches them through cuda.core.
 
-This package imports nothing of CUDA by itself. `CompiledKernel.load` first looks for the driver.
+Importing this package imports nothing of CUDA; `load` does, after it has found the driver.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def load(
 ) -> LoadedKernel:
     """Return a kernel on a device, loaded there on the first call; see `CompiledKernel.load`.
 
-    Threads: safe; threads that load the same kernel at the same time load it once.
+    Threads: may be called from several threads at the same time; a kernel that several threads load
+    is loaded once.
     """
     if name is not None and not isinstance(name, str):
         raise ArgumentTypeError(f"name: expected None or text, got {name!r}")
@@ -32,13 +33,15 @@ def load(
 
 
 def reset(device: int | None = None) -> None:
-    """Make every kernel loaded on a device stale; its handles raise StaleKernelError from now on.
+    """Mark every kernel that is loaded on a device as stale.
 
-    Call it after the device's context was destroyed or created again, while nothing is being
-    launched. The context itself is not changed.
+    Afterwards, using the handle of such a kernel raises StaleKernelError. Call this function after
+    the device's context was destroyed or created again, while nothing is being launched. It does
+    not change the context itself.
 
     Args:
-        device: the device's number; None is the current context's device, or else device 0.
+        device: the number of the device; None for the device of the current context, or device 0
+            if there is no current context.
 
     Raises:
         ConfigError: the device does not exist.
@@ -49,7 +52,10 @@ def reset(device: int | None = None) -> None:
 
 
 def generation(device: int | None = None) -> int:
-    """Return how often the contexts of a device were reset.
+    """Return how often `reset` was called for a device.
+
+    Args:
+        device: the number of the device, or None as for `reset`.
 
     Raises:
         ConfigError: the device does not exist.
@@ -60,10 +66,15 @@ def generation(device: int | None = None) -> int:
 
 
 def _pick(lowered: Mapping[str, str], name: str | None, kernels: list[str]) -> str:
-    """Return the name of the kernel to load from a module; `name` is what the caller passed.
+    """Return the mangled name of the kernel to load from a module.
+
+    Args:
+        lowered: name expression -> mangled name.
+        name: the name that the caller passed, or None.
+        kernels: the mangled names of the module's kernels.
 
     Raises:
-        ConfigError: no name was passed, and the module does not have exactly one kernel.
+        ConfigError: `name` is None, and the module does not have exactly one kernel.
     """
     if name is not None:
         return lowered.get(name, name)

@@ -1,7 +1,7 @@
-"""Arguments: turns Python values into what cuda.core passes to a kernel.
+"""Arguments: converts Python values to the types with which cuda.core passes them to a kernel.
 
-cuda.core alone passes every Python int as 8 bytes and every float as a double, whatever the
-parameter's size.
+This is needed because cuda.core itself passes every Python int as 8 bytes, and every float as a
+double, regardless of the parameter's size.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 from kcache.errors import ArgumentTypeError, ConfigError
 from kcache.util.units import counted
 
-#: Returns the device address of an array; its second argument is the position, for errors.
+#: Called with an array and the position of the argument, which error messages name; returns the
+#: array's device address.
 Address = Callable[[object, int], int]
 
-#: By size in bytes: the types that cuda.core passes by value. It takes no other raw bytes.
+#: Size in bytes -> the type in which cuda.core accepts raw bytes of that size.
 _RAW: dict[int, type[ctypes.c_uint8 | ctypes.c_uint16 | ctypes.c_uint32 | ctypes.c_uint64]] = {
     1: ctypes.c_uint8,
     2: ctypes.c_uint16,
@@ -35,19 +36,19 @@ _ALLOWED = "numbers, numpy and ctypes scalars, None, arrays and buffers in devic
 
 
 def pack(sizes: Sequence[int], values: Sequence[object], address: Address) -> list[object]:
-    """Return the values that cuda.core takes in place of `values`.
+    """Return the arguments to pass to cuda.core instead of `values`.
 
     Args:
-        sizes: the parameters' sizes in bytes.
+        sizes: the sizes of the kernel's parameters in bytes.
         values: the arguments that the caller passed.
-        address: returns the address of an array.
+        address: returns the device address of an array.
 
     Raises:
-        ConfigError: there are too many or too few values, or a value does not fit. The message
-            names its position, counted from 1.
+        ConfigError: either there are too many or too few values, or a value does not fit its
+            parameter. In the second case, the message names the position, counted from 1.
     """
     if len(sizes) != len(values):
-        raise ConfigError(f"{len(values)} arguments for a kernel that takes {len(sizes)}")
+        raise ConfigError(f"expected {counted(len(sizes), 'argument')}, got {len(values)}")
     numbered = enumerate(zip(values, sizes, strict=True), 1)
     return [_one(value, size, where, address) for where, (value, size) in numbered]
 
@@ -62,14 +63,14 @@ def _one(value: object, size: int, where: int, address: Address) -> object:
         data = address(value, where).to_bytes(_POINTER, "little")
     if len(data) != size:
         raise _rejected(
-            value, where, f"it has {counted(len(data), 'byte')}, the kernel takes {size} there"
+            value, where, f"it has {counted(len(data), 'byte')}, but the kernel takes {size} there"
         )
-    # The only value of another size that cuda.core takes is a numpy.complex128.
+    # The only value of another size that cuda.core accepts is a numpy.complex128.
     return _RAW[size].from_buffer_copy(data) if size in _RAW else value
 
 
 def _bytes_of(value: Any) -> bytes | None:  # noqa: ANN401  numpy's scalars, which may be missing
-    """Return the bytes of a value that has a size of its own."""
+    """Return the bytes of a value whose type has a fixed size, or None for other values."""
     if value is None:
         return bytes(_POINTER)
     numpy = sys.modules.get("numpy")
@@ -79,10 +80,12 @@ def _bytes_of(value: Any) -> bytes | None:  # noqa: ANN401  numpy's scalars, whi
 
 
 def _number(value: float, size: int, where: int) -> bytes:
-    """Return the bytes of a Python number in the parameter's size; an int stays an integer.
+    """Return a Python number as `size` bytes, the parameter's size.
+
+    An int becomes an integer. A float becomes a `float` or a `double`, depending on `size`.
 
     Raises:
-        ConfigError: the number does not fit.
+        ConfigError: the number does not fit, or there is no such type of this size.
     """
     try:
         if isinstance(value, int) and size in _RAW:
@@ -91,8 +94,8 @@ def _number(value: float, size: int, where: int) -> bytes:
             return struct.pack(_FLOATS[size], value)
     except OverflowError:
         raise _rejected(value, where, f"it does not fit into {counted(size, 'byte')}") from None
-    what = f"the kernel takes {counted(size, 'byte')} there; pass a numpy or ctypes scalar of it"
-    raise _rejected(value, where, what)
+    what = f"the kernel takes {counted(size, 'byte')} there; pass a numpy or ctypes scalar"
+    raise _rejected(value, where, f"{what} of that size")
 
 
 def _rejected(value: object, where: int, why: str) -> ConfigError:
@@ -104,11 +107,17 @@ def _rejected(value: object, where: int, why: str) -> ConfigError:
 def address_of(value: Any, where: int, device: int, stream: int) -> int:  # noqa: ANN401
     """Return the address of an array's first element, by DLPack or `__cuda_array_interface__`.
 
-    The stream waits for the writes that the array's producer reports as pending.
+    The stream is made to wait for pending writes to the array that its producer reports.
+
+    Args:
+        value: the array.
+        where: the position of the argument, for messages.
+        device: the number of the kernel's device.
+        stream: the address of the stream in which the kernel will be launched.
 
     Raises:
-        ConfigError: the memory is on the host or on another device, or the producer raised an
-            error.
+        ConfigError: either the memory is on the host or on another device, or the array's producer
+            raised an error.
         ArgumentTypeError: the value is not an array.
     """
     name = type(value).__name__
@@ -120,7 +129,8 @@ def address_of(value: Any, where: int, device: int, stream: int) -> int:  # noqa
     try:
         return int(view.from_any_interface(value, stream_ptr=stream).ptr)
     except Exception as error:  # the producer's own
-        raise ConfigError(f"argument {where}: the {name} hides its memory: {error}") from error
+        what = f"argument {where}: the {name} does not return the address of its memory: {error}"
+        raise ConfigError(what) from error
 
 
 def _check_device(name: str, found: tuple[int, int], where: int, device: int) -> None:
@@ -131,4 +141,5 @@ def _check_device(name: str, found: tuple[int, int], where: int, device: int) ->
             "to the device first"
         )
     if kind == _CUDA and number != device:
-        raise ConfigError(f"argument {where}: it is on device {number}, the kernel on {device}")
+        what = f"argument {where}: the {name} is on device {number}, but the kernel on {device}"
+        raise ConfigError(what)

@@ -21,21 +21,23 @@ _LEGACY = 1
 
 
 class LoadedKernel:
-    """A kernel on a device, ready to launch. Made by `CompiledKernel.load`.
+    """A kernel on a device, ready to launch. `CompiledKernel.load` returns it.
 
-    Threads: safe to share. Fork: a child can't use it; a launch there raises an error.
+    Threads: may be used by several threads at the same time. Fork: a forked child can't use it; a
+    launch there raises DeviceError.
 
-    Its code stays loaded until the process ends. The handle becomes stale when
+    The kernel's code stays loaded until the process ends. This object becomes stale when
     `kcache.launch.reset` is called for its device, or when the driver no longer has its context.
-    From then on, `launch` and `kernel` raise StaleKernelError. The driver does not show whether a
-    primary context was reset (`cuDevicePrimaryCtxReset`, `cudaDeviceReset`) and created again
-    between two uses. If your program does that, call `kcache.launch.reset` afterwards.
+    From then on, `launch` and `kernel` raise StaleKernelError. kcache can't detect that a primary
+    context was reset (`cuDevicePrimaryCtxReset`, `cudaDeviceReset`) and created again between two
+    uses. If your program does that, call `kcache.launch.reset` afterwards.
 
     Attributes:
         name: the kernel's name in its module: mangled, unless it is `extern "C"`.
         device: the device's number.
         key: the key of the compiled kernel.
-        generation: how often the device's contexts had been reset when the kernel was loaded.
+        generation: how often `kcache.launch.reset` had been called for the device when the kernel
+            was loaded.
     """
 
     __slots__ = ("_context", "_kernel", "_sizes", "device", "generation", "key", "name")
@@ -66,9 +68,9 @@ class LoadedKernel:
         """Launch the kernel on a stream and return without waiting for it.
 
         A Python int becomes an integer of the parameter's size, and a Python float a `float` or a
-        `double`; both are rejected if they do not fit. The driver reports the sizes of parameters,
-        not their types: pass `2.0`, not `2`, for a `float`. numpy and ctypes scalars are passed as
-        they are and must have the parameter's size.
+        `double`; both are rejected if they do not fit. For a `float`, pass `2.0`, not `2`, because
+        the driver reports only the sizes of the parameters, not their types. numpy and ctypes
+        scalars are passed unchanged, and must have the parameter's size.
 
         For a pointer, pass a cuda.core `Buffer`, an object with DLPack or
         `__cuda_array_interface__`, an address (int), or None for the null pointer. The kernel gets
@@ -76,17 +78,18 @@ class LoadedKernel:
         must keep the memory allocated until the kernel has finished.
 
         Args:
-            grid: blocks, an int or up to three.
-            block: threads per block, an int or up to three.
+            grid: number of blocks, as an int or as up to three dimensions.
+            block: number of threads per block, as an int or as up to three dimensions.
             args: one value for each parameter.
             stream: a cuda.core `Stream`, an object with `__cuda_stream__`, the address of a stream
                 from another library, or None for CUDA's default stream.
-            shared_memory: bytes of dynamic shared memory per block; may exceed 48 KiB.
+            shared_memory: bytes of dynamic shared memory per block. More than 48 KiB are allowed,
+                up to the device's limit.
 
         Raises:
             StaleKernelError: the kernel's context no longer exists; load the kernel again.
-            ConfigError: a value is not allowed; the message names it.
-            DeviceError: the driver rejected the launch, or an earlier kernel has failed.
+            ConfigError: an argument is not allowed; the message names it.
+            DeviceError: the driver rejected the launch, or reported that an earlier kernel failed.
         """
         cuda = core()
         with self._context.current():
@@ -128,7 +131,7 @@ def _as_stream(stream: Any) -> Any:  # noqa: ANN401  cuda.core's
 
 
 class Code(NamedTuple):
-    """The outputs of one compile that can be loaded."""
+    """The outputs of one compile from which a module can be loaded."""
 
     cubin: bytes | None
     ptx: bytes | None
@@ -138,12 +141,12 @@ class Code(NamedTuple):
 class Module:
     """The code of one kernel in one context. It stays loaded until the process ends.
 
-    Threads: safe to share.
+    Threads: may be used by several threads at the same time.
 
     Attributes:
-        context: the context that it is loaded into.
-        code: the outputs that it was made from.
-        names: the names of its kernels, sorted.
+        context: the context that the module is loaded into.
+        code: the outputs that the module was made from.
+        names: the names of the module's kernels, sorted.
     """
 
     def __init__(self, context: Context, code: Code) -> None:
@@ -155,7 +158,7 @@ class Module:
         self._lock = Lock()
 
     def kernel(self, name: str) -> Any:  # noqa: ANN401  optional, and typed by its own stubs
-        """Return cuda.core's `Kernel` of this name. The module's context must be current.
+        """Return the kernel `name` as cuda.core's `Kernel`. The module's context must be current.
 
         Raises:
             ConfigError: the module has no such kernel; the message lists those that it has.
@@ -181,25 +184,26 @@ class Module:
 
 
 def _loaded(kernel: Any, device: int) -> Any:  # noqa: ANN401  cuda.core's
-    """Load the code of a kernel, allow it all shared memory of the device, and return it.
+    """Make the driver load a kernel's code, allow it all shared memory, and return the kernel.
 
-    The driver loads code at its first use. This function uses it, so that errors appear here and
-    the first launch takes no longer than others. A kernel needs permission for more than 48 KiB of
-    dynamic shared memory; the permission costs a launch with less nothing.
+    The driver loads code at its first use. This function uses the code, so that errors appear here
+    and the first launch takes no longer than later ones. A kernel needs permission to use more than
+    48 KiB of dynamic shared memory. Launches that use less are not slower with the permission.
     """
     shared = core().Device(device).properties.max_shared_memory_per_block_optin
     shared -= kernel.attributes[device].shared_size_bytes
     cuda = driver()
     attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     cuda.cuKernelSetAttribute(attribute, max(0, shared), kernel.handle, device)
-    list(kernel.arguments_info)  # a driver before 12.4 has none, and fails here
+    list(kernel.arguments_info)  # drivers before 12.4 do not have it, and fail here
     return kernel
 
 
 def _codes(code: Code, device: int) -> Iterator[Any]:
-    """Yield each output as a cuda.core ObjectCode, in the order to try: CUBIN, then PTX.
+    """Yield each output as a cuda.core `ObjectCode`, first the CUBIN, then the PTX.
 
-    The driver compiles PTX. If there is only LTOIR, nvJitLink links it into a CUBIN.
+    The driver compiles the PTX if it can't use the CUBIN. If there is only LTOIR, nvJitLink links
+    it into a CUBIN.
     """
     made = core().ObjectCode
     if code.cubin is not None:
@@ -219,7 +223,7 @@ def _linked(ltoir: bytes | None, device: int) -> Any:  # noqa: ANN401  cuda.core
         options = cuda.LinkerOptions(arch=arch, link_time_optimization=True)
         return cuda.Linker(cuda.ObjectCode.from_ltoir(ltoir), options=options).link("cubin")
     except Exception as error:
-        # An error of cuda.core or of the bindings, or a RuntimeError, by what is missing.
+        # The exception's type depends on what is missing: cuda.core, the bindings or nvJitLink.
         raise DeviceError(
             f"the kernel's LTOIR can't be linked for {arch} (this needs the package "
             f"nvidia-nvjitlink of the driver's CUDA major version): {error}"
@@ -231,12 +235,13 @@ _lock = Lock()
 
 
 def load_module(context: Context, key: str, code: Code) -> Module:
-    """Return the module of a kernel in a context; make it unless one of the same code exists.
+    """Return the module with `code` in `context`; make it unless it exists.
 
-    A kernel that is never cached, such as one with `__TIME__`, may have other code under its key.
+    The key is not enough to find a module, because a kernel that is never cached, such as one with
+    `__TIME__`, may have other code under the same key.
 
     Raises:
-        DeviceError: there is only LTOIR, and it can't be linked for the device.
+        DeviceError: `code` is only LTOIR, and it can't be linked for the device.
     """
     with _lock:
         module = _modules.get((context, key))
@@ -247,13 +252,13 @@ def load_module(context: Context, key: str, code: Code) -> Module:
 
 # -- contexts --------------------------------------------------------------------------------------
 
-#: By device: how often its contexts were reset.
+#: Number of a device -> how often `kcache.launch.reset` was called for it.
 generations: Counter[int] = Counter()
 
 
 @cache
 def core() -> Any:  # noqa: ANN401  optional, and typed by its own stubs
-    """Return cuda.core.
+    """Import and return cuda.core.
 
     Raises:
         DeviceError: there is no driver or no GPU, or cuda.core is not installed.
@@ -269,7 +274,7 @@ def core() -> Any:  # noqa: ANN401  optional, and typed by its own stubs
 
 
 def driver() -> Any:  # noqa: ANN401  as above
-    """Return the bindings of the driver that cuda.core uses; raises the errors of `core`."""
+    """Return the driver's bindings that cuda.core uses, or raise the same errors as `core`."""
     core()
     return import_module("cuda.bindings.driver")
 
@@ -279,9 +284,10 @@ class Context(NamedTuple):
 
     Attributes:
         device: the device's number.
-        number: the driver's number of the context, which no other context gets in this process.
+        number: the driver's number of the context, which is unique in this process; None if the
+            driver could not return it.
         active: whether the device's primary context existed.
-        generation: the device's generation.
+        generation: how often `kcache.launch.reset` had been called for the device.
     """
 
     device: int
@@ -296,11 +302,11 @@ class Context(NamedTuple):
 
     @contextmanager
     def current(self) -> Generator[None]:
-        """Make this context the calling thread's current one during the block.
+        """Make this context the calling thread's current context during the block.
 
         Raises:
-            StaleKernelError: the device was reset, or the context is not its current or primary
-                one.
+            StaleKernelError: either the device was reset, or this context is neither the current
+                context nor the primary context of the device.
             DeviceError: this process is a forked child of the process that made the context.
         """
         gone = self.active and not _is_active(self.device)
@@ -323,8 +329,9 @@ def on(device: int | None) -> Generator[int]:
     """Make a context of a device current during the block; yield the device's number.
 
     The calling thread's current context is used if it belongs to `device`, or if `device` is None.
-    Otherwise the primary context of `device`, or of device 0, is used. That one is created if
-    necessary and kept until the process ends, as cuda.core and CUDA's runtime do.
+    Otherwise the primary context of `device` is used, or of device 0 if `device` is None. A primary
+    context is created if necessary and kept until the process ends, as in cuda.core and in CUDA's
+    runtime.
 
     Raises:
         ConfigError: the device does not exist.

@@ -111,7 +111,7 @@ says(none.launch, 1, 2000)
 """
     found = run(code)[1:]
     expected = [
-        "ConfigError: 1 arguments for a kernel that takes 4",
+        "ConfigError: expected 4 arguments, got 1",
         "ConfigError: argument 4: 4294967296 is not allowed: it does not fit into 4 bytes",
         "ConfigError: none can't be launched: LaunchConfig.grid value must be >= 1 (got 0)",
         "ConfigError: none can't be launched: LaunchConfig.block must be an int",
