@@ -29,13 +29,15 @@ class Difference(NamedTuple):
     """One difference between a dependency set and the present state.
 
     Attributes:
-        kind: `changed` or `gone`: a header that was read; `appeared`: a path that did not exist;
-            `vanished`: a path that existed; `identity`: two files became one, or one became two;
-            `root`: the set is for another number of include directories; `variable`: an environment
-            variable; `answer`: another answer about a path, such as another error; `place`: a
-            directory that the result depends on.
-        path: absolute path of the file, or name of the variable or the source; empty if the
-            difference is not that of one path.
+        kind: `changed`: a header has another content; `gone`: a header can't be read any more;
+            `appeared`: a path exists that did not exist; `vanished`: a path does not exist any
+            more; `identity`: two paths lead to one file instead of two files, or to two instead of
+            one; `root`: the set needs more include directories than the request has; `variable`: an
+            environment variable has another value; `answer`: there is another answer about a path,
+            such as another error; `place`: a condition for using the result at another location
+            does not hold (see `places`).
+        path: the absolute path of the file, the name of the variable, or the path in the condition;
+            empty if the difference does not concern a single path.
     """
 
     kind: str
@@ -43,12 +45,14 @@ class Difference(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """A directory whose status shows whether absent files have appeared below it.
+    """A directory whose status shows whether absent files have appeared in it.
 
     Attributes:
-        stamp: its status when the files were absent; zeros if that can't be trusted.
-        names: the absent files below it; None if another process checked them.
-        plain: names below it that were not links.
+        stamp: the stamp of the directory when the files were absent; `NO_STAMP` if an unchanged
+            stamp does not prove that they still are.
+        names: the paths, below the directory, of the absent files; None if another process has
+            checked them.
+        plain: the names of entries of the directory that were not links.
     """
 
     stamp: Stamp
@@ -60,19 +64,21 @@ class LocationState:
     """What this process has found out about a dependency set's files at one location.
 
     Args:
-        answers: of the set.
+        answers: the answers in the set.
         search: the roots at this location.
 
     Raises:
-        IndexError: the set has more roots than the request.
+        IndexError: the set has a root that `search` does not have.
 
     Attributes:
-        files, absent, present, folders, names, same, denied, plain: the answers, with absolute
-            paths.
-        dependencies: the files, sorted.
-        stamps: the stamp under which each file had its digest; `NO_STAMP` if it must be read again.
-        directories: the result of the last check for absent files; None before the first check.
-        misplaced: the differences that depend on names alone; None before the first check.
+        files, absent, present, folders, names, same, denied, plain: the same as in `Answers`, with
+            absolute paths.
+        dependencies: `files`, sorted.
+        stamps: the stamp with which each of `files` had its digest; `NO_STAMP` if the file must be
+            read again.
+        directories: the directories whose status shows whether absent files have appeared; None if
+            all absent files must be checked.
+        misplaced: the differences found by `misplaced`; None before the first check.
         readings: the other readings of the request; see `places`.
     """
 
@@ -92,7 +98,10 @@ class LocationState:
         self.readings: list[Request] = []
 
     def pack(self) -> bytes:
-        """Return the stamps that another process may trust, encoded as `manifest` describes."""
+        """Return the stamps for other processes, in the encoding that `manifest` describes.
+
+        A stamp that other processes must not trust is replaced by `NO_STAMP`.
+        """
         known = self.directories or {}
         watched = (each.stamp for each in known.values())
         stamps = durable((*self.files, *known), (*self.stamps, *watched))
@@ -101,7 +110,10 @@ class LocationState:
         return b"".join((*packed, "\0".join(known).encode("utf-8", "surrogateescape")))
 
     def unpack(self, raw: bytes) -> None:
-        """Use the stamps that another process has verified; ignore them if they are malformed."""
+        """Set the stamps to those in `raw`, which another process has verified.
+
+        If `raw` is malformed, nothing is changed.
+        """
         end = _STAMP.size * len(self.files)
         with suppress(struct.error, ValueError):
             (count,) = struct.unpack_from("<I", raw, end)
@@ -124,9 +136,10 @@ def differences(
     digests: FileDigests,
     verified: list[Stamp],
 ) -> Iterator[Difference]:
-    """Yield the differences between answers and the present state, the cheapest first.
+    """Yield the differences between `answers` and the present answers of the system.
 
-    `verified` gets the stamps of the files that do not differ.
+    Those that are cheapest to find come first. The stamps of files that do not differ are appended
+    to `verified`.
     """
     for path in digests.differing(state.files, answers.digests, state.stamps, verified):
         yield Difference("changed" if is_header(path) else "gone", path)
@@ -139,7 +152,7 @@ def differences(
 
 
 def _other_answers(state: LocationState, search: HeaderSearch) -> Iterator[Difference]:
-    """Yield the differences in answers other than the content or the absence of a file."""
+    """Yield the differences in the answers `same`, `present`, `folders`, `names` and `denied`."""
     if state.same and not _have_same_identities(state.same):
         yield Difference("identity", "")
     for path in state.present:
@@ -156,7 +169,7 @@ def _other_answers(state: LocationState, search: HeaderSearch) -> Iterator[Diffe
 
 
 def _more_answers(answers: Answers, search: HeaderSearch) -> Iterator[Difference]:
-    """Yield the differences in answers that only nvcc's tools ask for."""
+    """Yield the differences in the answers `access`, `links` and `times`, which only nvcc has."""
     for mode, granted, rooted in answers.access:
         if os.access(search.path(rooted), mode) != granted:
             yield Difference("answer", search.path(rooted))
@@ -166,14 +179,17 @@ def _more_answers(answers: Answers, search: HeaderSearch) -> Iterator[Difference
     times: dict[int, dict[int, int]] = {}
     for group, number, rooted in answers.times:
         known = times.setdefault(group, {})
-        with suppress(OSError):  # a missing file was reported among those that were read
+        with suppress(OSError):  # a missing file is among `files` and was reported there
             now = int(os.stat(search.path(rooted)).st_mtime)
             if known.setdefault(number, now) != now or len({*known.values()}) != len(known):
                 yield Difference("identity", search.path(rooted))
 
 
 def _target_of(link: RootedPath, search: HeaderSearch) -> RootedPath | None:
-    """Return where a link leads; for a root itself, its real path."""
+    """Return the present target of `link`, or None if there is no link.
+
+    If `link` is a root itself, its target is its real path.
+    """
     try:
         if link.path == ".":
             return search.rooted(os.path.realpath(search.path(link)))
@@ -186,9 +202,10 @@ def _target_of(link: RootedPath, search: HeaderSearch) -> RootedPath | None:
 def misplaced(
     dependency_set: DependencySet, request: Request, state: LocationState
 ) -> Iterator[Difference]:
-    """Yield the reasons not to use the result at a location where it was not compiled.
+    """Yield the reasons why a result must not be used at a location where it was not compiled.
 
-    Adds to `state.readings` the other readings of the request for which the answers must hold.
+    These reasons depend on names alone, not on files. The other readings of the request, for which
+    the answers must hold as well, are added to `state.readings`; see `places`.
     """
     search = request.search
     for condition in dependency_set.answers().conditions:
@@ -198,7 +215,7 @@ def misplaced(
             yield Difference("place", places.text_of(condition))
     if not search.in_memory():
         return
-    # The compiler would answer a question about one of its in-memory texts from memory.
+    # Here, the compiler would find one of its in-memory texts instead of asking for the file.
     source, *headers = map(os.path.normpath, search.in_memory())
     own = {source, *headers}
     if source in headers:
@@ -213,7 +230,11 @@ def misplaced(
 def _appeared(
     state: LocationState, digests: FileDigests, search: HeaderSearch
 ) -> Iterator[Difference]:
-    """Yield absent files that now exist; check only directories whose status has changed."""
+    """Yield a difference for each absent file that now exists, and for each new link.
+
+    A new link has the path of a file that was not a link. Only paths in directories whose status
+    has changed are checked.
+    """
     known = state.directories
     if known is None:
         known = state.directories = _survey(state.absent, state.plain)
@@ -224,13 +245,14 @@ def _appeared(
             now = None
         if now == watched.stamp:
             continue
-        if watched.names is None:  # another process stored it: check everything once
+        if watched.names is None:  # another process has stored the stamp: check everything once
             state.directories = None
             yield from _appeared(state, digests, search)
             return
         digests.reads += 1
         read_at = digests.clock()
-        # An existing link or directory may change without a change of this directory's status.
+        # What an existing link or subdirectory contains may change while the directory's own status
+        # stays the same, so a stamp proves nothing if one exists.
         firsts = {name.partition("/")[0] for name in watched.names}
         there = {each for each in firsts if os.path.lexists(os.path.join(directory, each))}
         names = (name for name in watched.names if name.partition("/")[0] in there)
@@ -244,9 +266,11 @@ def _appeared(
 
 
 def _survey(paths: Iterable[str], plain: Iterable[str]) -> dict[str, Watched]:
-    """Group absent files by the deepest directory that exists; the stamps are not known yet.
+    """Return the directories to watch for absent files, without stamps.
 
-    `plain` are names that are not links; they are grouped by their directories.
+    Args:
+        paths: absent files. Each belongs to the deepest existing directory above it.
+        plain: paths that were not links. Each belongs to its directory.
     """
     found: dict[str, list[str]] = {}
     deepest: dict[str, str] = {}
@@ -269,21 +293,22 @@ def _survey(paths: Iterable[str], plain: Iterable[str]) -> dict[str, Watched]:
 
 
 def is_header(path: str) -> bool:
-    """Return whether there is a readable file at `path`, links followed."""
+    """Return whether `path` is a readable regular file, or a link to one."""
     return os.path.isfile(path) and os.access(path, os.R_OK)
 
 
 def _confused_names(
     names: Iterable[str], own_texts: Sequence[str], files: Iterable[str]
 ) -> Iterator[str]:
-    """Yield the names of in-memory texts at which there is a file that has another name, too.
+    """Yield the names of in-memory texts at which a file exists that also has another name.
 
-    The compiler would treat the text and the file as one.
+    The other name is that of a file that was read, or of another in-memory text. The compiler would
+    then treat the text and this file, or the two texts, as the same.
 
     Args:
-        names: the names of texts that the compiler has looked for.
-        own_texts: the present names of the texts, the source first, because it may have been
-            compiled under another name.
+        names: the paths of in-memory texts that the compiler has looked for.
+        own_texts: the paths of the request's in-memory texts. The first one, of the source, is
+            checked, too, because the source may have had another name when it was compiled.
         files: the files that were read.
     """
     own = tuple(names)
@@ -301,7 +326,7 @@ def _confused_names(
 
 
 def _have_same_identities(once: Iterable[tuple[int, str]]) -> bool:
-    """Return whether paths with equal numbers, and no others, are now the same file."""
+    """Return whether paths with equal numbers, and only these, now lead to the same file."""
     files: dict[int, tuple[int, int]] = {}
     for number, path in once:
         file = identity_of(path)
@@ -311,11 +336,14 @@ def _have_same_identities(once: Iterable[tuple[int, str]]) -> bool:
 
 
 def _error_now(path: str) -> int:
-    """Return the errno with which stat or open of a path fails; 0 for none."""
+    """Call stat and open for `path`; return the errno of the failure, or 0 if both succeed.
+
+    A device or a pipe is not opened; the result is the errno that its permissions would cause.
+    """
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode) or stat.S_ISFIFO(mode):
-            # A forged manifest may name a file that acts when it is opened.
+            # A forged manifest may name a file for which opening it has effects.
             return 0 if os.access(path, os.R_OK) else errno.EACCES
         os.close(os.open(path, READ_ONLY))
     except OSError as error:

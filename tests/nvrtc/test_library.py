@@ -182,5 +182,5 @@ def test_a_compiler_that_is_replaced_while_it_is_loaded_is_not_used(
         return SimpleNamespace(nvrtcGetErrorString=SimpleNamespace())
 
     monkeypatch.setattr("ctypes.CDLL", load)
-    with pytest.raises(OSError, match="was replaced while it was loaded"):
+    with pytest.raises(OSError, match="was replaced while it was being loaded"):
         Nvrtc(str(path))

@@ -1,9 +1,9 @@
-"""ImportTable: the addresses at which a loaded library calls libc, and how to redirect them.
+"""ImportTable: redirects the calls that a loaded library makes to functions of other libraries.
 
-A shared library calls functions of other libraries through slots in its own data, which the dynamic
-loader fills in (its global offset table; ELF gABI, "Dynamic Linking"; System V psABI for x86-64 and
-AArch64, "Relocation"). A process may write other addresses into these slots. The library's code is
-not changed.
+A shared library calls functions of other libraries through slots in its own data, into which the
+dynamic loader writes the addresses of the functions (its global offset table; ELF gABI, "Dynamic
+Linking"; System V psABI for x86-64 and AArch64, "Relocation"). A process may write other addresses
+into these slots. The library's code is not changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from kcache.nvrtc.library import mapped
 
 _PT_DYNAMIC = 2
 _DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_JMPREL = 2, 5, 6, 7, 8, 23
-#: How many of the first relocations of `_DT_RELA` name no symbol: nearly all.
+#: The tag of the number of relocations at the beginning of `_DT_RELA` that name no symbol. Nearly
+#: all relocations are of this kind, so they are skipped.
 _DT_RELACOUNT = 0x6FFFFFF9
 #: Relocations that put a function's address into a slot: GLOB_DAT, JUMP_SLOT, 64-bit absolute.
 _RELOCATIONS = {"x86_64": (6, 7, 1), "aarch64": (1025, 1026, 257)}
@@ -28,10 +29,12 @@ class ImportTable:
     """The slots of one loaded library, by the names of their functions.
 
     Args:
-        path: of the library, as `/proc/self/maps` has it.
+        path: the path of the library, as `/proc/self/maps` has it.
 
     Raises:
-        OSError: the library is not loaded; ValueError: its image can't be read.
+        OSError: the library is not loaded.
+        ValueError: the library's image has another format.
+        LookupError: the image lacks a table, or this processor is not supported.
     """
 
     def __init__(self, path: str) -> None:
@@ -41,7 +44,7 @@ class ImportTable:
         self._base = base
         tags = self._dynamic()
         self._strings, self._symbols = tags[_DT_STRTAB], tags[_DT_SYMTAB]
-        #: name -> addresses of its slots.
+        #: name of a function -> addresses of its slots.
         self.slots: dict[str, list[int]] = {}
         kinds = _RELOCATIONS[os.uname().machine]
         nameless = 24 * tags.get(_DT_RELACOUNT, 0)
@@ -50,7 +53,9 @@ class ImportTable:
                 self._read_relocations(tags[table] + skip, tags.get(size, 0) - skip, kinds)
 
     def point(self, name: str, address: int) -> int:
-        """Redirect calls of `name` to `address`; return how many slots there were.
+        """Redirect the library's calls of the function `name` to `address`.
+
+        Returns the number of slots that were changed, which is 0 if there are no such calls.
 
         Raises:
             OSError: a slot can't be written.
@@ -61,14 +66,15 @@ class ImportTable:
         for slot in slots:
             start = slot & ~(page - 1)
             if libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(page), _PROT_READ_WRITE):
-                raise OSError(ctypes.get_errno(), f"the slot of {name} can't be written")
+                what = f"the slot of the function {name} can't be made writable"
+                raise OSError(ctypes.get_errno(), what)
             ctypes.c_uint64.from_address(slot).value = address
         return len(slots)
 
     def _dynamic(self) -> dict[int, int]:
         head = ctypes.string_at(self._base, 64)
         if head[:6] != b"\x7fELF\x02\x01":
-            raise ValueError("not a 64-bit little-endian ELF image")
+            raise ValueError("the library is not a 64-bit little-endian ELF image")
         (offset,) = struct.unpack_from("<Q", head, 32)
         size, count = struct.unpack_from("<HH", head, 54)
         for number in range(count):
@@ -77,7 +83,7 @@ class ImportTable:
             if kind == _PT_DYNAMIC:
                 pairs = struct.iter_unpack("<qQ", ctypes.string_at(self._base + address, length))
                 return {tag: value for tag, value in pairs if tag}
-        raise ValueError("no dynamic section")
+        raise ValueError("the library has no dynamic section")
 
     def _read_relocations(self, table: int, size: int, kinds: tuple[int, ...]) -> None:
         for offset, info, _ in struct.iter_unpack("<QQq", ctypes.string_at(table, size)):

@@ -1,4 +1,4 @@
-"""Messages: the requests of a program to a worker, and the replies, as lists of byte strings."""
+"""Messages: what a program and a worker send to each other, as lists of byte strings (fields)."""
 
 from __future__ import annotations
 
@@ -14,29 +14,33 @@ from kcache.nvrtc.files import PathKind
 from kcache.nvrtc.workers.slots import Slots
 from kcache.util.wire import WireError
 
-#: The field of the message by which a worker reports that the compile begins. A message without
-#: fields is a heartbeat.
+#: The only field of the message by which a worker reports that the compile begins. A message
+#: without fields is a heartbeat.
 BEGUN = b"begun"
 
 
 class Status:
-    """The kind of a worker's answer, in the first field of its reply."""
+    """The values of `Reply.status`."""
 
     COMPILED = "compiled"
+    #: The compiler rejected the request.
     REJECTED = "rejected"
-    #: The compiler got other values of variables before, so a new worker has to compile.
+    #: In an earlier compile, this worker's compiler got other values of variables. Therefore the
+    #: request has to be compiled by a new worker.
     ELSEWHERE = "elsewhere"
     #: The result depends on the poisoned clock, so the compile has to run with the true clock.
     POISONED = "poisoned"
+    #: The worker could not run the compiler.
     FAILED = "failed"
 
 
-#: The only name in a JSON object that represents bytes; no name in a request has a NUL.
+#: A JSON object with only this name represents bytes. No other object has it, because no name in a
+#: request contains a NUL character.
 _BYTES = "\0"
 
 
 def pack(message: tuple[object, ...]) -> list[bytes]:
-    """Return a message as fields: JSON, then the byte strings to which it refers by number."""
+    """Return `message` as fields: first JSON, then the byte strings that the JSON refers to."""
     strings: list[bytes] = []
 
     def plain(value: bytes | Mapping[str, object]) -> object:
@@ -50,7 +54,10 @@ def pack(message: tuple[object, ...]) -> list[bytes]:
 
 @contextmanager
 def _items(what: str, fields: Sequence[bytes]) -> Generator[list[Any]]:
-    """Return the items of a message; errors in them, or of the block, become a WireError."""
+    """Yield the items of the message in `fields`.
+
+    An error in the fields, or an error that the block raises, becomes a WireError.
+    """
     try:
         yield json.loads(fields[0], object_hook=partial(_restored, fields))
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as problem:
@@ -65,10 +72,10 @@ class Hello(NamedTuple):
     """A worker's first message, after it has tried to load the library.
 
     Attributes:
-        identity: of the loaded library.
-        version: (major, minor).
-        archs: the numbers of the architectures that it supports.
-        error: why the library can't be loaded; empty if it was.
+        identity: the identity of the loaded library.
+        version: the version of the library, (major, minor).
+        archs: the numbers of the architectures that the library supports.
+        error: why the library can't be loaded; empty if it is loaded.
     """
 
     identity: str
@@ -78,23 +85,24 @@ class Hello(NamedTuple):
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Hello:
-        """Return the message in the fields; raises WireError."""
+        """Return the message in `fields`; raise WireError if it is malformed."""
         with _items("hello", fields) as (identity, (major, minor), archs, error):
             return cls(identity, (major, minor), tuple(archs), error)
 
 
 class Ask(NamedTuple):
-    """A request to a worker to compile.
+    """A message that asks a worker to compile.
 
     Attributes:
-        source, source_name, flags, names, headers: as NVRTC takes them.
-        directory: the working directory.
-        environment: variables that differ from those of the worker's start; None for a variable
-            that is not set.
-        clock: hexadecimal digits for the poisoned clock, see `recorder.POISON`; empty for the true
-            clock.
-        sought: words to search in everything that the compiler reads; see `places.questions`.
-        slots: bound the compiles of all processes together; None for no bound.
+        source, source_name, flags, names, headers: the input of the compile, as NVRTC takes it.
+        directory: the working directory of the compile.
+        environment: those variables that differ from the ones with which the worker was started;
+            None for a variable that is not set.
+        clock: hexadecimal digits to append to the poisoned clock, see `recorder.POISON`; empty to
+            compile with the true clock.
+        sought: condition -> words to look for in all texts that the compiler reads; see
+            `places.questions`.
+        slots: these limit the compiles of all processes together; None for no limit.
     """
 
     source: str
@@ -110,13 +118,13 @@ class Ask(NamedTuple):
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Ask:
-        """Return the message in the fields; raises WireError."""
+        """Return the message in `fields`; raise WireError if it is malformed."""
         with _items("request", fields) as (*others, slots):
             return cls._make((*others, slots and Slots(*slots)))
 
 
 class FileAnswer(NamedTuple):
-    """The answer to the compiler about one path; see `virtual_files.PathAnswer`."""
+    """The answer that the compiler got about one path; `virtual_files.PathAnswer` explains it."""
 
     kind: str
     error: int
@@ -125,12 +133,12 @@ class FileAnswer(NamedTuple):
 
     @property
     def opened(self) -> bool:
-        """Whether the file was read; otherwise its digest is empty."""
+        """Whether the compiler has read the file; otherwise `digest` is empty."""
         return bool(self.digest)
 
     @property
     def denied(self) -> bool:
-        """Whether stat or open of the path failed for another reason than absence."""
+        """Whether stat or open of the path failed, and not because the path does not exist."""
         is_missing = self.kind in (PathKind.MISSING, PathKind.NOT_OPENED)
         return self.kind == PathKind.ERROR or (self.error != 0 and not is_missing)
 
@@ -139,10 +147,11 @@ class Trace(NamedTuple):
     """What one compile asked the operating system.
 
     Attributes:
-        files: path as asked -> answer.
-        variables: name -> value of environment variables, None for one that is not set.
-        unfollowed: what could not be recorded, in words; empty if everything was.
-        found: names in `Ask.sought` whose words all occur in the texts that the compiler has read.
+        files: path, as the compiler has spelled it -> answer.
+        variables: name of an environment variable -> value; None if it is not set.
+        unfollowed: what could not be recorded, in words; empty if everything was recorded.
+        found: those conditions in `Ask.sought` whose words all occur in the texts that the compiler
+            has read.
     """
 
     files: Mapping[str, FileAnswer]
@@ -152,16 +161,17 @@ class Trace(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A worker's answer to an `Ask`.
+    """A worker's reply to an `Ask`.
 
     Attributes:
-        status: one of `Status`.
+        status: one of the values in `Status`.
         artifact: what the compile produced.
-        peak: the largest memory of the worker so far, in bytes.
-        code: NVRTC's error code of a rejection.
-        doing: which step before or after the compile was rejected; empty for the compile itself.
-        text: the error of a rejection or a failure, in words.
-        trace: what the compile asked; None if it was not recorded.
+        peak: the most memory that the worker has used so far, in bytes.
+        code: NVRTC's error code; 0 if NVRTC has not rejected the request.
+        doing: if NVRTC has rejected a step before or after the compile itself, this step in words;
+            empty otherwise.
+        text: NVRTC's or the worker's error, in words; empty if there is none.
+        trace: what the compiler asked the operating system; None if that was not recorded.
     """
 
     status: str
@@ -174,7 +184,7 @@ class Reply(NamedTuple):
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Reply:
-        """Return the message in the fields; raises WireError."""
+        """Return the message in `fields`; raise WireError if it is malformed."""
         with _items("reply", fields) as (status, artifact, *about, trace):
             made = Artifact(*artifact)._replace(files=())  # NVRTC writes none
             if trace is None:

@@ -1,4 +1,4 @@
-"""Nvrtc: the compiler's C interface, by ctypes: one library, and one program at a time."""
+"""Nvrtc: calls the C interface of an NVRTC library by ctypes, for one program at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUCCESS = 0
 
 
 class _RejectedError(Exception):
-    """The compiler rejected a call; `reply` has the error."""
+    """NVRTC rejected a call; the attribute `reply` contains NVRTC's error."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.text)
@@ -27,13 +27,13 @@ class _RejectedError(Exception):
 class Nvrtc:
     """One loaded NVRTC library.
 
-    Only one thread may use it at a time. It releases the GIL while it compiles.
+    Only one thread may use the object at a time. A compile releases the GIL.
 
     Args:
-        path: of the library.
+        path: the path of the library.
 
     Raises:
-        OSError: it can't be loaded, or its file was replaced while it was loaded.
+        OSError: the library can't be loaded, or its file was replaced while it was being loaded.
     """
 
     def __init__(self, path: str) -> None:
@@ -42,10 +42,10 @@ class Nvrtc:
         self._library = library = ctypes.CDLL(path)
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
         if libraries.at(path).identity != self._identity:
-            raise OSError(f"{path} was replaced while it was loaded")
+            raise OSError(f"{path} was replaced while it was being loaded")
 
     def hello(self) -> Hello:
-        """Return the description of the library; the architectures are in ascending order."""
+        """Return the library's identity, its version and its architectures in ascending order."""
         major, minor, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
         self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
@@ -54,12 +54,18 @@ class Nvrtc:
         return Hello(self._identity, (major.value, minor.value), tuple(archs))
 
     def install_headers(self, folder: bytes) -> bool:
-        """Install the compiler's own headers unless they are installed; return whether they are."""
+        """Install the compiler's own headers in `folder`, and return whether they are there now.
+
+        If they are there already, nothing is installed.
+        """
         install = getattr(self._library, "nvrtcInstallBundledHeaders", None)
         return install is not None and install(folder, 0, None) == _SUCCESS
 
     def compile(self, ask: Ask) -> Reply:
-        """Compile a program; return all outputs that the flags select, or the rejection."""
+        """Compile the request `ask`, and return the reply.
+
+        The reply has all outputs that the flags select, or NVRTC's error if NVRTC rejects a call.
+        """
         names = [name.encode() for name in ask.names]
         try:
             with self._program(ask) as program:
@@ -94,7 +100,7 @@ class Nvrtc:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
     def _compile(self, program: ctypes.c_void_p, flags: Sequence[str]) -> Artifact:
-        """Compile a program; return its log and the time of the compile."""
+        """Compile `program`; return an artifact with only the log and the time of the compile."""
         started = time.perf_counter()
         code = self._library.nvrtcCompileProgram(program, len(flags), _strings(flags))
         seconds = time.perf_counter() - started
@@ -117,7 +123,7 @@ class Nvrtc:
     def _lowered(self, program: ctypes.c_void_p, name: bytes) -> str:
         lowered = ctypes.c_char_p()
         code = self._library.nvrtcGetLoweredName(program, name, ctypes.byref(lowered))
-        self._check(code, f"find the name expression {name.decode()!r}")
+        self._check(code, f"find the lowered name of {name.decode()!r}")
         return (lowered.value or b"").decode()
 
     def _check(self, code: int, doing: str) -> None:
@@ -130,9 +136,10 @@ class Nvrtc:
 
 
 def _load_builtins(path: str) -> None:
-    """Load the library of builtins in the directory of a compiler.
+    """Load the builtins library from the directory of the NVRTC library at `path`.
 
-    The compiler loads it by its name, and not every release has a path to it (13.0.88 has none).
+    Otherwise NVRTC itself would load it, by its file name alone. This fails in releases without a
+    search path for it, such as 13.0.88.
     """
     folder = os.path.dirname(os.path.realpath(path))
     with suppress(OSError):

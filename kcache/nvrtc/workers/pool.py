@@ -15,23 +15,25 @@ from kcache.nvrtc.workers.process import CrashedError, WorkerProcess
 from kcache.util.cpus import usable_cores
 from kcache.util.forks import after_fork
 
-#: An idle worker is ended after this many seconds. A development loop compiles more often than
-#: that, and an idle worker holds 60 to 450 MB.
+#: An idle worker is ended after this many seconds, because it holds 60 to 450 MB. In a development
+#: loop, the pauses between compiles are shorter.
 IDLE_SECONDS = 30.0
-#: A worker is ended after this many compiles, or when it holds this much memory. NVRTC grows by
-#: some 100 KB with each compile of CUB.
+#: A worker is ended after this many compiles, or once it has used this many bytes of memory. With
+#: each compile of CUB, NVRTC grows by some 100 KB.
 MAX_COMPILES = 500
 MAX_BYTES = 3 << 30
 
 
 class WorkerPool:
-    """Workers, which are started when they are needed.
+    """A pool of workers, which are started when they are needed.
 
-    Threads: safe to share; each compile has a worker of its own, and waits for one if all are busy.
-    Fork: a child starts with none. Crash: workers end with this process. Exit: they are ended.
+    Threads: All methods may be called from several threads at the same time. Each compile has a
+    worker of its own, and waits for one if all are busy. Fork: A forked child starts without
+    workers. Crash: Workers exit when this process is killed. Exit: The pool that `shared` returns
+    ends its workers when the interpreter exits.
 
     Args:
-        most: how many workers may run at a time; by default one for each usable core.
+        most: how many workers may run at the same time; by default one for each usable core.
     """
 
     def __init__(self, most: int | None = None) -> None:
@@ -49,16 +51,16 @@ class WorkerPool:
         self._timer: threading.Timer | None = None
 
     def after_fork(self) -> None:
-        """Start with no workers in a child process."""
+        """Make the pool of a forked child empty, because the workers belong to the parent."""
         for worker in (*self._idle, *self._busy):
             worker.forget()
         self._start_empty()
 
     def hello(self, library: str) -> Hello:
-        """Return a worker's description of a library.
+        """Return what a worker reports about the NVRTC at the path `library`.
 
         Raises:
-            NoWorkerError: no worker can be started, or it can't load the library.
+            NoWorkerError: no worker can be started, or the worker can't load the library.
         """
         if library not in self._hellos:
             with self._worker(library) as worker:
@@ -66,15 +68,18 @@ class WorkerPool:
         return self._hellos[library]
 
     def compile(self, library: str, ask: Ask, timeout: float | None = None) -> tuple[Hello, Reply]:
-        """Compile a request in a worker; return the worker's hello, and its reply.
+        """Compile a request in a worker; return the worker's first message and its reply.
+
+        If the compiler crashes, the request is compiled once more, in another worker.
 
         Args:
-            library: path of the compiler.
-            ask: the request; `environment` is completed here.
-            timeout: seconds that the compile may take.
+            library: the path of the NVRTC that compiles.
+            ask: the request. Its `environment` is completed by the variables that this process has
+                changed since the worker was started.
+            timeout: how many seconds the compile may take; None for no limit.
 
         Raises:
-            NoWorkerError: no worker can be started.
+            NoWorkerError: no worker can be started, or the worker can't load the library.
             CrashedError: the compiler crashed twice.
             TooLateError: the compile exceeded `timeout`.
         """
@@ -108,10 +113,12 @@ class WorkerPool:
 
     @contextmanager
     def _worker(self, library: str, directory: str | None = None) -> Generator[WorkerProcess]:
-        """Yield a worker for the block; end it after the block unless that sets `reusable`.
+        """Yield a worker for the block, and end the worker afterwards.
+
+        If the block has set the worker's attribute `reusable`, the worker becomes idle instead.
 
         Raises:
-            NoWorkerError: no worker can be started, or it can't load the library.
+            NoWorkerError: no worker can be started, or the worker can't load the library.
         """
         most = usable_cores() if self.most is None else self.most
         worker = new = WorkerProcess(library)
@@ -147,7 +154,10 @@ class WorkerPool:
     def _choose(
         self, new: WorkerProcess, directory: str | None, most: int, surplus: list[WorkerProcess]
     ) -> WorkerProcess:
-        """Return an idle worker that fits, or `new`; add workers that must end to `surplus`."""
+        """Return an idle worker that can compile in place of `new`, or `new` if there is none.
+
+        Workers that the caller must end are added to `surplus`.
+        """
         surplus += (each for each in self._idle if each.ended or not each.is_whole())
         for each in surplus:
             del self._idle[each]
@@ -159,7 +169,7 @@ class WorkerPool:
             chosen = (best or fitting)[-1]
             del self._idle[chosen]
             return chosen
-        if is_full and self._idle:  # one of another library or user has to end
+        if is_full and self._idle:  # an idle worker with another library or user has to end
             surplus.append(next(iter(self._idle)))
             del self._idle[surplus[-1]]
         return new
@@ -208,7 +218,7 @@ class WorkerPool:
 
 
 def shared(most: int | None = None) -> WorkerPool:
-    """Return the pool of this process; `most` bounds its workers from now on, if given."""
+    """Return the pool of this process; if `most` is given, it is the pool's limit from now on."""
     if most is not None:
         _shared.most = most
     return _shared

@@ -1,8 +1,8 @@
-"""WorkerProcess: the program's side of one worker: starts, asks and ends the process."""
+"""WorkerProcess: starts a worker process, sends requests to it, and ends it."""
 
 from __future__ import annotations
 
-# Its sockets are the system's own in programs of gevent and eventlet, too.
+# gevent and eventlet replace the sockets of the module `socket`, but not those of `_socket`.
 import _socket
 import os
 import signal
@@ -29,18 +29,22 @@ _CODE = (
     "import sys; path, parent, *sys.path[:] = sys.argv[1:]; sys.argv[1:] = path, parent; "
     "from kcache.nvrtc.workers.worker import main; main()"
 )
-#: How many bytes of a crashed worker's output an error quotes.
+#: An error quotes at most this many bytes from the end of a crashed worker's output.
 _QUOTED = 2048
-#: A worker that compiles sends a heartbeat twice a second. If there is none for twice this many
-#: seconds, the worker is considered stopped, and is ended. Twice, because this process may have
-#: been stopped together with it.
+#: A worker that compiles sends a heartbeat twice a second. If none arrives for this many seconds,
+#: twice in a row, the worker is considered stopped and is ended. Once is not enough, because this
+#: process may have been stopped together with the worker.
 _SILENCE = 5.0
-#: The same for a new worker, which has to load Python and the compiler, perhaps from a network.
+#: The same for a new worker, which has to load Python and the compiler, perhaps from a network file
+#: system.
 _START = 30.0
 
 
 class NoWorkerError(KcacheError):
-    """No worker can be started here; the message has the reason. Callers of kcache never see it."""
+    """No worker can be started here; the message contains the reason.
+
+    kcache handles this error itself. It never reaches a caller of kcache.
+    """
 
 
 class CrashedError(KcacheError):
@@ -52,27 +56,28 @@ class TooLateError(KcacheError):
 
 
 def interpreter() -> str:
-    """Return the interpreter that workers run in.
+    """Return the path of the Python interpreter that runs the workers.
 
     Raises:
-        NoWorkerError: this program has no interpreter (it is embedded or frozen).
+        NoWorkerError: this program has no interpreter, because it is embedded or frozen; or its
+            child processes would be in another PID namespace.
     """
     path = sys.executable or ""
     frozen = getattr(sys, "frozen", False)
     if frozen or not os.path.basename(path).lower().startswith(("python", "pypy")):
-        raise NoWorkerError(f"a Python interpreter is needed; sys.executable is {path!r}")
+        raise NoWorkerError(f"sys.executable: expected a Python interpreter, got {path!r}")
     if children_are_elsewhere():
-        raise NoWorkerError("the program has left its PID namespace for its child processes")
+        raise NoWorkerError("child processes of the program would be in another PID namespace")
     return path
 
 
 def credentials() -> tuple[object, ...]:
-    """Return the user, the file tree and the processors that a process started now would have.
+    """Return the user, root directory, mounts and processors that a new process would have.
 
-    A worker is used only while they are the same as at its start. If the program has changed its
-    user or its root since then, the worker could read files that the program may not read, or
-    different files. If the program was bound to other processors, the worker would use processors
-    of others.
+    A worker is used only while they are the same as when it was started. If the program has changed
+    its user or its root directory since then, the worker could read files that the program may not
+    read, or different files. If the program was bound to other processors, the worker would use
+    processors that the program may not use.
     """
     if sys.platform == "win32":
         return ()
@@ -87,21 +92,25 @@ def credentials() -> tuple[object, ...]:
 
 
 class WorkerProcess:
-    """One worker.
+    """A worker process, as the program that uses it represents it.
 
-    Threads: one at a time, but any thread may call `stop`. Processes: the worker exits with this
-    process, even after SIGKILL; a stopped worker is killed. It inherits only its three standard
-    descriptors. Fork: a child calls `forget` and leaves the worker to its parent.
+    Threads: Only one thread may use the object at a time, but any thread may call `stop`.
+    Processes: The worker exits when this process exits, even if this process is killed by SIGKILL.
+    A worker that does not send heartbeats is killed. The worker inherits only its three standard
+    descriptors. Fork: A forked child calls `forget`, and the worker stays with the parent.
 
     Args:
-        library: path of the compiler.
+        library: the path of the NVRTC that compiles.
 
     Attributes:
-        kind: a worker can compile in place of another one of its kind.
+        kind: the path of the library, and the credentials with which the worker is started. Two
+            workers with equal kinds can compile in place of each other.
+        environment: the variables with which the worker was started.
+        hello: the worker's first message.
         compiles: the number of compiles so far.
-        peak: the worker's largest memory so far, in bytes.
-        directory: the working directory of the last compile.
-        reusable: whether it compiles the next request as a new worker would.
+        peak: the most memory that the worker has used so far, in bytes.
+        directory: the working directory of the last compile; None before the first compile.
+        reusable: whether the worker would compile the next request as a new worker would.
     """
 
     def __init__(self, library: str) -> None:
@@ -114,21 +123,21 @@ class WorkerProcess:
         self.reusable = False
         self._process: Popen[bytes] | None = None
         self._socket: _socket.socket | None = None
-        #: Descriptor of the file that gets its standard error.
+        #: The descriptor of the file to which the worker writes its standard error.
         self._output = -1
-        #: Identities of the socket and the file.
+        #: The identities of the socket and of that file.
         self._files: list[tuple[int, int]] = []
-        #: The end of its standard error, after it was ended.
+        #: The end of the worker's standard error, set when the worker is ended.
         self._stderr = ""
         self._silence = _START
         self._ending = Lock()
         self._deadline: float | None = None
 
     def start(self, environment: Mapping[str, str]) -> None:
-        """Start the process, with the variables that this process has now.
+        """Start the worker with the variables in `environment`; wait until the library is loaded.
 
         Raises:
-            NoWorkerError: it can't be started, or can't load the library.
+            NoWorkerError: the worker can't be started, or can't load the library.
         """
         self.environment = environment
         try:
@@ -168,15 +177,18 @@ class WorkerProcess:
             )
 
     def ask(self, ask: Ask, timeout: float | None) -> Reply:
-        """Compile a request.
+        """Send a request to the worker, and return the reply.
+
+        After an error, the worker has ended.
 
         Raises:
-            CrashedError: the worker has exited, or was ended because it sent no heartbeat.
-            TooLateError: the compile exceeded `timeout` seconds, and the worker was ended.
+            CrashedError: the worker has exited or sent no heartbeat, or the program has closed the
+                socket to the worker.
+            TooLateError: the compile exceeded `timeout` seconds.
         """
         if not self.is_whole():
             self.end()
-            raise CrashedError("the program has closed the descriptors of the worker")
+            raise CrashedError("the program has closed the socket to the worker")
         self._deadline = None
         try:
             send(self._write, pack(ask))
@@ -187,7 +199,7 @@ class WorkerProcess:
         except (WireError, OSError) as error:
             self.end()
             if self._deadline is not None and time.monotonic() >= self._deadline:
-                what = f"the compile took longer than {timeout:g} s (compile_timeout)"
+                what = f"the compile exceeded the limit of {timeout:g} s (compile_timeout)"
                 raise TooLateError(what) from error
             raise CrashedError(f"the compiler {self._how(error)}") from error
         self.compiles += 1
@@ -199,15 +211,19 @@ class WorkerProcess:
         return self._patiently(self._socket.recv, size)
 
     def _write(self, data: memoryview) -> int:
-        """Send data, without SIGPIPE if the worker has exited."""
+        """Send `data`, and return how many bytes were sent.
+
+        If the worker has exited, this raises OSError; the program gets no SIGPIPE.
+        """
         assert self._socket is not None
         return self._patiently(self._socket.send, data, _socket.MSG_NOSIGNAL)
 
     def _patiently(self, call: Callable[..., _T], *arguments: object) -> _T:
-        """Call a method of the socket when the worker is ready for it.
+        """Return the result of `call`, a method of the socket that may have to wait for the worker.
 
         Raises:
-            TimeoutError: the worker sends no heartbeat, or the compile exceeds its deadline.
+            TimeoutError: the worker sends no heartbeat in time, or the compile exceeds its
+                deadline.
         """
         assert self._socket is not None
         for _ in range(2):
@@ -228,14 +244,14 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The worker's process id; 0 if there is none."""
+        """The worker's process id; 0 if the worker was never started."""
         return 0 if self._process is None else self._process.pid
 
     def is_whole(self) -> bool:
-        """Return whether the socket's descriptor is still that of the worker.
+        """Return whether the socket to the worker is still open.
 
         It is not if the program has closed all descriptors, as programs do when they become
-        daemons. Other files of the program may have these numbers now.
+        daemons. Another file of the program may then have the number of the socket's descriptor.
         """
         return self._socket is not None and self._is_open(self._socket.fileno(), 0)
 
@@ -246,13 +262,16 @@ class WorkerProcess:
             return False
 
     def stop(self) -> None:
-        """Kill the worker, even if it is busy; `ask` then fails in the thread that uses it."""
+        """Kill the worker, even if it is busy; a thread that is in `ask` then gets CrashedError."""
         if self._process is not None:
             with suppress(OSError):
                 self._process.kill()
 
     def end(self) -> None:
-        """End the worker, even if it is busy. Idempotent; a concurrent call does nothing."""
+        """End the worker, even if it is busy, and keep the end of its standard error.
+
+        If the worker has ended already, or another thread is in this method, nothing happens.
+        """
         if not self._ending.acquire(blocking=False):
             return
         try:
@@ -269,14 +288,18 @@ class WorkerProcess:
             self._ending.release()
 
     def forget(self) -> None:
-        """Close this side's descriptors in a forked child; the parent keeps the worker."""
+        """Close the worker's descriptors in a forked child; the worker stays with the parent."""
         if self._process is not None:
-            self._process.returncode = 0  # not this process's child: nothing to wait for
+            self._process.returncode = 0  # so that Popen does not wait: the worker is no child here
         self._hang_up()
         self._close_output()
 
     def _hang_up(self) -> None:
-        """Close the socket, unless the program has closed it and opened another file."""
+        """Close the socket.
+
+        If the program has closed it already, its descriptor is left alone, because the descriptor
+        may belong to another file now.
+        """
         if self._socket is not None:
             if self.is_whole():
                 self._socket.close()
@@ -290,7 +313,7 @@ class WorkerProcess:
         self._output = -1
 
     def _how(self, error: Exception) -> str:
-        """Return how the worker ended, as the predicate of a sentence."""
+        """Return how the worker ended, as the predicate of a sentence about the worker."""
         stderr = f": {self._stderr}" if self._stderr else ""
         if isinstance(error, TimeoutError):
             return f"{error}{stderr}"
@@ -310,7 +333,7 @@ class WorkerProcess:
 
 
 def _absolute(path: str) -> str:
-    """Return an entry of `sys.path` as an absolute path; empty if that is impossible."""
+    """Return `path`, an entry of `sys.path`, as an absolute path; empty if that is impossible."""
     try:
         return os.path.abspath(path)
     except OSError:  # relative to a directory that was removed

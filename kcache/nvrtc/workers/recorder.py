@@ -5,9 +5,9 @@ question gets the same answer as before, the next question is the same, and so i
 a trace is a *verifying trace*; see Mokhov, Mitchell, Peyton Jones, "Build systems a la carte",
 2018.) The recorder redirects the compiler's calls of libc through its import table. It
 
-- gives each question one answer per compile, so that the result belongs to one state of the files
-  even while they are changed;
-- gives the compiler the bytes that were hashed, not the file;
+- gives the same answer to the same question during a compile, so that the result belongs to one
+  state of the files even while they are changed;
+- gives the compiler the bytes that were hashed, so that the compiler does not read the file itself;
 - records the answers;
 - poisons the clock: a kernel that shows the date or the time of its compile must not be cached, and
   `ctime` is the only source of both (see `POISON`).
@@ -15,8 +15,9 @@ a trace is a *verifying trace*; see Mokhov, Mitchell, Peyton Jones, "Build syste
 A question that can't be answered like this (about a pipe, a process to start, a file to write) is
 passed to the operating system and recorded as unfollowed: the result is not cached.
 
-By strace, NVRTC 12.4 to 13.5 only call `fopen`, `__xstat`, `getenv`, `getcwd` and functions of the
-time; with precompiled headers, they also write. Other questions are not followed.
+According to strace, NVRTC 12.4 to 13.5 call only `fopen`, `__xstat`, `getenv`, `getcwd` and
+functions for the time; with precompiled headers, they also write files. A call of any other
+function that is in `_hook_all` is recorded as unfollowed.
 """
 
 from __future__ import annotations
@@ -35,25 +36,26 @@ from kcache.nvrtc.workers.messages import Reply, Status
 from kcache.nvrtc.workers.virtual_files import PathAnswer, VirtualEnvironment, VirtualFiles
 
 #: The answer to `ctime`. NVRTC cuts `__DATE__` and `__TIME__` out of it by position (12.4 to 13.5).
-#: Each of the two has an incomplete universal character name, so that an expansion that reaches the
-#: parser, or is stringized, is an error that no option suppresses. An expansion that is dropped
-#: changes nothing. An expansion that is stringized twice shows the poison; see `_SHOWN`. The text
-#: after the line break only becomes a part of the hash in the names of internal symbols.
+#: Each of the two contains an incomplete universal character name. If an expansion of `__DATE__` or
+#: `__TIME__` reaches the parser or is stringized, NVRTC reports an error that no option suppresses.
+#: If the expansion is dropped, it changes nothing. If it is stringized twice, the outputs contain
+#: the poison; see `_SHOWN`. The text after the line break only becomes part of the hash that names
+#: of internal symbols contain.
 POISON = b'Fri "\\u04" "\\u042"+ xxxx\n'
 #: The message of that error.
 _POISONED = b"incorrectly formed universal character name"
-#: The poison in a literal, as bytes, and as PTX writes bytes. Patterns that begin with plain text
-#: are ten times as fast.
+#: Match the poison in a literal, both as bytes and as the numbers that PTX has for bytes. A pattern
+#: that begins with plain text is ten times as fast.
 _SHOWN = (
     re.compile(rb'u04(?:\\*" xxxx|2\\*"\+)'),
     re.compile(rb"117, 48, 52(?:(?:, 92)*, 34, 32, 120|, 50(?:, 92)*, 34, 43)"),
 )
-#: The process id that the compiler gets in every worker. If a source exports no name of its own,
-#: NVRTC puts the process id into the names of internal symbols.
+#: The process id that the compiler gets in every worker. It is always the same, because NVRTC puts
+#: it into the names of internal symbols if a source exports no name of its own.
 PROCESS_ID = 10_007
-#: How the directories of automatic precompiled headers (`--pch`) begin.
+#: The beginning of the names of directories for automatic precompiled headers (`--pch`).
 _AUTOMATIC = b"__nvrtc_auto_pch_"
-#: The number of gettid. LLVM asks for it thousands of times in a compile.
+#: The number of the system call gettid, which LLVM makes thousands of times in a compile.
 _GETTID = {"x86_64": 186, "aarch64": 178}
 #: The numbers of other system calls that do not depend on files: futex, getrandom, sched_*.
 _HARMLESS_CALLS = {
@@ -67,16 +69,17 @@ _POINTER, _TEXT, _INT, _LONG = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, c
 class Recorder:
     """The hooks in a compiler's import table, and the trace of the running compile.
 
-    Threads: one compile at a time; the compiler's own threads may ask at the same time.
+    Threads: Only one compile may run at a time, but the compiler's own threads may call the hooks
+    at the same time.
 
     Args:
-        library: path of the loaded library, as `/proc/self/maps` has it.
+        library: the path of the loaded library, as `/proc/self/maps` has it.
 
     Attributes:
         environment: the variables that the compiler gets.
         unfollowed: the questions that could not be recorded, in words.
-        real_process_id: whether the compiler gets its real process id, which directories of
-            automatic precompiled headers have in their names.
+        real_process_id: whether the compiler gets its real process id. It has to for automatic
+            precompiled headers, because NVRTC puts the id into the names of their directories.
     """
 
     def __init__(self, library: str) -> None:
@@ -84,7 +87,7 @@ class Recorder:
         self.unfollowed: list[str] = []
         self._files = VirtualFiles(self.unfollowed)
         self.real_process_id = False
-        #: Whether questions are passed to the system, and nothing is recorded.
+        #: Whether questions are passed to the operating system without being recorded.
         self.paused = False
         #: The poisoned answer to `ctime`; None for the true one.
         self._poison: ctypes.Array[ctypes.c_char] | None = None
@@ -107,7 +110,7 @@ class Recorder:
         Args:
             environment: the variables that the compiler gets.
             directory: the working directory.
-            clock: digits for the poisoned clock; empty for the true clock.
+            clock: digits to append to the poisoned clock; empty to use the true clock.
         """
         self.files.clear()
         self.unfollowed.clear()
@@ -120,20 +123,20 @@ class Recorder:
 
     @property
     def files(self) -> dict[bytes, PathAnswer]:
-        """The answers, path as asked -> answer."""
+        """The answers about files: path, as the compiler has spelled it -> answer."""
         return self._files.answers
 
     def note(self, path: bytes) -> None:
-        """Record that the compile depends on whether something is at a path, and of which kind."""
+        """Record that the result depends on whether something exists at `path`, and on its kind."""
         self._files.stat(path)
 
     def digest_of(self, answer: PathAnswer) -> bytes:
-        """Return the digest of the content that the compiler has read; empty if it read none."""
+        """Return the digest of the file's content, or empty if the compiler has read none of it."""
         still_open = any(each is answer for each in self._streams.values())
         return answer.digest if answer.read or still_open else b""
 
     def effects(self) -> str:
-        """Return the effects of the compile that a cache can't repeat; empty if there are none."""
+        """Return what could not be followed, in words; empty if everything was followed."""
         return ", ".join(dict.fromkeys(self.unfollowed))
 
     def is_poisoned(self, reply: Reply) -> bool:
@@ -193,7 +196,7 @@ class Recorder:
                 return hooked(real, *given)
             except Exception as error:
                 # Otherwise ctypes would return 0, which means a descriptor or success.
-                self.unfollowed.append(f"{name} can't be followed: {error!r}")
+                self.unfollowed.append(f"the call of {name} can't be followed: {error!r}")
                 return real(*given)
 
         kind: Any = ctypes.CFUNCTYPE(result, *arguments, use_errno=True)
@@ -297,5 +300,5 @@ class Recorder:
         return real(*given)  # type: ignore[no-any-return]
 
     def _unseen(self, name: str, real: Callable[..., Any], *given: Any) -> int:  # noqa: ANN401
-        self.unfollowed.append(f"the compiler calls {name}, which is not followed")
+        self.unfollowed.append(f"the compiler calls {name}, which kcache can't follow")
         return real(*given)  # type: ignore[no-any-return]

@@ -1,11 +1,13 @@
-"""Slots: bound the concurrent compiles on a machine, over all processes that share a directory.
+"""Slots: limits the concurrent compiles of all processes on a machine that share a directory.
 
-A file has a byte for each processor. A process may compile while it holds the lock of the byte of a
-processor that it may use. So processes that may use different processors never wait for each other.
-Nor do machines, or containers with a quota. The kernel releases the lock of a process that exits.
+A file has a byte for each processor. A process may compile while it holds the lock on the byte of a
+processor that it may use. Therefore processes that may use different processors never wait for each
+other, and neither do processes on different machines, or in different containers that have a quota.
+When a process exits, the operating system releases its lock.
 
-The holder updates a heartbeat: u64, nanoseconds of the system's monotonic clock. If it does not,
-because it is stopped, others use a second byte of the same processor.
+The holder of a lock updates a heartbeat: the time of the system's monotonic clock, as a u64 in
+nanoseconds. If the heartbeat is not updated, because the holder is stopped, another process may use
+a second byte of the same processor.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from kcache.util.cpus import usable_processors
 from kcache.util.locks import is_locked, lock, pread, pwrite, release
 from kcache.util.open_file import OwnFile, has_header
 
-#: Seconds between two attempts: a twentieth of the time waited, within these limits.
+#: The shortest and the longest pause between two attempts to get a slot, in seconds. In between,
+#: the pause is a twentieth of the time waited so far.
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.025
 #: A process is considered stopped if its heartbeat is older than this, in seconds. A worker updates
@@ -33,8 +36,8 @@ _STOPPED_AFTER = 3.0
 
 _HEADER = b"kcache-slots/2".ljust(16, b"\0")
 _HEARTBEAT = 8
-#: With more processors, over all machines, some share a heartbeat, and a stopped process may be
-#: considered alive.
+#: The number of heartbeats in the file. Two processors, for example of different machines, may have
+#: the same heartbeat. Then a stopped process may be considered alive.
 _HEARTBEATS = 1024
 
 
@@ -46,29 +49,29 @@ class Slot:
         self._position = position
 
     def beat(self) -> None:
-        """Update the heartbeat.
+        """Update the heartbeat of the slot.
 
         Raises:
-            OSError: it can't be written.
+            OSError: the heartbeat can't be written.
         """
         now = time.monotonic_ns().to_bytes(_HEARTBEAT, "little")
         pwrite(self._file.fd, now, self._heartbeat_at())
 
     def is_stopped(self) -> bool:
-        """Return whether the holder no longer updates its heartbeat.
+        """Return whether the holder of the slot no longer updates the heartbeat.
 
         Raises:
-            OSError: it can't be read.
+            OSError: the heartbeat can't be read.
         """
         raw = pread(self._file.fd, _HEARTBEAT, self._heartbeat_at())
         age = time.monotonic_ns() - int.from_bytes(raw, "little")
         return abs(age) > _STOPPED_AFTER * 1e9
 
     def lock(self) -> bool:
-        """Lock the byte; return False if another process holds it.
+        """Try to lock the byte, without waiting; return whether this succeeded.
 
         Raises:
-            OSError: this file system has no locks.
+            OSError: the file can't be locked or written, or its file system has no locks.
         """
         if is_locked(self._file, self._position):
             return False
@@ -90,13 +93,13 @@ class Slot:
 class Slots(NamedTuple):
     """The slots of a directory, as a program passes them to its workers.
 
-    Crash: the kernel releases the slot of a killed process. If the file can't be opened, or the
-    file system has no locks, compiles are not bounded, because slots only keep the machine from
-    being overloaded.
+    Crash: When a process is killed, the operating system releases its slot. If the file can't be
+    opened, or its file system has no locks, compiles run without a slot and without limit, because
+    slots only keep the machine from being overloaded.
 
     Attributes:
-        path: of the file, which is created if it does not exist.
-        timeout: how many seconds to wait for a slot; after that, the compile runs without one.
+        path: the path of the file, which is created if it does not exist.
+        timeout: how many seconds to wait for a slot. After that, the compile runs without a slot.
     """
 
     path: str
@@ -104,7 +107,10 @@ class Slots(NamedTuple):
 
     @contextmanager
     def held(self) -> Generator[Slot | None]:
-        """Wait for a slot, and hold it during the block; yield None if there is none."""
+        """Wait for a slot, yield it, and hold it during the block.
+
+        If no slot is free in time, or slots can't be used here, None is yielded.
+        """
         slot = None
         with suppress(OSError):
             slot = self._wait()
@@ -126,7 +132,7 @@ class Slots(NamedTuple):
 
 
 def _take(file: OwnFile) -> Slot | None:
-    """Lock the byte of a processor that this process may use; None if all are busy."""
+    """Return a locked slot of a processor that this process may use, or None if all are busy."""
     numbers, owner = usable_processors()
     first = xxhash.xxh3_64_intdigest(owner) >> 2  # far after the heartbeats
     for number in numbers:

@@ -1,4 +1,4 @@
-"""VirtualFiles: the files and variables that the compiler gets, constant during a compile."""
+"""VirtualFiles: files and variables as the compiler gets them; they stay the same in a compile."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kcache.nvrtc.files import NO_STAMP, OF_PROCESSES, READ_ONLY, PathKind, cont
 
 #: Errors of a path that does not exist.
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
-#: Files of the system with random numbers or the processor's name. The compiler opens them
-#: directly, and they are not recorded.
+#: Files of the operating system with random numbers or the processor's name. The compiler opens
+#: them itself. They are not recorded, because the result of a compile does not depend on them.
 _SYSTEM = frozenset((b"/dev/urandom", b"/dev/random", b"/proc/cpuinfo"))
-#: A path below one of these may lead to different files in different processes, for example
-#: `/proc/self/cwd`.
+#: A path in one of these directories, such as `/proc/self/cwd`, may lead to different files in
+#: different processes.
 _OF_PROCESSES = tuple(map(os.fsencode, OF_PROCESSES))
 _IS_AARCH64 = hasattr(os, "uname") and os.uname().machine == "aarch64"
 _FAILED = (PathKind.MISSING, PathKind.NOT_OPENED, PathKind.ERROR)
@@ -38,13 +38,14 @@ class PathAnswer:
 
     Attributes:
         kind: what is at the path.
-        error: errno of a failed stat or open; 0 if neither failed.
-        stamp: size, mtime, ctime, inode and device; zeros if the path does not exist.
-        status: the `struct stat`, in the layout of C.
-        content: the file's content; None until it is opened.
-        read: whether the compiler has read any of the content; it may open a file only to test
-            that.
-        digest: XXH3-128 of the content.
+        error: the errno of a failed stat or open; 0 if neither failed.
+        stamp: size, mtime, ctime, inode and device; zeros if stat failed. The first three are zeros
+            if the file was changed while it was being read.
+        status: the bytes of the C library's `struct stat`; empty if stat failed.
+        content: the file's content; None if the compiler has not opened it.
+        read: whether the compiler has read any of the content. It may have opened the file only to
+            find out whether that is possible.
+        digest: XXH3-128 of the content; empty if the compiler has not opened the file.
     """
 
     __slots__ = ("content", "digest", "error", "kind", "read", "stamp", "status")
@@ -60,7 +61,7 @@ class PathAnswer:
 
 
 def answer_of(status: os.stat_result) -> PathAnswer:
-    """Return the answer for a path with this status."""
+    """Return the answer about a path with this `status`."""
     mode = status.st_mode
     kind = PathKind.OTHER
     if stat.S_ISREG(mode):
@@ -71,7 +72,7 @@ def answer_of(status: os.stat_result) -> PathAnswer:
 
 
 def _packed(status: os.stat_result) -> bytes:
-    """Return a status as a `struct stat` of the compiler's C library."""
+    """Return `status` as the bytes of the `struct stat` in the compiler's C library."""
     seconds, nanoseconds = divmod(status.st_mtime_ns, 10**9)
     changed, changed_ns = divmod(status.st_ctime_ns, 10**9)
     used, used_ns = divmod(status.st_atime_ns, 10**9)
@@ -94,11 +95,11 @@ class VirtualFiles:
     """The files of one compile: each path has one answer, even if the file changes.
 
     Args:
-        unfollowed: gets the questions that can't be recorded, in words.
+        unfollowed: to this list, the questions that can't be recorded are appended, in words.
 
     Attributes:
-        answers: path as asked -> answer.
-        written: files that the compiler writes; it reads them directly.
+        answers: path, as the compiler has spelled it -> answer.
+        written: files that the compiler has opened to write them; it may also read them itself.
     """
 
     def __init__(self, unfollowed: list[str]) -> None:
@@ -107,7 +108,7 @@ class VirtualFiles:
         self.written: set[bytes] = set()
 
     def stat(self, path: bytes) -> PathAnswer:
-        """Return the answer about a path; the first one is kept for the whole compile."""
+        """Return the answer about `path`, which stays the same for the whole compile."""
         try:
             status = os.stat(path)
         except OSError as error:
@@ -117,7 +118,10 @@ class VirtualFiles:
         return self.answers.setdefault(path, answer)
 
     def open(self, path: bytes) -> PathAnswer | None:
-        """Return the answer for an open, with the content; None if the system has to open it."""
+        """Return the answer to an open of `path`, with the content of the file.
+
+        If the result is None, the compiler has to open the file itself.
+        """
         if path in self.written:
             return None
         answer = self.answers.get(path)
@@ -126,7 +130,7 @@ class VirtualFiles:
         if path in _SYSTEM:
             return None
         if os.path.normpath(path).startswith(_OF_PROCESSES):
-            self.unfollowed.append(f"{os.fsdecode(path)} is a file of the system's own")
+            self.unfollowed.append(f"the compiler reads {os.fsdecode(path)}")
             return None
         if answer is not None and answer.kind in _FAILED:
             return _not_opened(answer)
@@ -143,14 +147,17 @@ class VirtualFiles:
             os.close(fd)
 
     def _unopened(self, path: bytes, answer: PathAnswer | None, number: int) -> PathAnswer:
-        """Return the answer for a path whose open failed with this errno."""
+        """Return the answer about `path`, whose open failed with the errno `number`.
+
+        `answer` is the earlier answer about `path`, if there is one.
+        """
         if answer is None and number in _MISSING:
             answer = self.answers[path] = _failed(number)
         answer = answer or self.stat(path)
         if answer.kind in _FAILED:
             return _not_opened(answer)
         if number in _MISSING:  # it was removed a moment ago
-            self.unfollowed.append(f"{os.fsdecode(path)} was removed while it was opened")
+            self.unfollowed.append(f"{os.fsdecode(path)} was removed during the compile")
         answer.error = number
         return answer
 
@@ -169,7 +176,7 @@ class VirtualFiles:
         if answer is None or answer.stamp != stamp:
             self.answers[path] = answer = answer_of(status)
         if stamp_of(os.fstat(fd)) != stamp or len(content) != stamp[0]:
-            # The file was just written, so its status can't be trusted.
+            # The file was changed while it was being read, so its status can't be trusted.
             answer.stamp = (0, 0, 0, *stamp[3:])
         answer.content = content
         answer.digest = xxhash.xxh3_128_digest(content)
@@ -177,7 +184,7 @@ class VirtualFiles:
 
 
 def _failed(number: int) -> PathAnswer:
-    """Return the answer about a path whose stat or open fails with this errno."""
+    """Return the answer about a path whose stat or open has failed with the errno `number`."""
     kind = PathKind.MISSING if number in _MISSING else PathKind.ERROR
     return PathAnswer(kind, number, NO_STAMP, b"")
 
@@ -192,7 +199,8 @@ class VirtualEnvironment:
     """The environment that the compiler gets.
 
     Attributes:
-        asked: variable -> value, in all compiles so far, because the compiler remembers some.
+        asked: name -> value of each variable that the compiler has asked for, in all compiles so
+            far, because the compiler remembers some of the values.
     """
 
     def __init__(self) -> None:
@@ -206,14 +214,17 @@ class VirtualEnvironment:
         self._directory = directory
 
     def get(self, name: bytes) -> bytes | None:
-        """Return the value that the compiler gets for a variable; None if it is not set."""
+        """Return the value of the variable `name` for the compiler; None if it is not set."""
         value = self._value(name, self._variables, self._directory)
         if name not in _FIXED and name not in _IGNORED:
             self.asked[name] = value
         return value
 
     def has_changed(self, variables: Mapping[bytes, bytes], directory: bytes) -> bool:
-        """Return whether the compiler got other values of these variables before."""
+        """Return whether a variable that the compiler has asked for would have another value now.
+
+        `variables` and `directory` are those of the next compile.
+        """
         return any(
             self._value(name, variables, directory) != value for name, value in self.asked.items()
         )
@@ -225,14 +236,14 @@ class VirtualEnvironment:
             return _FIXED[name]
         value = variables.get(name)
         if name == _WORKING_DIRECTORY and (value is None or not _same(value, directory)):
-            # LLVM asks for it to find out how the user spells the working directory. If it names
-            # another directory, LLVM uses `getcwd`.
+            # LLVM asks for `PWD` to find out how the user spells the working directory. If `PWD`
+            # names another directory, LLVM uses `getcwd`, which gives the same as this.
             return directory
         return value
 
 
 def _same(path: bytes, directory: bytes) -> bool:
-    """Return whether an absolute path leads to the directory, in any spelling."""
+    """Return whether `path` is absolute and leads to `directory`, in any spelling."""
     try:
         return path == directory or (path[:1] == b"/" and os.path.samefile(path, directory))
     except OSError:

@@ -42,12 +42,13 @@ if TYPE_CHECKING:
     from kcache.nvrtc.options import ParsedOptions
     from kcache.nvrtc.workers.slots import Slot, Slots
 
-#: Milliseconds between two heartbeats, and two checks that the parent still exists.
+#: Milliseconds between two heartbeats, and between two checks that the parent still exists.
 _BEAT_EVERY_MS = 500
-#: A file that NVRTC writes beside its own headers, which it installs if this file is missing. It
-#: has the time of the installation, so its content differs in each directory; no compile reads it.
+#: The name of a file that NVRTC writes beside its own headers. NVRTC installs the headers if this
+#: file is missing. The file contains the time of the installation, so its content differs between
+#: directories; no compile reads it.
 _INSTALLED = b".nvrtc_headers_version"
-#: How many bytes before and after a word are examined.
+#: How many bytes before and after a word are examined to find out how the text uses the word.
 _CONTEXT = 80
 _WORD, _WORD_END = re.compile(rb"\w"), re.compile(rb"\w\Z")
 _ARGUMENT = re.compile(rb"""(?:[(,=]|#[ \t]*define[ \t]+\w+)[ \t]*["<]?\Z""")
@@ -84,10 +85,12 @@ def main() -> None:
 
 
 class _Channel:
-    """Sends replies and heartbeats. Threads: safe to share.
+    """Sends replies and heartbeats to the program.
+
+    Threads: All methods may be called from several threads at the same time.
 
     Attributes:
-        working: whether the program waits for this worker, or may do so.
+        working: whether the program may be waiting for a reply.
     """
 
     def __init__(self, target: int) -> None:
@@ -102,7 +105,11 @@ class _Channel:
 
     @contextmanager
     def compiling(self, slots: Slots | None) -> Generator[None]:
-        """Hold a slot during the block and report that the compile begins; `beat` updates it."""
+        """Wait for a slot, report that the compile begins, and hold the slot during the block.
+
+        During the block, `beat` updates the heartbeat of the slot. If `slots` is None, there is no
+        slot to wait for.
+        """
         with nullcontext() if slots is None else slots.held() as slot:
             self.send([BEGUN])
             self._slot = slot
@@ -113,7 +120,7 @@ class _Channel:
                     self._slot = None
 
     def beat(self) -> None:
-        """Send a heartbeat, and update that of the slot, if the program may be waiting."""
+        """If the program may be waiting, send it a heartbeat, and update the slot's heartbeat."""
         if self.working:
             with suppress(OSError), self._sending:  # the disk is full, or the program has ended
                 if self._slot is not None:
@@ -122,7 +129,10 @@ class _Channel:
 
 
 def _watch(source: int, parent: int, channel: _Channel) -> None:
-    """End this process when its input is closed or its parent exits, even during a compile."""
+    """End this process when its input is closed or its parent exits, even during a compile.
+
+    Until then, send heartbeats.
+    """
     poll = select.poll()
     poll.register(source, select.POLLHUP)
     while os.getppid() == parent:
@@ -133,10 +143,10 @@ def _watch(source: int, parent: int, channel: _Channel) -> None:
 
 
 class _Worker:
-    """A compiler, and the recorder of its questions.
+    """A loaded NVRTC library, and the recorder of what it asks the operating system.
 
     Raises:
-        OSError: the compiler can't be loaded, or its questions can't be recorded.
+        OSError: the library can't be loaded, or what it asks can't be recorded.
     """
 
     def __init__(self, path: str) -> None:
@@ -147,12 +157,12 @@ class _Worker:
         except (OSError, ValueError, LookupError) as error:
             raise OSError(f"what NVRTC asks can't be recorded here: {error!r}") from error
         self.hello = self._nvrtc.hello()
-        #: Removes the compiler's files; called before the reply, because a worker may be ended
-        #: then.
+        #: Removes files that the compiler leaves. It is called before the reply is sent, because
+        #: the program may end the worker as soon as it has the reply.
         self.tidy = self._recorder.tidy
 
     def answer(self, ask: Ask) -> Reply:
-        """Return the reply to a request."""
+        """Compile the request `ask`, and return the reply."""
         environment = _changed(self._environment, ask.environment)
         directory = _encoded(ask.directory)
         recorder, options = self._recorder, parse_options(ask.flags)
@@ -179,10 +189,10 @@ class _Worker:
         return reply._replace(trace=self._trace(recorder, ask, environment))
 
     def _install(self, options: ParsedOptions) -> list[bytes] | None:
-        """Install the compiler's own headers as the options ask; return the folders.
+        """Install the compiler's own headers in the folders that `options` name; return these.
 
-        The installation can't be recorded, so it is done before the compile. If it fails, None is
-        returned: then the compiler gets the option and reports the error.
+        The installation can't be recorded, so it is done before the compile. If it fails, the
+        result is None, and the compiler gets the options unchanged, so that it reports the error.
         """
         folders = [each.bundled for each in options if each.name == BUNDLED]
         found = [_encoded(folder) for folder in folders if folder is not None]
@@ -215,12 +225,12 @@ class _Worker:
 
 
 def _found(ask: Ask, recorder: Recorder, environment: Mapping[bytes, bytes]) -> list[str]:
-    """Return the names in `ask.sought` whose words all occur in texts that the compiler read."""
-    # No text can use the include directories.
+    """Return the conditions in `ask.sought` whose words all occur in what the compiler has read."""
+    # The include directories are left out, because no text can use them.
     options = parse_options(ask.flags).without_include_paths()
     own = map(_encoded, (ask.source, *ask.headers.values(), *options, *ask.names))
     files = (each.content for each in recorder.files.values() if each.content)
-    # `PWD` is left out: LLVM asks for it, and no text can use its value.
+    # `PWD` is left out, because it is LLVM that asks for it, and no text can use its value.
     asked = recorder.environment.asked.keys() - {_encoded(WORKING_DIRECTORY)}
     variables = (environment.get(name, b"") for name in asked)
     read = (*own, *files, *variables)
@@ -234,9 +244,10 @@ def _found(ask: Ask, recorder: Recorder, environment: Mapping[bytes, bytes]) -> 
 
 
 def _spells(text: bytes, word: bytes, in_path: bool) -> bool:
-    """Return whether a text has a word; with `in_path`, only where it may become a part of a path.
+    """Return whether `text` contains `word` as a whole word.
 
-    That is beside a slash, as the argument of a macro, or as the body of a macro.
+    With `in_path`, the word counts only where it may become part of a path: next to a slash, as an
+    argument of a macro, or as the body of a macro.
     """
     at = text.find(word)
     while at >= 0:
@@ -256,13 +267,14 @@ def _spells(text: bytes, word: bytes, in_path: bool) -> bool:
 
 
 def _enter(directory: bytes) -> None:
-    """Make a directory the working directory.
+    """Change the working directory to `directory`, unless it is the working directory already.
 
-    A new worker starts in the program's directory. Some directories can't be entered again, because
-    the path is too long, or because a user who is no longer root may not search a parent directory.
+    A new worker is already in the program's directory, and some directories can't be entered again,
+    because their path is too long, or because a user who is no longer root may not search a parent
+    directory.
 
     Raises:
-        OSError: it can't be entered.
+        OSError: the directory can't be entered.
     """
     with suppress(OSError):
         if os.getcwdb() == directory:
