@@ -74,8 +74,8 @@ class Compiled(TypedDict):
 
     Attributes:
         version: the version of the compiler, such as `"13.0"`; empty if unknown.
-        driver: the CUDA version that a driver must support, at least, to load all these kernels;
-            empty if unknown.
+        driver: the lowest CUDA version that a driver must support to load all these kernels; empty
+            if unknown.
         archs: the targets of the kernels, such as `"sm_90"`, sorted.
     """
 
@@ -113,7 +113,7 @@ class BundleContents(NamedTuple):
 
     @property
     def driver(self) -> str:
-        """The CUDA version that a driver must support to load all kernels; empty if unknown."""
+        """The lowest CUDA version of a driver that loads all kernels; empty if unknown."""
         return max((each["driver"] for each in self.compilers.values()), key=numbers, default="")
 
 
@@ -122,7 +122,7 @@ class Imported(NamedTuple):
 
     Attributes:
         added: the number of entries that the cache did not have.
-        present: the number of entries that the cache already had. It keeps its own copies.
+        present: the number of entries that the cache already had. The cache keeps its own copies.
         merged: the number of manifests that the cache already had, and to which dependency sets
             were added.
         no_room: the number of entries that were not imported, because other entries of the bundle
@@ -308,7 +308,7 @@ def _note(compilers: dict[str, Compiled], item: Item, entry: Entry) -> None:
 def numbers(version: str) -> tuple[int, ...]:
     """Return the numbers in a version such as `"13.0"`; empty if the text is not a version.
 
-    Tuples of numbers compare as the versions do.
+    Two versions can be compared by their numbers.
     """
     return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+\.\d+", version) else ()
 
@@ -321,8 +321,8 @@ def problems(path: str, contents: BundleContents, archs: tuple[str, ...]) -> Ite
     Args:
         path: the path of the bundle.
         contents: a summary of the bundle.
-        archs: the targets that programs need. If it is empty, they need the target of this
-            machine's GPU. It is then also a reason if there is no GPU.
+        archs: the targets that programs need. If `archs` is empty, they need the target of this
+            machine's GPU, and a missing GPU is a reason, too.
     """
     if not contents.kernels:
         yield "the bundle has no kernels"

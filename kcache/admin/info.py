@@ -26,9 +26,10 @@ class Kinds(NamedTuple):
     """The number of entries of each kind.
 
     Attributes:
-        kernels: entries that are kernels.
-        manifests: entries that lead from a source with includes to its kernels.
-        others: damaged entries, and entries of another version of kcache or another program.
+        kernels: the number of kernels.
+        manifests: the number of manifests, which lead from a source with includes to its kernels.
+        others: the number of damaged entries, and of entries of another version of kcache or of
+            another program.
         read: how many entries were read. If these are not all entries, the other numbers are
             estimates.
     """
@@ -201,7 +202,7 @@ def exposition(
 
 
 def counter_name(field: str) -> str:
-    """Return the name of the counter for a field of `Stats`: Prometheus puts the unit last."""
+    """Return the name of the counter for a field of `Stats`. In Prometheus, units come last."""
     return "evicted_bytes" if field == "bytes_evicted" else field
 
 
@@ -214,7 +215,7 @@ def meanings() -> dict[str, str]:
 
 
 def _metric(name: str, kind: str, meaning: str, values: Mapping[str, float]) -> Iterator[str]:
-    """Yield the lines of a metric; `values` maps labels to values."""
+    """Yield the lines of a metric. `values` maps the labels of each line to its value."""
     full = f"kcache_{name}"
     yield f"# HELP {full} {meaning}"
     yield f"# TYPE {full} {kind}"

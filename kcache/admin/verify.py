@@ -81,7 +81,8 @@ def _check(backend: Backend, *, repair: bool) -> list[str]:
     """Return the problems of the medium, each in a sentence.
 
     Without `repair`, the backend takes no lock while it checks, so a concurrent write can look like
-    damage. The check is then repeated, and only what every check finds is returned.
+    damage. So a check that finds problems is repeated, and only those that every check finds are
+    returned.
     """
     found = list(backend.check(repair=repair))
     for _ in range(0 if repair else _MORE_LOOKS):

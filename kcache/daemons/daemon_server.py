@@ -44,7 +44,8 @@ MAX_CONNECTIONS = 4096
 #: The time limit in seconds for the rest of a message that has begun, and for a program to receive
 #: an answer. A stopped program (Ctrl-Z) occupies a thread until then.
 MESSAGE_TIMEOUT = 60.0
-#: The number of descriptors, for connections, that the daemon may open if the system permits it.
+#: The limit of open descriptors that the daemon sets for itself, as far as the system permits. Each
+#: connection takes one.
 _DESCRIPTORS = 1 << 16
 #: Seconds to pause if no connection can be accepted because there are no free descriptors.
 _PAUSE = 0.05
@@ -175,13 +176,13 @@ class Server:
     def serve(self, *, persistent: bool = False) -> None:
         """Answer programs until the daemon is stopped or no longer needed.
 
-        It is no longer needed `IDLE` seconds after the last program has disconnected, or at once
-        after that if another daemon has its path. If there is an owner, the daemon is needed until
-        the owner exits.
+        A daemon with an owner is needed until the owner exits. Any other daemon is needed while
+        programs are connected, and for `IDLE` seconds after that, unless another daemon has its
+        path. Pending tasks can delay the exit up to `LINGER` seconds.
 
         Args:
-            persistent: whether the daemon also stays without programs, unless another daemon has
-                its path.
+            persistent: whether the daemon is also needed while no program is connected, unless
+                another daemon has its path.
         """
         needed = time.monotonic()
         while True:
@@ -202,7 +203,7 @@ class Server:
         self._stop()
 
     def _wait(self, seconds: float) -> list[int]:
-        """Wait up to `seconds` for a connection or the owner's exit; return what is ready."""
+        """Wait up to `seconds` for a program or the owner's exit; return the ready descriptors."""
         poll = select.poll()
         for descriptor in (self._listener.fileno(), self._owner):
             if descriptor is not None:

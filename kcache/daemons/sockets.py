@@ -172,9 +172,10 @@ def _is_dead(path: str) -> bool:
 
 
 def above_standard(descriptor: int) -> int:
-    """Return `descriptor`, or a duplicate above 2 in its place if it is one of the numbers 0 to 2.
+    """Return a descriptor above 2 of the same open file: `descriptor` itself or a duplicate.
 
-    A new descriptor can get such a number if the program has closed its standard streams.
+    A new descriptor is 0, 1 or 2 if the program has closed its standard streams. It is then
+    duplicated and closed.
     """
     if descriptor > 2:
         return descriptor

@@ -30,7 +30,7 @@ class Finding(NamedTuple):
 
 
 def diagnose_libraries() -> Iterator[Finding]:
-    """Yield a finding for each package that can't be imported, or one with all versions."""
+    """Yield a finding for each package that can't be imported; if all can, one with versions."""
     versions = [f"Python {platform.python_version()}"]
     for name in _LIBRARIES:
         try:

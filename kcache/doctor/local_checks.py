@@ -252,7 +252,7 @@ _MOST_SCRIPTS, _MOST_LINE = 5, 256
 
 
 def diagnose_run() -> Iterator[Finding]:
-    """Yield whether a program that loads NVRTC under `kcache run` gets kcache's library instead."""
+    """Yield a finding: whether programs under `kcache run` get kcache's library, not NVRTC."""
     found = library.find()
     try:
         folder = libraries.find_usable(env.current())
@@ -294,7 +294,7 @@ def _probe(folder: str, path: str) -> str:
 
 
 def diagnose_program(name: str) -> Iterator[Finding]:
-    """Yield whether `kcache run` would reach a program, as far as its file alone can show."""
+    """Yield a finding: whether `kcache run` would reach a program, as far as its file shows."""
     path = shutil.which(name)
     if path is None or not os.path.isfile(path):
         what = f"there is no program {name}"
@@ -342,9 +342,9 @@ def _what_runs(path: str) -> str | None:
 
 
 def _reach(path: str) -> tuple[bool, str]:
-    """Return whether `kcache run` reaches the program at `path`, and a text that says how or why.
+    """Return whether `kcache run` reaches the program at `path`, and a text about how or why not.
 
-    The loader of this process shows that without running the program (`ld.so --list`).
+    The loader of this process (`ld.so --list`) determines this without running the program.
     """
     if os.stat(path).st_mode & (stat.S_ISUID | stat.S_ISGID):
         return False, "it is set-uid or set-gid, so the loader does not add kcache's libraries"

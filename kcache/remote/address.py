@@ -79,7 +79,7 @@ class Address(NamedTuple):
         location: the part between `://` and the query, without credentials and not decoded.
         user, password: the decoded credentials in the address, or None.
         writable: whether kernels that this machine compiles are stored in the remote.
-        keep: whether an entry that is found there is also stored in the local cache.
+        keep: whether an entry that is found at this address is also stored in the local cache.
         connect_timeout, timeout: the time-outs in seconds, to connect and to wait for an answer.
         slow: the time in seconds after which a miss counts as a failure of the remote.
         max_entry: the size in bytes of the largest entry that is read or written.
@@ -116,7 +116,7 @@ class Address(NamedTuple):
     def option(self, name: str, default: str = "") -> str:
         """Return the value of the option `name`, or `default` if the address does not have it.
 
-        Only the options of `OPTIONS` can be read in this way.
+        `name` must be one of `OPTIONS`. The options in `COMMON` are attributes of the address.
         """
         return dict(self.options).get(name, default)
 
@@ -139,7 +139,7 @@ class Address(NamedTuple):
         return float(self.option("lease_seconds") or LEASE_SECONDS)
 
     def redacted(self) -> str:
-        """Return the address for messages. It names files with credentials, but no credentials."""
+        """Return the address for messages, with `***` in place of the user name and password."""
         userinfo = "***@" if self.user or self.password else ""
         shown = [] if self.writable or self.kind == "layer" else ["ro"]
         shown += [f"{name}={quote(value, safe='/:,')}" for name, value in self.options]
@@ -273,12 +273,12 @@ def _are_hosts(hosts: str) -> bool:
 
 
 def _is_password(pairs: Iterable[tuple[str, str]]) -> bool:
-    """Return whether `pairs`, of a query, may be the rest of a password that contains a `?`."""
+    """Return whether a query with these pairs may be the rest of a password with a `?` in it."""
     return any(
         "@" in option or ("@" in value and not option.endswith("_file")) for option, value in pairs
     )
 
 
 def _flag(given: Mapping[str, str], option: str, default: str, where: str) -> bool:
-    """Return whether `option` is on: an option without a value is on, an absent one `default`."""
+    """Return whether `option` is on. Without a value, it is on; if absent, `default` decides."""
     return parse_flag(given.get(option, default).strip() or "1", name=f"{where}: {option}")

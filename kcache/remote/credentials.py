@@ -50,9 +50,9 @@ def authorization(address: Address, host: str) -> str | None:
         host: the host in the address.
 
     Raises:
-        ConfigError: a file with credentials can't be read or is not safe, the address has a
-            `token_file` but would be sent the token unencrypted, or the token has characters that
-            are not allowed in a header.
+        ConfigError: a file with credentials can't be read or is not safe; or the token in a
+            `token_file` would be sent unencrypted; or the token has characters that are not allowed
+            in a header.
     """
     if address.user is not None or address.password is not None:
         return _basic(address.user or "", address.password or "")
@@ -130,7 +130,7 @@ def _private_text(path: str) -> str:
 
 
 def content_of(path: str) -> bytes:
-    """Return the content of a file, such as a certificate, that others may read and write.
+    """Return the content of a file, such as a certificate, without a check of its permissions.
 
     Raises:
         ConfigError: the file can't be read.

@@ -186,7 +186,7 @@ class RemoteDaemon:
     # -- kernels -----------------------------------------------------------------------------------
 
     def _get(self, keys: Sequence[str], first: int) -> GetReply:
-        """Return the reply with the first entry that a remote has under one of `keys`, or none.
+        """Return the reply with the first entry that a remote has under one of `keys`, if any.
 
         The remotes are asked in order, beginning with index `first`. A remote that does not answer
         is counted and skipped.
@@ -265,7 +265,7 @@ class RemoteDaemon:
     def _renew(self, remote: GuardedStorage) -> None:
         """Renew the leases of all programs at `remote` until this object is closed.
 
-        A lease that is lost in spite of that is forgotten.
+        A lease that has expired, because it was renewed too late, is forgotten.
         """
         seconds = remote.address.lease_seconds
         while not self._closed.wait(seconds / RENEWALS):
@@ -300,7 +300,10 @@ class UploadQueue:
         return len(self._sizes)
 
     def add(self, upload: Upload) -> None:
-        """Queue `upload`, or drop it and count that if the queue is full or no thread can start."""
+        """Queue `upload`.
+
+        If the queue is full or no thread can start, the upload is dropped and counted.
+        """
         with self._adding, suppress(RuntimeError):  # no thread can start
             size = upload.size + sum(list(self._sizes.values()))
             if self.pending < MAX_WAITING and size <= MAX_BYTES:

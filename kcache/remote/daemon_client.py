@@ -145,8 +145,8 @@ class DaemonClient:
     def put(self, upload: Upload, lease: Lease | None = None) -> bool:
         """Send `upload` to the daemon, which queues it; return whether the daemon has received it.
 
-        The daemon releases `lease` when the upload has ended. It drops the upload if its queue is
-        full.
+        The daemon releases `lease` when the upload has ended. If the queue is full, the daemon
+        drops the upload.
         """
         if lease is None:
             return self._ask(protocol.PUT, *upload.pack()) is not None
@@ -235,7 +235,7 @@ class DaemonClient:
             return None
 
     def _keep(self, connection: Channel) -> None:
-        """Keep a connection for the next question, or close it if there are enough."""
+        """Keep a connection for the next question, or close it if `_KEPT` are kept already."""
         with self._lock:
             if len(self._kept) < _KEPT:
                 self._kept.append(connection)

@@ -93,7 +93,7 @@ class GetReply(NamedTuple):
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> GetReply:
-        """Return the reply from which `pack` made `fields`; raise WireError if malformed."""
+        """Return the reply from which `pack` made `fields`. Raises WireError for other fields."""
         if len(fields) not in (4, 5):
             raise WireError(f"expected an answer of 4 or 5 fields, got {len(fields)}")
         value = fields[4] if len(fields) == 5 else None
@@ -127,7 +127,7 @@ class Upload(NamedTuple):
 
     @classmethod
     def unpack(cls, fields: Sequence[bytes]) -> Upload:
-        """Return the upload from which `pack` made `fields`; raise WireError if malformed."""
+        """Return the upload from which `pack` made `fields`. Raises WireError for other fields."""
         if len(fields) != 6:
             raise WireError(f"expected an upload of 6 fields, got {len(fields)}")
         pairs = zip(fields[::2], fields[1::2], strict=True)
@@ -158,7 +158,7 @@ class Counts:
         self._counts = dict.fromkeys(COUNTS, 0)
 
     def add(self, name: str, amount: int = 1) -> None:
-        """Add `amount` to the count with this name."""
+        """Add `amount` to the count that is called `name`."""
         with self._lock:
             self._counts[name] += amount
 

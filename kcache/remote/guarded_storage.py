@@ -55,7 +55,8 @@ class Breaker:
         clock: a function that returns monotonic seconds. Tests replace it.
 
     Attributes:
-        reason: why the last operation failed; empty if it succeeded.
+        reason: why the last operation failed; empty if it succeeded, or if its failure was minor
+            (see `failed`).
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -114,9 +115,9 @@ class Breaker:
 class TimeLimit:
     """Calls functions, each in a thread of its own, and waits for them for a limited time.
 
-    This is needed because a client limits only each single wait for bytes. It does not limit the
-    time for a server that sends one byte a second, or for a name server that does not answer, and
-    it may have a defect.
+    This is needed because a client limits only each single wait for bytes. An operation could still
+    take forever if a server sends one byte a second, if a name server does not answer, or if the
+    client has a defect.
 
     Threads: Several threads may use one object. A function that exceeds its time limit continues to
     run in its thread, and its result is ignored.
@@ -199,7 +200,7 @@ class GuardedStorage:
     # -- questions -------------------------------------------------------------------------------
 
     def get(self, *keys: str) -> tuple[int, bytes] | None:
-        """Return the index of the first of `keys` with a sound value, and the value's envelope.
+        """Return the index of the first key with a sound value in the remote, and its envelope.
 
         The result is None if the remote has no sound value under any of `keys`. All keys count as
         one question.
@@ -246,7 +247,7 @@ class GuardedStorage:
     def _checked(self, sealer: Sealer, key: str, sealed: bytes) -> bytes | None:
         """Return the envelope in `sealed`, or None if it is damaged or not signed as required.
 
-        A value without a sound envelope is counted and logged.
+        If the result is None, the fault is counted and logged.
         """
         try:
             envelope = sealer.unseal(sealed)
@@ -266,9 +267,9 @@ class GuardedStorage:
         )
 
     def merge(self, key: str, envelope: bytes) -> bool:
-        """Merge the manifest in `envelope` into the one under `key`; return whether that succeeded.
+        """Merge a manifest into the one that the remote has under `key`; return whether it worked.
 
-        If there is none, `envelope` is stored.
+        If the remote has no manifest under `key`, `envelope` is stored.
         """
         return self._write(
             envelope, lambda storage, sealer: self._merge(storage, sealer, key, envelope)
@@ -345,7 +346,9 @@ class GuardedStorage:
     def _call(
         self, breaker: Breaker, operation: str, work: Callable[[Storage, Sealer], _T], size: int = 0
     ) -> _T:
-        """Call `work` with the storage and the sealer; return its result. Record a failure.
+        """Call `work` with the storage and the sealer, and return its result.
+
+        A failure is counted, logged and reported to `breaker`.
 
         Args:
             breaker: the breaker to which a failure is reported.
@@ -393,7 +396,7 @@ class GuardedStorage:
                 opened[0].close()
 
     def _tries(self, breaker: Breaker) -> bool:
-        """Return whether the caller has to make a trial now, as `Breaker.try_again`.
+        """Return whether the caller has to make a trial now (see `Breaker.try_again`).
 
         If so, the storage is closed, so that the trial reads the credentials and the keys again.
         """
@@ -430,7 +433,7 @@ class GuardedStorage:
 
     @property
     def trouble(self) -> str:
-        """The warning for users while operations fail; empty if none fails."""
+        """The warning for users while operations fail; an empty text if they succeed."""
         if self.reading.reason:
             return f"{self.address}: {self.reading.reason}; kcache works without it"
         if self.writing.reason:

@@ -32,10 +32,11 @@ from kcache.remote.storage import RemoteError, RemoteTimeout, RemoteTooLong, Sto
 _ABSENT = (404, 410)
 _REDIRECTS = {"GET": (301, 302, 303, 307, 308), "PUT": (307, 308)}
 _PORTS = {"http": 80, "https": 443}
-#: The largest number of idle connections to a server that are kept. The daemon has a few threads.
+#: The largest number of idle connections to a server that are kept. A few are enough, because the
+#: daemon has only a few threads.
 _MOST_IDLE = 8
-#: The largest number of bytes that are read of a response that is an error. It is read so that the
-#: connection can be used again.
+#: The largest number of bytes that are read of an error page. They are read so that the connection
+#: can be used again.
 _MOST_PAGE = 1 << 16
 #: The number of bytes that are read at a time.
 _PIECE = 1 << 18
@@ -43,7 +44,7 @@ _LAYOUTS = {"subdirs": "{0}/{1}", "flat": "{0}{1}", "bazel": "ac/{0}{1}"}
 
 
 class Origin(NamedTuple):
-    """The server of a URL."""
+    """The server that a URL names."""
 
     scheme: str
     host: str
@@ -53,8 +54,8 @@ class Origin(NamedTuple):
 class HttpValues:
     """Reads and writes values by HTTP; a subclass defines the URLs of the values.
 
-    Threads: Several threads may use one object. Fork: The daemon and the commands that use remotes
-    do not fork.
+    Threads: Several threads may use one object. Fork: A forked child must not use it; the daemon
+    and the commands that use remotes do not fork.
 
     Args:
         address: the address of the remote.
@@ -104,7 +105,7 @@ class HttpValues:
         """Raise RemoteError if something other than the value is missing, such as the bucket."""
 
     def put(self, key: str, value: bytes) -> None:
-        """Store `value` under `key`, in place of an older value."""
+        """Store `value` under `key`, in place of any older value."""
         self._put(key, value, {})
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:
@@ -169,7 +170,7 @@ class HttpValues:
     def _exchange(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], limit: int
     ) -> tuple[Any, bytes]:
-        """Send a request to `url`, and return the response and its body, as `_request`.
+        """Send a request to `url`, and return the response and its body, as `_request` does.
 
         The server gets credentials only if the address names it.
         """
@@ -268,7 +269,7 @@ class HttpStorage(HttpValues):
         return f"{self._url}/{self._layout.format(key[:2], key[2:])}"
 
     def _failure(self, response: Any, body: bytes) -> RemoteError:  # noqa: ANN401
-        """Return the error for a response. For status 409, it has a hint about nginx's settings."""
+        """Return the error for a response, with a hint about nginx if the status is 409."""
         hint = " (nginx: create_full_put_path on; or use layout=flat)"
         return RemoteError(f"{super()._failure(response, body)}{hint * (response.status == 409)}")
 

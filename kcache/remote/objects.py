@@ -129,8 +129,8 @@ class ObjectStorage:
     A store without conditional writes replaces values unconditionally. AWS, GCS, Azure, MinIO and
     Ceph have conditional writes.
 
-    Threads: Several threads may use one object. Fork: The daemon and the commands that use remotes
-    do not fork.
+    Threads: Several threads may use one object. Fork: A forked child must not use it; the daemon
+    and the commands that use remotes do not fork.
 
     Args:
         address: the address of the remote.
@@ -176,7 +176,7 @@ class ObjectStorage:
             return Stored(bytes(value), {n: each for n, each in version.items() if each})
 
     def put(self, key: str, value: bytes) -> None:
-        """Store `value` under `key`, in place of an older value."""
+        """Store `value` under `key`, in place of any older value."""
         with translated(_explained):
             self._put(key, value, "overwrite")
 

@@ -49,7 +49,8 @@ class RedisStorage:
     A lease that is neither renewed nor released expires.
 
     Threads: Several threads may use one object, because each operation has a connection of its own.
-    Fork: The daemon and the commands that use remotes do not fork.
+    Fork: A forked child must not use the object; the daemon and the commands that use remotes do
+    not fork.
 
     Args:
         address: the address of the remote.
@@ -81,7 +82,7 @@ class RedisStorage:
         return Stored(value, value) if value else None  # kcache stores no empty value
 
     def put(self, key: str, value: bytes) -> None:
-        """Store `value` under `key`, in place of an older value."""
+        """Store `value` under `key`, in place of any older value."""
         with self._server() as server:
             server.set(self._prefix + key, value, ex=self._expire or None)
 
@@ -92,12 +93,12 @@ class RedisStorage:
         return self._eval(_SWAP, self._prefix + key, known, value, *expires)
 
     def lease(self, key: str, token: bytes, seconds: float) -> bool:
-        """Try to acquire the lease of `key` for some seconds; return whether it was free."""
+        """Try to acquire the lease of `key` for `seconds`; return whether it was free."""
         with self._server() as server:
             return bool(server.set(self._lease(key), token, nx=True, px=_milliseconds(seconds)))
 
     def renew(self, key: str, token: bytes, seconds: float) -> bool:
-        """Renew the lease of `key` for some seconds; return whether `token` still held it."""
+        """Renew the lease of `key` for `seconds`; return whether `token` still held it."""
         return self._eval(_IF_HELD, self._lease(key), token, "PEXPIRE", _milliseconds(seconds))
 
     def release(self, key: str, token: bytes) -> bool:

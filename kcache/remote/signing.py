@@ -80,11 +80,14 @@ class Sealer(NamedTuple):
 
     @property
     def can_seal(self) -> bool:
-        """Whether there is a private key, or no key is needed. If not, entries can't be sent."""
+        """Whether there is a private key, or there are no keys, so that no signature is needed.
+
+        Otherwise, `seal` fails, and no entry is sent to a remote.
+        """
         return self.signer is not None or not self.verifiers
 
     def seal(self, envelope: bytes) -> bytes:
-        """Return `envelope` with a signature before it, or unchanged if there are no keys.
+        """Return `envelope` with a signature before it, or only `envelope` if there are no keys.
 
         Raises:
             SealError: there are only public keys.
@@ -122,7 +125,7 @@ class Sealer(NamedTuple):
 
 
 def make_sealer(key_file: str | None = None) -> Sealer:
-    """Return a sealer with the keys in `key_file`, or a sealer without keys if that is None.
+    """Return a sealer with the keys in `key_file`, or without keys if `key_file` is None.
 
     Raises:
         ConfigError: the key file can't be used.
@@ -203,7 +206,7 @@ def _cryptography() -> tuple[Any, Any, Any]:
 
 
 def id_of(key: Ed25519PublicKey) -> bytes:
-    """Return the id of a key, which each signature by the key contains."""
+    """Return the id of a key. Each signature contains the id of the key that made it."""
     return hashlib.sha256(key.public_bytes_raw()).digest()[:ID_SIZE]
 
 
@@ -233,7 +236,7 @@ def _public_pem(key: Ed25519PublicKey) -> bytes:
 
 
 def write_keys(path: str, text: bytes, *, mode: int = 0o600) -> None:
-    """Write `text`, which are keys in PEM, to a new file. An existing file is never replaced.
+    """Write keys in PEM to a new file at `path`. An existing file is never replaced.
 
     Raises:
         OSError: the file exists, or it can't be written.

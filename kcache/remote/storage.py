@@ -80,7 +80,7 @@ class Storage(Protocol):
         """
 
     def put(self, key: str, value: bytes) -> None:
-        """Store `value` under `key`, in place of an older value.
+        """Store `value` under `key`, in place of any older value.
 
         Raises:
             RemoteError: `value` is not stored, or it is unknown whether it is.
@@ -103,10 +103,10 @@ class Storage(Protocol):
 
 @runtime_checkable
 class Leases(Protocol):
-    """A client that can also grant leases. Of all processes on all machines, one holds a lease.
+    """A client that can also grant leases.
 
-    The holder of a lease is identified by a random token. A lease expires after some seconds unless
-    it is renewed.
+    At any time, at most one process on all machines holds the lease of a key. The holder is
+    identified by a random token. A lease expires after some seconds unless it is renewed.
     """
 
     def lease(self, key: str, token: bytes, seconds: float) -> bool:
