@@ -50,7 +50,7 @@ def _lines() -> Iterator[str]:
         yield f".B {_escaped(variable.name)}"
         yield _escaped(_one_line(variable.meaning))
     yield ".SH EXIT STATUS"
-    yield "0 done; 1 it failed; 2 wrong usage or configuration; 130 interrupted."
+    yield "0 success; 1 failure; 2 wrong usage or configuration; 130 interrupted."
     yield ".SH SEE ALSO"
     yield "The documentation in the folder docs of the source."
 

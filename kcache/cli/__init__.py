@@ -10,7 +10,7 @@ __all__ = ["main"]
 
 
 def main() -> int:
-    """Run the command that `sys.argv` names; return its exit code, or raise SystemExit with it."""
+    """Run the command that `sys.argv` names, and return its exit code or raise it as SystemExit."""
     if sys.argv[1:2] == ["run"]:
         from kcache.dropin.run import run_fast  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""App: finds each command by its name, and turns what it raises into an exit code."""
+"""App: finds a command by its name, runs it, and turns exceptions into exit codes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from kcache.cli.terminal import notify
 from kcache.errors import CompilerNotFoundError, ConfigError, KcacheError, UnknownBackendError
 from kcache.util.log import log_to_stderr
 
-#: Exit codes. If a signal ended a process, a shell reports 128 plus the signal's number.
+#: Exit codes. The last two are 128 plus the number of a signal (SIGINT, SIGPIPE), which is what a
+#: shell reports if the signal ended the process.
 FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
 
-#: The commands by their purpose, in the order in which a newcomer needs them.
+#: The commands, grouped by purpose, in the order in which a newcomer needs them.
 _GROUPS = {
     "Compile": ("demo", "compile", "run", "warm", "why"),
     "Look": ("stats", "ls", "show", "extract", "report", "path"),
@@ -30,10 +31,11 @@ _GROUPS = {
     "Share": ("bundle", "push", "key", "server"),
     "Set up": ("doctor", "config", "integrations", "migrate"),
 }
-#: Other names for a command, which the help does not list.
+#: Maps another name of a command to the command. The help does not list these names.
 _ALIASES = {"info": "stats"}
-#: The modules that several commands share. Other commands have a module of their name. A module is
-#: imported only when its command is run, or listed in the help.
+#: Maps each command that is in another command's module to that other command. The rest of the
+#: commands are in modules of their own names. A module is imported only when one of its commands is
+#: run, or when the help lists all commands.
 _SHARED = {
     **dict.fromkeys(("show", "extract"), "ls"),
     **dict.fromkeys(("trim", "clear", "verify"), "rm"),
@@ -46,7 +48,7 @@ _SHARED = {
 
 
 class App(click.Group):
-    """The command `kcache`. An expected error prints one line, not a traceback."""
+    """The command `kcache`. For an expected error, it prints one line instead of a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, in the order of `_GROUPS`."""
@@ -62,7 +64,7 @@ class App(click.Group):
         return next((each for each in commands if each.name == name), None)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands of each group."""
+        """Write the list of commands into the help text, with one section for each group."""
         width = max(map(len, self.commands))
         for title, names in _GROUPS.items():
             with formatter.section(title):
@@ -72,7 +74,7 @@ class App(click.Group):
                 )
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; it ends quietly if the reader of its output has gone."""
+        """Run the command. If its output is a closed pipe, exit with `PIPE_CLOSED`, silently."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -80,7 +82,7 @@ class App(click.Group):
             raise click.exceptions.Exit(PIPE_CLOSED) from None
 
     def run(self, args: Sequence[str] | None = None) -> int:
-        """Run a command line, by default the process's own; return its exit code."""
+        """Run the command line `args`, by default `sys.argv[1:]`, and return its exit code."""
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # a path may hold any bytes
@@ -92,7 +94,7 @@ class App(click.Group):
             return error.exit_code
         except click.Abort as error:
             interrupted = isinstance(error.__cause__ or error.__context__, KeyboardInterrupt)
-            if error.__cause__ is None:  # at a question; in other cases, click ends the line
+            if error.__cause__ is None:  # interrupted at a question, whose line click has not ended
                 click.echo(err=True)
             return INTERRUPTED if interrupted else FAILED
         except (KcacheError, OSError) as error:
@@ -105,7 +107,7 @@ class App(click.Group):
 
 
 def _explain(error: KcacheError | OSError) -> None:
-    """Print what went wrong in one line."""
+    """Print one line that describes `error`. For an OSError, it names the file."""
     message = " ".join(str(error).split())
     if isinstance(error, OSError) and not isinstance(error, KcacheError):
         name = error.filename  # a descriptor's number is not a name
@@ -115,7 +117,10 @@ def _explain(error: KcacheError | OSError) -> None:
 
 
 def _settle_stdout() -> None:
-    """Write what is buffered, or discard it: else Python tries again at exit, and complains."""
+    """Write the buffered output, or discard it if that fails.
+
+    Otherwise, Python would try to write it again at exit, and print another error.
+    """
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
         return
     try:
@@ -138,6 +143,6 @@ def _settle_stdout() -> None:
 def app() -> None:
     """Compile CUDA kernels once: a cache for the outputs of NVRTC and nvcc.
 
-    Exit codes: 0 done; 1 it failed (the source does not compile, the output can't be written, ...);
-    2 wrong usage or configuration; 130 interrupted.
+    Exit codes: 0 success; 1 failure (the source does not compile, the output can't be written,
+    ...); 2 wrong usage or configuration; 130 interrupted.
     """

@@ -1,4 +1,4 @@
-"""Options: decorators that give commands their options, and the cache that `--directory` opens."""
+"""Options: decorators that add options to commands, and functions that open a command's cache."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def flag(*names: str, help: str) -> Callable[[F], F]:
-    """Give a command an option without a value."""
+    """Return a decorator that adds an option without a value to a command."""
     return click.option(*names, is_flag=True, help=help)
 
 
 def repeatable(*names: str, metavar: str, help: str, **more: Any) -> Callable[[F], F]:  # noqa: ANN401
-    """Give a command an option that may be given several times."""
+    """Return a decorator that adds an option that a command line may repeat."""
     return click.option(
         *names, metavar=metavar, multiple=True, help=f"{help}  [repeatable]", **more
     )
 
 
 def directory_option(function: F) -> F:
-    """Give a command the option `--directory`."""
+    """Add the option `--directory` to a command."""
     return click.option(
         "--directory",
         type=click.Path(),
@@ -47,38 +47,38 @@ def directory_option(function: F) -> F:
 
 
 def output_option(help: str, **more: Any) -> Callable[[F], F]:  # noqa: ANN401
-    """Give a command the option `--output`."""
+    """Return a decorator that adds the option `--output`; `help` continues its help text."""
     return click.option(
         *("-o", "--output"),
         metavar="OUT",
         type=click.Path(),
         callback=_not_empty,
-        help=f"The file to write, - for standard output{help}",
+        help=f"The file to write, or - for standard output{help}",
         **more,
     )
 
 
 def _not_empty(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
-    """Refuse an empty path, as from an unset variable."""
+    """Return `path`, but reject an empty path, which is what an unset shell variable becomes."""
     if path == "":
         raise click.BadParameter("expected a file, or - for standard output, got ''")
     return path
 
 
 def json_option(shape: str) -> Callable[[F], F]:
-    """Give a command the option `--json`: it prints one JSON `shape`; see `terminal.show`."""
+    """Return a decorator that adds `--json`, with which `terminal.show` prints one JSON `shape`."""
     return click.option(
         "--json",
         is_flag=True,
         expose_value=False,
         is_eager=True,
         callback=note_json,
-        help=f"One JSON {shape}.",
+        help=f"Print the result as one JSON {shape}.",
     )
 
 
 def options(*given: Callable[[F], F]) -> Callable[[F], F]:
-    """Give a command several options, in this order."""
+    """Return a decorator that adds several options to a command, in this order."""
 
     def decorate(function: F) -> F:
         for option in reversed(given):
@@ -89,7 +89,7 @@ def options(*given: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def cache_options(shape: str) -> Callable[[F], F]:
-    """Give a command the options `--json`, see `json_option`, and `--directory`."""
+    """Return a decorator that adds the options `--json` (see `json_option`) and `--directory`."""
     return options(json_option(shape), directory_option)
 
 
@@ -102,18 +102,18 @@ filter_options = options(
         "--name",
         "names",
         metavar="TEXT",
-        help="Only kernels whose source name or name expression has TEXT in it. With * or ?, TEXT "
-        "is a pattern for all of the name.",
+        help="Only kernels that have TEXT in their source name or in a name expression. If TEXT "
+        "contains * or ?, it is a pattern that the whole name must match.",
     ),
     click.option(
         "--used-within",
         metavar="AGE",
-        help="Only kernels that were used in the last AGE, such as 12h, 30d or 2w.",
+        help="Only kernels that were last used at most AGE ago, such as 12h, 30d or 2w.",
     ),
     click.option(
         "--older-than",
         metavar="AGE",
-        help="Only kernels that were not used in the last AGE.",
+        help="Only kernels that were last used more than AGE ago.",
     ),
 )
 
@@ -122,17 +122,18 @@ filter_options = options(
 
 
 def open_cache(directory: str | None, **settings: Any) -> kcache.KernelCache:  # noqa: ANN401
-    """Return the cache in `directory`, or the one that the environment or the defaults name.
+    """Return the cache in `directory`, or else in the one that the environment or a default names.
 
-    This is for commands that compile: an error in the environment is a warning, as in any program.
+    This is for commands that compile. An error in an environment variable only causes a warning, as
+    in any other program.
 
     Args:
-        directory: of the cache.
-        settings: arguments of `KernelCache`.
+        directory: the value of the option `--directory`, or None.
+        settings: further arguments of `KernelCache`.
 
     Raises:
-        ConfigError: an option is not allowed, or names an unsafe directory.
-        UnknownBackendError: an option names a backend that is not installed.
+        ConfigError: an argument is not allowed, or names an unsafe directory.
+        UnknownBackendError: an argument names a backend that is not installed.
     """
     return kcache.KernelCache(directory, **settings)
 
@@ -145,29 +146,30 @@ def open_existing(
     backend: str | None = None,
     quiet: bool = False,
 ) -> kcache.KernelCache:
-    """Return the cache, but create no directory, not even the backend's folder.
+    """Return an existing cache. No directory is created, not even the folder of the backend.
 
-    If the cache does not exist yet, a message is printed, and an empty cache without a directory is
-    returned.
+    If the cache does not exist yet, print a message and return an empty cache, which has no
+    directory.
 
-    An error in the environment is a warning, as in any program: an unsafe directory that a variable
-    names is not used. For commands that change a cache, the error is raised, because they must not
-    use another cache or cap than the user meant.
+    For a command that only reads, an error in an environment variable causes a warning, as in any
+    other program: if a variable names an unsafe directory, that directory is not used. For a
+    command that changes a cache, the error is raised, because the command must not change another
+    cache, or apply another cap, than the user meant.
 
     Args:
-        directory: the directory that the option names.
-        doing: the name of the command, if it changes a cache; empty if it only reads.
-        writes: whether the command really changes the cache; False with `--dry-run`.
-        backend: the backend to open instead of the one in use.
-        quiet: print nothing, and return the cache even if it can't be used.
+        directory: the value of the option `--directory`, or None.
+        doing: the name of the command if it changes a cache; empty if it only reads.
+        writes: whether this run of the command changes the cache; False with `--dry-run`.
+        backend: the backend to open instead of the one that the settings name.
+        quiet: print no message; if the cache can't be used, return an empty cache.
 
     Raises:
-        BackendError: the cache exists and can't be used.
+        BackendError: the cache exists but can't be used.
         ConfigError: the directory is not a cache or is unsafe, or a setting is wrong or forbids
             writing.
-        UnknownBackendError: no such backend is installed.
+        UnknownBackendError: the backend is not installed.
     """
-    if doing:  # treated like an option, so it has to be safe
+    if doing:  # the directory is treated as if the option named it, so it has to be safe
         given = {"directory": directory, "backend": backend}
         directory = find_cache(given, look=True, complain=None)[0].directory.value
         if writes:
@@ -192,19 +194,22 @@ def open_existing(
 def load_settings(
     directory: str | None, complain: Callable[[str], object] | None = log.warning_once
 ) -> tuple[Config, Mapping[str, object]]:
-    """Return all settings, saved ones included, and the texts of the saved settings.
+    """Return all settings, including those saved with the cache, and the texts of the saved ones.
 
-    An error in the environment or in the saved settings is a warning. With None for `complain`, as
-    in a command that changes a cache, an error in the environment is raised.
+    `complain` is called with a warning for each error in the environment or in the saved settings.
+    A command that changes a cache passes None: then an error in the environment is raised, and an
+    error in the saved settings is ignored.
 
     Raises:
-        ConfigError: the option is not allowed, or, without `complain`, a variable.
-        UnknownBackendError: without `complain`: a variable names a backend that is not installed.
+        ConfigError: `directory` is not a path; or `complain` is None, and a variable has a wrong
+            value, or the directory is unsafe or not a cache.
+        UnknownBackendError: `complain` is None, and a variable names a backend that is not
+            installed.
     """
     given = {"directory": directory}
     try:
         config, files = find_cache(given, look=True, complain=complain)
-    except ConfigError:  # not a cache: the command reports that when it opens it
+    except ConfigError:  # unsafe or not a cache: the command reports that when it opens the cache
         if complain is None:
             raise
         return Config.load(given, complain=lambda _: None), {}
@@ -212,9 +217,10 @@ def load_settings(
 
 
 def named_directory(directory: str | None) -> str:
-    """Return the directory of the option, else of the environment, else the default one.
+    """Return the directory that the option names, or else `KCACHE_DIR`, or else the default one.
 
-    The directory need not exist. A variable's text that is not a path is returned unchanged.
+    The directory need not exist. If the value of `KCACHE_DIR` is not a path, it is returned
+    unchanged.
     """
     named, source = Config.load({"directory": directory}, complain=lambda _: None).directory
     if named is None and source != "default":
@@ -223,14 +229,18 @@ def named_directory(directory: str | None) -> str:
 
 
 def may_write(doing: str, directory: str | None = None) -> Config:
-    """Return the settings; refuse to change a cache if a setting forbids that.
+    """Return the settings, or raise an error if one of them forbids changes to the cache.
+
+    Args:
+        doing: the name of the command, for the error.
+        directory: the value of the option `--directory`, or None.
 
     Raises:
-        ConfigError: a setting forbids it, or a variable has a wrong value.
+        ConfigError: the setting `read_only` or `disable` is on, or a variable has a wrong value.
         UnknownBackendError: a variable names a backend that is not installed.
     """
     config, _ = load_settings(directory, complain=None)
     for setting in (config.read_only, config.disable):
         if setting.value:
-            raise ConfigError(f"{setting.source} is set: {doing} would write to the cache")
+            raise ConfigError(f"{setting.source} is set, but {doing} would write to the cache")
     return config

@@ -1,6 +1,7 @@
 """Terminal: writes results to standard output, and everything else to standard error.
 
-A name can't print control characters or markup: unprintable characters are shown escaped.
+The names of files and kernels can't send control characters or markup to the terminal: unprintable
+characters are shown escaped, and markup is shown as it is.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ SHORT = 12
 #: The outputs of a kernel that a command can write.
 OUTPUTS = ("cubin", "ptx", "ltoir")
 #: If a task takes longer than this many seconds, its progress is shown. A hit takes a few
-#: milliseconds.
+#: milliseconds, so it shows none.
 _PATIENCE = 0.2
-#: Names the option `--json` in the context of a command.
+#: The key under which the context of a command records whether `--json` was passed.
 _JSON = "kcache.json"
-#: The width of a table that is not for a terminal: no line is ever cut or folded.
+#: The width of a table that is not for a terminal, so large that no line is cut or folded.
 _UNLIMITED = 1_000_000
 
 
@@ -45,7 +46,7 @@ _UNLIMITED = 1_000_000
 
 
 def notify(message: str) -> None:
-    """Write one line to standard error, after the name of the program."""
+    """Write `message` as one line to standard error, behind the name of the program."""
     click.echo(f"kcache: {plain(message)}", err=True)
 
 
@@ -55,26 +56,27 @@ def show_log(log: str) -> None:
 
 
 def note_json(context: click.Context, _: click.Parameter, value: bool) -> None:
-    """Note whether a command was given the option `--json`."""
+    """Record in the context of a command whether `--json` was passed."""
     context.meta[_JSON] = value
 
 
 def wants_json() -> bool:
-    """Return whether the running command was given the option `--json`."""
+    """Return whether `--json` was passed to the running command."""
     return bool(click.get_current_context().meta.get(_JSON))
 
 
 def show(
     text: str | Callable[[], str | Table], record: object = None, *, err: bool = False
 ) -> None:
-    """Write the result of a command: `record` as JSON with the option `--json`, else the text.
+    """Write the result of a command: `record` as JSON if `--json` was passed, else `text`.
 
-    A table is as wide as the terminal, and coloured unless NO_COLOR is set.
+    On a terminal, a table is as wide as the terminal, and coloured unless `NO_COLOR` is set.
 
     Args:
-        text: of one line or several, or a function that returns it or a table; empty for nothing.
-        record: the result for JSON; if it is None, nothing is written with `--json`.
-        err: write to standard error.
+        text: one line or several lines, or a function that returns them or a table. Nothing is
+            written if the text is empty.
+        record: the result for JSON. If it is None, nothing is written with `--json`.
+        err: whether to write to standard error instead of standard output.
     """
     if wants_json():
         shown = "" if record is None else json.dumps(record, indent=2)
@@ -83,11 +85,11 @@ def show(
         shown = plain(made, "\n") if isinstance(made, str) else _rendered(made, colours=True)
     if shown:
         with naming(STDOUT):
-            click.echo(shown, err=err, color=True)  # Rich has left out colours that are not wanted
+            click.echo(shown, err=err, color=True)  # Rich has left out unwanted colours
 
 
 def write_stdout(data: bytes) -> None:
-    """Write bytes to standard output, to the end."""
+    """Write all of `data` to standard output, and flush it."""
     with naming(STDOUT):
         stream = binary(sys.stdout, STDOUT)
         stream.write(data)
@@ -95,13 +97,17 @@ def write_stdout(data: bytes) -> None:
 
 
 def read_stdin() -> bytes:
-    """Return everything that comes through standard input."""
+    """Return all bytes of standard input, up to its end."""
     with naming(STDIN):
         return binary(sys.stdin, STDIN).read()
 
 
 def binary(stream: TextIO | None, name: str) -> BinaryIO:
-    """Return a standard stream for bytes; raises OSError if it was closed before Python started."""
+    """Return the binary buffer of the standard stream `stream`.
+
+    Raises:
+        OSError: the stream was closed before Python started.
+    """
     if stream is None:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF), name)
     return stream.buffer
@@ -109,7 +115,7 @@ def binary(stream: TextIO | None, name: str) -> BinaryIO:
 
 @contextmanager
 def naming(path: str) -> Generator[None]:
-    """Name the file in errors of reading or writing."""
+    """Replace each OSError of the block by one that names the file `path`."""
     try:
         yield
     except OSError as error:
@@ -117,7 +123,7 @@ def naming(path: str) -> Generator[None]:
 
 
 def can_ask() -> bool:
-    """Return whether the user can be asked: the question goes to standard error."""
+    """Return whether the user can be asked: standard input and standard error are terminals."""
     return _is_terminal(sys.stdin) and _is_terminal(sys.stderr)
 
 
@@ -134,29 +140,31 @@ def _is_terminal(stream: object) -> bool:
 
 
 def named_by_suffix(output: str | None) -> str | None:
-    """Return which of `OUTPUTS` the suffix of a path names, or None."""
+    """Return the one of `OUTPUTS` that the suffix of the path `output` names, or None."""
     suffix = os.path.splitext(output or "")[1].removeprefix(".").lower()
     return suffix if suffix in OUTPUTS else None
 
 
 def refuse_terminal(emit: str) -> None:
-    """Refuse to write anything but text to a terminal.
+    """Raise an error if binary output would be written to a terminal.
 
     Raises:
-        UsageError: standard output is a terminal, and `emit` is not PTX.
+        UsageError: standard output is a terminal, and `emit` is not `"ptx"`.
     """
     if emit != "ptx" and sys.stdout is not None and sys.stdout.isatty():  # pyright: ignore
-        raise click.UsageError(f"{emit.upper()} is binary. Pass -o OUT.")
+        what = f"{emit.upper()} is binary, and standard output is a terminal"
+        raise click.UsageError(f"{what}. Pass -o OUT.")
 
 
 def write_output(data: bytes, output: str) -> str:
-    """Write `data` to the file `output`, or to standard output for `-`; all of it or nothing.
+    """Write `data` to the file `output`, or to standard output if `output` is `-`.
 
-    An existing file is replaced atomically, and the new one gets its permissions. A device or a
-    pipe is written to. Returns the output's name for messages.
+    An existing file is replaced atomically, and the new file gets the permissions of the old one.
+    A device or a pipe is not replaced but written to, so an error may leave a part of `data` in it.
+    Returns the output's name for messages.
 
     Raises:
-        OSError: the file can't be written, and is unchanged; the error names it.
+        OSError: `output` can't be written. The error names it. A regular file is unchanged.
     """
     if output == "-":
         write_stdout(data)
@@ -182,14 +190,15 @@ def columns(rows: Iterable[tuple[str, ...]], *, fit: bool = False) -> str:
     """Return rows of text in aligned columns, two spaces apart.
 
     Args:
-        rows: at least one row; all have the same length.
-        fit: cut the last column where a line would be longer than the terminal.
+        rows: at least one row; all rows have the same number of columns.
+        fit: whether to cut the last column where a line would be longer than the terminal is wide.
     """
     from rich.table import Table  # noqa: PLC0415  28 ms
     from rich.text import Text  # noqa: PLC0415
 
     table = Table.grid(padding=(0, 2, 0, 0))
-    # One row, in whose cells each line is one of `rows`: Rich takes 0.4 ms for each row.
+    # Rich takes 0.4 ms for each row. So the table has one row, whose cells have a line for each of
+    # `rows`.
     cells = [
         Text("\n".join(map(plain, column)), no_wrap=True) for column in zip(*rows, strict=True)
     ]
@@ -200,10 +209,16 @@ def columns(rows: Iterable[tuple[str, ...]], *, fit: bool = False) -> str:
 
 
 def _rendered(table: Table, *, fit: bool = True, colours: bool = False) -> str:
-    """Return the text of a table, as wide as the terminal, without spaces at line ends."""
+    """Return the text of a table, without spaces at the ends of lines.
+
+    Args:
+        table: the table.
+        fit: whether the text may not be wider than the terminal.
+        colours: whether the text is coloured if standard output is a terminal.
+    """
     from rich.console import Console  # noqa: PLC0415
 
-    # Not to standard output: Rich ends the process if its reader has gone.
+    # Rich does not write to standard output itself: it would end the process if the pipe is closed.
     file = io.StringIO()
     room = width() if fit else None
     terminal = colours and _is_terminal(sys.stdout)
@@ -216,13 +231,15 @@ def _rendered(table: Table, *, fit: bool = True, colours: bool = False) -> str:
 
 @contextmanager
 def progress(title: str, total: int | None = None) -> Generator[Callable[..., None]]:
-    """Show the progress of the block on a terminal if it takes a while; erase it at the end.
+    """Show a progress line while the block runs, and erase the line at the end.
 
-    Yields a function to call after each step, or with a number of steps. Any thread may call it.
+    The line is shown only on a terminal, and only if the block takes longer than `_PATIENCE`.
+    Yields a function to call after each step, or after several steps with their number. The
+    function may be called from several threads at the same time.
 
     Args:
         title: what is being done.
-        total: number of steps; with None, only the time is shown.
+        total: the number of steps; if it is None, only the elapsed time is shown.
     """
     display = _display(total) if _is_terminal(sys.stderr) else None
     if display is None:
@@ -241,7 +258,7 @@ def progress(title: str, total: int | None = None) -> Generator[Callable[..., No
 
 
 def _display(total: int | None) -> Progress | None:
-    """Return a progress line on standard error; None if the terminal can't erase it."""
+    """Return a progress line on standard error, or None if the terminal can't erase lines."""
     from rich import progress as rich  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
 
@@ -262,9 +279,10 @@ def _display(total: int | None) -> Progress | None:
 
 @contextmanager
 def interruptible(farewell: Callable[[], str] = str) -> Generator[None]:
-    """End the process at once if the block is interrupted; print `farewell()`, if any, last.
+    """If the block is interrupted, print the text of `farewell` and end the process with 130.
 
-    The interpreter's own exit would wait for the compiles that have begun.
+    The process ends at once, because the usual exit of the interpreter would wait for the compiles
+    that have begun. If `farewell` returns an empty text, nothing is printed.
     """
     try:
         yield

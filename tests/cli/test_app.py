@@ -151,7 +151,7 @@ NOTHING = "kcache: nothing has been cached yet\n"
     ("command", "code", "out", "err"),
     [
         ("ls", 0, "", NOTHING),
-        ("stats --zero", 0, "hits", f"{NOTHING}kcache: counting starts again from zero\n"),
+        ("stats --zero", 0, "hits", f"{NOTHING}kcache: the counts were set to zero\n"),
         ("stats --json", 0, '"hits": 0,', NOTHING),
         ("verify", 0, "0 entries read, 0 B\n", NOTHING),
         ("trim", 0, "evicted 0 entries, 0 B\n", NOTHING),
@@ -194,7 +194,7 @@ def test_a_read_only_or_disabled_cache_is_not_changed(
     said = here(*command.split(), **{variable: "1"})
     assert (said.code, said.out) == (2, "")
     assert re.match(
-        rf"kcache: error: {variable} is set: {command.split(maxsplit=1)[0]}.* would ", said.err
+        rf"kcache: error: {variable} is set, but {command.split(maxsplit=1)[0]}.* would ", said.err
     )
     assert before == {path: path.stat().st_mtime_ns for path in cache_directory.rglob("*")}
 

@@ -43,10 +43,14 @@ def test_from_one_cache_to_another(here: Here, tmp_path: Path) -> None:
     assert out.startswith(f"2 kernels and 0 manifests in {path}, ")
     other = tmp_path / "other"
     said = here("bundle", "import", path, "--directory", other)
-    assert (said.code, said.out, said.err) == (0, "2 entries added, 0 were there, 0 merged\n", "")
+    assert (said.code, said.out, said.err) == (
+        0,
+        "2 entries added, 0 already present, 0 merged\n",
+        "",
+    )
     assert sorted(held(other)) == sorted([key(1), key(2)])
     again = here("bundle", "import", path, "--directory", other)
-    assert again.out == "0 entries added, 2 were there, 0 merged\n"
+    assert again.out == "0 entries added, 2 already present, 0 merged\n"
 
 
 def test_through_pipes(run: Run, filled: Path, tmp_path: Path) -> None:
@@ -144,7 +148,7 @@ def layout(run: Run, tmp_path: Path, nvrtc: tuple[int, int]) -> Path:
 
 def test_a_bundle_that_serves_here(here: Here, layout: Path, tmp_path: Path) -> None:
     told = here("bundle", "check", layout, "--arch", "sm_90", "--list", tmp_path / "kernels.json")
-    assert told.clean() == "serves: 1 kernel and 0 manifests, sm_90\n"
+    assert told.clean() == "usable: 1 kernel and 0 manifests, sm_90\n"
     told = here("bundle", "check", layout, "--arch", "90", "--json")
     assert json.loads(told.clean())["problems"] == []
 

@@ -65,7 +65,7 @@ def test_saved_settings(cache_directory: Path, here: Callable, run: Callable) ->
         assert (cache.engine.max_size, cache.config.wait.value) == (5 << 30, 7.0)
     assert b"5.0 GiB" in run("info").stdout  # another process
     said = here("config", "--set", "max_size=6GiB", KCACHE_MAX_SIZE="2MiB")
-    assert "KCACHE_MAX_SIZE is set, and comes before the max_size that is saved" in said.err
+    assert "KCACHE_MAX_SIZE is set, and overrides the saved max_size" in said.err
     assert here("config", "--unset", "wait").out.split()[-3:] == ["wait", "default", "300.0"]
     assert saved(cache_directory) == {"max_size": "6GiB"}
 
@@ -73,13 +73,13 @@ def test_saved_settings(cache_directory: Path, here: Callable, run: Callable) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--set", "max_size"), "write NAME=VALUE"),
+        (("--set", "max_size"), "expected NAME=VALUE"),
         (("--set", "max_size=lots"), "max_size: expected at least"),
         (("--set", "maxsize=1GiB"), "did you mean 'max_size'?"),
         (("--set", "directory=/x"), "'directory' can't be saved"),
         (("--set", "backend=redis"), "backend: expected one of file"),
         (("--unset", "wat"), "'wat' can't be saved"),
-        (("--set", "wait=3", "--unset", "wait"), "exclude each other: wait"),
+        (("--set", "wait=3", "--unset", "wait"), "name the same setting: wait"),
     ],
 )
 def test_invalid_settings_are_refused(
@@ -116,6 +116,6 @@ def test_migrate_warns_of_a_variable(cache_directory: Path, here: Callable) -> N
     fill(cache_directory, {key(1): kernel()})
     said = here("migrate", "--to", "zstd", KCACHE_BACKEND="file")
     assert said.code == 0
-    assert "warning: KCACHE_BACKEND is set, and comes before the backend that is saved" in said.err
+    assert "warning: KCACHE_BACKEND is set, and overrides the saved backend" in said.err
     assert here("migrate", "--to", "file").code == 0  # the entries come back
     assert saved(cache_directory) == {"backend": "file"}

@@ -203,7 +203,7 @@ def test_a_damaged_entry_is_shown_as_far_as_possible(cache_directory: Path, here
     said = here("show", A[:10])
     assert said.code == 1
     assert A in said.out
-    assert said.err.startswith(f"kcache: error: entry {A[:12]} is not used: ")
+    assert said.err.startswith(f"kcache: error: entry {A[:12]} can't be used: ")
     assert said.err.count("\n") == 1
     assert json.loads(here("show", A, "--json").out)["kind"] == "damaged"
     assert here("extract", A).code == 1

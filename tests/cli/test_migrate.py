@@ -63,8 +63,8 @@ def test_damaged_entries_are_left_out_and_counted(cache_directory: Path, here: C
         engine.put(key("x"), Entry({"x": b"1"}))
     said = here("migrate", "--to", "lmdb")
     assert said.code == 0
-    assert "kcache: 2 entries damaged: left out\n" in said.err
-    assert "kcache: 1 entry of another version of kcache: left in file\n" in said.err
+    assert "kcache: left out 2 entries: damaged\n" in said.err
+    assert "kcache: left out 1 entry: of another version of kcache, and still in the " in said.err
     assert len(contents(cache_directory, "lmdb")) == 11
     assert held(cache_directory) == [key("x")]
 
@@ -74,7 +74,11 @@ def test_a_second_time_there_is_nothing_to_do(cache_directory: Path, here: Calla
     assert here("migrate", "--to", "zstd").code == 0
     for more in ((), ("--dry-run",), ("--keep",)):
         said = here("migrate", "--to", "zstd", *more)
-        assert (said.code, said.out, said.err) == (0, "already in zstd; nothing to migrate\n", "")
+        assert (said.code, said.out, said.err) == (
+            0,
+            "the entries are already in zstd: nothing to migrate\n",
+            "",
+        )
         told = json.loads(here("migrate", "--to", "zstd", "--json", *more).out)
         assert (told["from"], told["to"], told["entries"]) == ("zstd", "zstd", 0)
     assert len(contents(cache_directory, "zstd")) == 13

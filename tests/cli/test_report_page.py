@@ -118,7 +118,7 @@ def test_the_page_summarizes_the_cache(
         "0 from memory, 393 from the backend, 7 from remotes",
     ):
         assert told in found.words, told
-    single = found.words.partition("The entries that take most room")[2]
+    single = found.words.partition("The entries that take up most space")[2]
     assert re.findall(r" ([0-9a-f]{12}) ", single)[:10] == [key(n)[:12] for n in range(11, 1, -1)]
     assert recency(cache_directory, backend) == before
     assert (cache_directory / "stats").read_bytes() == stats
@@ -131,7 +131,7 @@ def test_damaged_entries_are_reported(here: Callable, cache_directory: Path) -> 
     found = Found(here("report", "-o", "-").out)
     assert "Damaged entries in the cache: 1" in found.words
     assert "kcache verify --repair" in found.words
-    assert "and are evicted first Kernel, target and key Size Last use (damaged)" in found.words
+    assert "which are evicted first Kernel, target and key Size Last use (damaged)" in found.words
 
 
 def test_the_file_is_replaced_atomically(here: Callable, cache_directory: Path, work: Path) -> None:

@@ -146,7 +146,9 @@ def test_an_interrupt_ends_warm_and_reports_progress(work: Path) -> None:
         code, output, seen = terminal.end()
     assert (code, output) == (130, b"")
     assert seen.index(b"\x1b[?25l") < seen.index(b"\x1b[?25h") < seen.index(b"kcache: inter")
-    assert seen.endswith(b"kcache: interrupted: 1 of 2 kernels done; run it again to continue\r\n")
+    assert seen.endswith(
+        b"kcache: interrupted: 1 of 2 kernels done; run the command again to continue\r\n"
+    )
 
 
 HOSTILE = "[red]x[/red] :smile: \x1b[31m\x1b]0;title\x07\x9b1m\n\r\t\u202e.cu"

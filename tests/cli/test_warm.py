@@ -270,7 +270,7 @@ def test_uncacheable_kernels_are_reported(
     monkeypatch.setenv("KCACHE_BACKEND", "zstd")
     done = here("warm", "kernels.toml")
     assert done.code == 0
-    assert "not kept: the cap is 1000 B" in done.err
+    assert "not stored: the cap is 1000 B" in done.err
 
 
 def test_a_bad_file_is_2_and_one_line(project: Path, here: Callable, cache_directory: Path) -> None:

@@ -299,7 +299,7 @@ def test_settings(compile_: Compile, why: Why, here: Callable, monkeypatch) -> N
     monkeypatch.setenv("KCACHE_READ_ONLY", "1")
     assert why().hit
     told = here("why", "k.cu", "--arch", "sm_80").out
-    assert "KCACHE_READ_ONLY is set: what is compiled is not kept" in told
+    assert "KCACHE_READ_ONLY is set: the kernel is not stored" in told
 
 
 def test_a_cache_that_cannot_be_read(why: Why, work: Path, cache_directory: Path) -> None:

@@ -1,6 +1,6 @@
 """`kcache bundle` copies kernels from one cache to another, in one file.
 
-`kcache push` sends them to remotes, and `kcache key` makes the keys that sign them.
+`kcache push` sends kernels to remotes, and `kcache key` makes the keys that sign kernels.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from kcache.nvrtc.entries import MANIFEST, unique_length
 from kcache.remote.signing import id_of, make_keys, public_part, read_keys, write_keys
 from kcache.util.units import counted, format_size, plain
 
-#: How many problems are named one by one.
+#: How many of the entries that are left out have a message of their own.
 _NAMED = 5
 
 
@@ -68,16 +68,16 @@ def _source(_context: click.Context, _parameter: click.Parameter, value: str) ->
 _file = click.argument("file", type=click.Path(allow_dash=True), metavar="FILE", callback=_source)
 
 
-@click.group(short_help="Write kernels into one file, or read them from one.")
+@click.group(short_help="Write kernels into one file, or read such a file.")
 def bundle() -> None:
     """Copy kernels from one cache to another, in one file.
 
-    A bundle has kernels and their manifests. So a program on another machine, in another checkout
-    or of another user finds the kernels, and compiles nothing.
-    KCACHE_REMOTE=file:///path/kernels.kcb uses a bundle without unpacking it. A bundle is an SQLite
-    database, which any SQLite tool opens.
+    A bundle contains kernels and their manifests. With it, a program on another machine, in another
+    checkout or of another user finds these kernels instead of compiling them. To use a bundle
+    without importing it, set KCACHE_REMOTE=file:///path/kernels.kcb. A bundle is an SQLite
+    database, so any SQLite tool can open it.
 
-    A bundle contains code. Import a bundle only if you trust its author.
+    A bundle contains code that will run on your GPU. Use a bundle only if you trust its author.
     """
 
 
@@ -86,34 +86,37 @@ def bundle() -> None:
     "-o",
     "--output",
     metavar="FILE",
-    help="The bundle to write, - for standard output. Replaces a bundle, but no other file.",
+    help="The bundle to write, or - for standard output. An existing bundle or an empty file is "
+    "replaced; any other existing file is an error.",
 )
 @click.option(
     "--oci",
     type=click.Path(),
     metavar="DIR",
-    help="Write an OCI image layout with the bundle into DIR instead, which is new or empty.",
+    help="Write an OCI image layout that contains the bundle into DIR instead. DIR must be new or "
+    "empty.",
 )
 @filter_options
 @flag(
     "--reproducible",
-    help="Leave out when each kernel was compiled and how long that took, so that equal kernels of "
-    "two builds make equal files.",
+    help="Leave out when each kernel was compiled and how long the compile took, so that two "
+    "builds with equal kernels write identical files.",
 )
 @cache_options("object")
 def export(*, output: str | None, oci: str | None, directory: str | None, **chosen: Any) -> None:  # noqa: ANN401
     """Write kernels into a bundle.
 
-    A kernel is exported if it matches every kind of option that is given. Its manifest is exported
-    with it. The same kernels make the same bytes, with the same version of SQLite. The command
-    changes nothing in the cache, and does not count as a use of an entry.
+    If filter options are given, a kernel is exported only if it matches all of them. Of the values
+    of a repeated option, it must match one. A kernel's manifests are exported with it. The same
+    entries always make the same bytes, if the version of SQLite is the same. The command does not
+    change the cache, and does not count as a use of an entry.
 
-    With --oci, skopeo, oras or crane push DIR to a registry as an image, whose labels describe the
-    kernels, and Kubernetes mounts it.
+    With --oci, DIR is an image whose labels describe the kernels. skopeo, oras and crane can push
+    it to a registry, and Kubernetes can mount it.
     """
     target = output or oci
     if target is None or (output and oci):
-        raise click.UsageError("Expected one of --output and --oci.")
+        raise click.UsageError("Expected either --output or --oci.")
     if output == "-":
         refuse_terminal("bundle")
     with open_existing(directory) as cache, progress("writing"):
@@ -125,7 +128,7 @@ def export(*, output: str | None, oci: str | None, directory: str | None, **chos
     for item in done.left_out[:_NAMED]:
         notify(f"left out: {item.kind} entry {item.key[:SHORT]}: {plain(item.problem)}")
     if len(done.left_out) > _NAMED:
-        notify(f"left out: {len(done.left_out) - _NAMED} more")
+        notify(f"left out: {counted(len(done.left_out) - _NAMED, 'further entry')}")
     left_out = [{"key": item.key, "problem": item.problem} for item in done.left_out]
     text = f"{_amount(done)} in {target}, {format_size(done.size)}"
     show(text, {**done._asdict(), "left_out": left_out}, err=output == "-")
@@ -141,21 +144,21 @@ def _amount(done: Exported | BundleContents | Pushed) -> str:
 @_file
 @cache_options("object")
 def import_(*, file: Source, directory: str | None) -> None:
-    """Put the kernels of a bundle into the cache. FILE can be `-`, standard input.
+    """Put the kernels of a bundle into the cache. FILE can be `-` for standard input.
 
     The command checks the whole bundle before it writes the first kernel, so a damaged bundle
-    changes nothing. The cache keeps what it has. If the bundle is larger than the cap, only a part
-    of it is imported.
+    changes nothing. An entry that the cache already has is not replaced. If the bundle is larger
+    than the cap, only a part of it is imported.
     """
     config = may_write("bundle import", directory)
     with open_cache(config.directory.value) as cache, progress("reading"):
         done = import_bundle(cache, file)
-    sentence = f"{counted(done.added)} added, {done.present} were there, {done.merged} merged"
+    sentence = f"{counted(done.added)} added, {done.present} already present, {done.merged} merged"
     show(sentence, done._asdict())
     if done.other_version:
-        notify(f"warning: {counted(done.other_version)} of another version of kcache: left out")
+        notify(f"warning: left out {counted(done.other_version)} of another version of kcache")
     if done.no_room:
-        notify(f"warning: {counted(done.no_room)} left out: KCACHE_MAX_SIZE, the cap, is too small")
+        notify(f"warning: left out {counted(done.no_room)}: the cap (KCACHE_MAX_SIZE) is too small")
 
 
 @bundle.command("list", short_help="List the kernels in a bundle.")
@@ -163,25 +166,26 @@ def import_(*, file: Source, directory: str | None) -> None:
 @flag("-a", "--all", "everything", help="List manifests, too.")
 @json_option("array")
 def list_(*, file: Source, everything: bool) -> None:
-    """List the kernels in a bundle, one line each. FILE can be `-`, standard input.
+    """List the kernels in a bundle, one line each. FILE can be `-` for standard input.
 
-    Each entry is checked as it is listed.
+    The command checks every entry first. If one is damaged, it exits with 1 and lists none.
     """
     found = [item for item in list_bundle(file) if everything or item.kind != MANIFEST]
     digits = unique_length(item.key for item in found)
     rows = [{n: value for n, value in item_json(each).items() if n != "last_use"} for each in found]
     show(lambda: listing(found, digits, time.time(), used=False), rows)
     if not (found or wants_json()):
-        notify("there are no kernels")
+        notify("the bundle contains no kernels")
 
 
 @bundle.command("verify", short_help="Read and check all of a bundle.")
 @_file
 @json_option("object")
 def verify(*, file: Source) -> None:
-    """Read and check every entry of a bundle. FILE can be `-`, standard input.
+    """Read and check every entry of a bundle. FILE can be `-` for standard input.
 
-    Exits with 1 if the bundle is damaged. The memory use does not depend on the size of the bundle.
+    The command exits with 1 if the bundle is damaged. Its memory use does not depend on the size of
+    the bundle.
     """
     with progress("reading"):
         found = verify_bundle(file)
@@ -195,38 +199,40 @@ def verify(*, file: Source) -> None:
 @bundle.command("check", short_help="Check whether programs here would use a bundle.")
 @click.argument("file", type=click.Path(exists=True), metavar="FILE")
 @repeatable(
-    "--arch", "archs", metavar="ARCH", help="A target that is needed.  [default: the GPU's]"
+    *("--arch", "archs"),
+    metavar="ARCH",
+    help="A target that the bundle must have kernels for.  [default: the GPU's]",
 )
 @click.option(
     "--list",
     "list_file",
     type=click.Path(exists=True, dir_okay=False),
     metavar="LIST",
-    help="A list of kernels, as for kcache warm, all of which are needed.",
+    help="A list of kernels, as for kcache warm. The bundle must contain all of them.",
 )
 @json_option("object")
 def check(*, file: str, archs: tuple[str, ...], list_file: str | None) -> None:
-    """Check whether programs on this machine would use a bundle. If not, exit with 1 and reasons.
+    """Check whether programs on this machine would use a bundle. If not, print why and exit with 1.
 
-    FILE is a bundle, a directory with kernels.kcb, or an OCI image layout. The bundle must contain
-    kernels for the target, from the build of NVRTC that is installed here. If there is a driver, it
-    must be able to load them. If FILE is a bundle or a directory with one, others must not be able
-    to write to the bundle.
+    FILE is a bundle, a directory that contains kernels.kcb, or an OCI image layout. The bundle must
+    contain kernels for each target, compiled by the build of NVRTC that is installed here. If a
+    CUDA driver is installed, it must be able to load these kernels. Other users must not be able to
+    write to the bundle; this is not checked for an OCI image layout.
     """
     with bundle_at(file) as path, progress("reading"):
         contents = verify_bundle(path)
         found = list(problems(path, contents, archs))
         if list_file is not None:
             found += _missing(path, list_file, archs)
-    serves = f"serves: {_amount(contents)}, {', '.join(contents.archs)}"
-    show("" if found else serves, {"problems": found, **contents._asdict()})
+    usable = f"usable: {_amount(contents)}, {', '.join(contents.archs)}"
+    show("" if found else usable, {"problems": found, **contents._asdict()})
     for problem in found:
         notify(f"{file}: {plain(problem)}")
     raise click.exceptions.Exit(int(bool(found)))
 
 
 def _missing(path: str, list_file: str, archs: tuple[str, ...]) -> list[str]:
-    """Return the kernels of a list that a bundle does not have, each with its target."""
+    """Return one sentence for each kernel of the list that the bundle does not contain."""
     remote = Path(path).absolute().as_uri()
     with ExitStack() as stack:
         kernels, starts = read_wanted(list_file, archs, stack)
@@ -245,10 +251,11 @@ def _missing(path: str, list_file: str, archs: tuple[str, ...]) -> list[str]:
 @filter_options
 @cache_options("array")
 def push(*, directory: str | None, **filters: Any) -> None:  # noqa: ANN401
-    """Send kernels that the cache has to each remote of KCACHE_REMOTE that can be written to.
+    """Send the cache's kernels to every remote that KCACHE_REMOTE names and that can be written to.
 
-    A program sends only what it compiles. This command fills a new remote from a cache that exists.
-    Sending an entry does not count as a use. Exits with 1 if anything can't be stored.
+    A program sends only the kernels that it compiles itself. Use this command to fill a new remote
+    from an existing cache. Sending an entry does not count as a use of it. The command exits with 1
+    if an entry could not be stored.
     """
     with open_existing(directory) as cache, progress("pushing"):
         done = push_to_remotes(cache, selection(**filters))
@@ -258,7 +265,7 @@ def push(*, directory: str | None, **filters: Any) -> None:  # noqa: ANN401
         if each.failed:
             notify(f"error: {counted(each.failed)} not stored: {each.reason or each.address}")
         if each.left_out:
-            notify(f"{counted(each.left_out)} left out: see kcache verify")
+            notify(f"left out {counted(each.left_out)}: kcache verify shows the reasons")
     raise click.exceptions.Exit(int(any(each.failed for each in done)))
 
 
@@ -267,39 +274,39 @@ def push(*, directory: str | None, **filters: Any) -> None:  # noqa: ANN401
 
 @click.group(short_help="Make keys that sign kernels for other machines.")
 def key() -> None:
-    """Make the keys that sign kernels for other machines, and look at them.
+    """Make and show the keys that sign kernels for other machines.
 
-    KCACHE_SIGNING_KEY_FILE names the file with the keys. kcache then uses kernels from other
-    machines only if one of these keys has signed them.
+    Set KCACHE_SIGNING_KEY_FILE to the path of the file with the keys. kcache then uses a kernel
+    from another machine only if one of these keys has signed it.
     """
 
 
 @key.command()
 @click.argument("file", type=click.Path(dir_okay=False))
 def new(*, file: str) -> None:
-    """Write a new key to FILE, which only you can read.
+    """Write a new key to FILE, which only you can read, and its public half to FILE.pub.
 
-    It is an Ed25519 key in the form of OpenSSL. Its public half is written to FILE.pub. Give
-    FILE.pub to the machines that only read. The command never replaces a file.
+    The key is an Ed25519 key in OpenSSL's format. Give FILE.pub to the machines that only read
+    kernels. If FILE or FILE.pub already exists, the command exits with 2 and writes nothing.
     """
     private, public = make_keys()
     taken = [name for name in (file, f"{file}.pub") if os.path.lexists(name)]
     if taken:
         raise ConfigError(f"{taken[0]} already exists, and a key is never replaced")
     write_keys(file, private)
-    show(f"wrote {file}: it signs and verifies, keep it secret")
+    show(f"wrote {file}: this key signs and verifies; keep it secret")
     write_keys(f"{file}.pub", public, mode=0o644)
-    show(f"wrote {file}.pub: it verifies, for machines that only read")
+    show(f"wrote {file}.pub: this key only verifies; give it to machines that only read kernels")
 
 
 @key.command("show")
 @click.argument("file", type=click.Path(dir_okay=False))
-@flag("--public", help="Print the public halves as PEM, and nothing else.")
+@flag("--public", help="Print only the public halves of the keys, as PEM.")
 @json_option("array")
 def show_key(*, file: str, public: bool) -> None:
-    """Show which keys FILE holds, and what they can do. No secret is printed."""
+    """Show the id of each key in FILE, and whether the key can sign. No secret is printed."""
     if public and wants_json():
-        raise click.UsageError("--public and --json exclude each other.")
+        raise click.UsageError("--public and --json can't be combined.")
     keys = read_keys(file)
     if public:
         write_stdout(public_part(keys))

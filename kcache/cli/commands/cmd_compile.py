@@ -1,6 +1,6 @@
 """`kcache compile`: gets kernels from the cache, or compiles them with NVRTC.
 
-Its arguments are also those of `kcache why`.
+`kcache why` takes the same arguments.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kcache.util.cuda_driver import current_arch
 from kcache.util.units import counted, format_size, format_time
 from kcache.warm.kernel_list import seen_from
 
-#: The name of a source from standard input, as in other compilers.
+#: The compiler's name for a source from standard input; other compilers use the same name.
 _STDIN_NAME = "<stdin>"
 
 
@@ -47,14 +47,14 @@ class Job(NamedTuple):
     """A source that a command line asks to compile, for one target.
 
     Attributes:
-        path: of the file, as the user wrote it; `-` for standard input.
-        folder: directory of the file, empty for the working directory.
-        source_name: the source's name for the compiler: the last part of its path.
-        source: the text itself.
-        names: name expressions.
-        options: with an architecture.
-        emit: which output to write.
-        output: where to write it, as the user wrote it.
+        path: path of the file as the user wrote it, or `-` for standard input.
+        folder: directory of the file; empty if it is the working directory.
+        source_name: the source's name for the compiler, which is the last part of its path.
+        source: the text of the source.
+        names: the name expressions.
+        options: the options of the compile, including the architecture.
+        emit: the output to write, one of `OUTPUTS`.
+        output: the value of the option `--output`, or None.
     """
 
     path: str
@@ -76,16 +76,16 @@ compile_options = options(
         type=click.Path(exists=True, dir_okay=False, allow_dash=True),
     ),
     output_option(
-        "; for several results, a directory.  [default: the name of FILE with the suffix of what "
-        "is written, in the working directory; standard output if FILE is -]  `kcache why` "
-        "accepts and ignores it."
+        "; for several results, an existing directory.  [default: a file in the working directory "
+        "with the name of FILE and the suffix of the output, such as axpy.cubin; standard output "
+        "if FILE is -]  `kcache why` accepts this option and ignores it."
     ),
     click.option(
         *("--arch", "-arch", "--gpu-architecture"),
         metavar="ARCH",
         multiple=True,
-        help="Target: sm_90 for machine code and PTX, compute_90 for PTX alone, sm_90a for "
-        "code that only this architecture runs, native for this GPU.  [default: native; "
+        help="Target, such as sm_90 (machine code and PTX), compute_90 (PTX only), sm_90a (code "
+        "that only this architecture can run) or native (this machine's GPU).  [default: native; "
         "repeatable]",
     ),
     click.option("--std", "-std", metavar="STD", help="C++ standard, such as c++17."),
@@ -98,16 +98,16 @@ compile_options = options(
     ),
     repeatable("-D", "--define", "defines", metavar="NAME[=VALUE]", help="Define a macro."),
     repeatable(
-        "--name", "names", metavar="EXPR", help="Instantiate a kernel, such as 'axpy<float>'."
+        "--name", "names", metavar="EXPR", help="Instantiate kernel EXPR, such as 'axpy<float>'."
     ),
     click.option(
         "--emit",
         type=click.Choice(OUTPUTS),
-        help="The output to write.  [default: by the suffix of OUT, else cubin; ptx for "
-        "compute_NN]",
+        help="The output to write.  [default: the one that the suffix of OUT names; else ptx for "
+        "compute_NN and cubin for any other target]",
     ),
-    click.option("-cubin", "--cubin", "emit", flag_value="cubin", help="As --emit cubin."),
-    click.option("-ptx", "--ptx", "emit", flag_value="ptx", help="As --emit ptx."),
+    click.option("-cubin", "--cubin", "emit", flag_value="cubin", help="Same as --emit cubin."),
+    click.option("-ptx", "--ptx", "emit", flag_value="ptx", help="Same as --emit ptx."),
     flag(
         "--fast-math", "-use_fast_math", "--use_fast_math", help="Use fast, less exact arithmetic."
     ),
@@ -134,8 +134,8 @@ compile_options = options(
         metavar="OPT",
         help="Pass another option to NVRTC, as in --option=-ftz=true.",
     ),
-    flag("--no-cache", help="Compile without the cache: neither read nor write it."),
-    flag("--recache", help="Compile, and replace the entry in the cache."),
+    flag("--no-cache", help="Compile without reading or writing the cache."),
+    flag("--recache", help="Compile even if the cache has the kernel, and replace its entry."),
 )
 
 
@@ -152,11 +152,18 @@ def jobs_of(
     include_paths: tuple[str, ...],
     **given: Any,  # noqa: ANN401  the other fields of `CompileOptions`
 ) -> list[Job]:
-    """Return what the options of a compile mean: each file for each architecture."""
+    """Return one job for each file and each architecture that a command line names.
+
+    Raises:
+        UsageError: two options contradict each other, or `--arch` is missing and this machine has
+            no GPU.
+        ConfigError: `--cuda-headers` was given and no CUDA headers are installed.
+        OSError: a file can't be read.
+    """
     if no_cache and recache:
-        raise click.UsageError("--no-cache and --recache exclude each other.")
+        raise click.UsageError("--no-cache and --recache can't be combined.")
     for path in include_paths:
-        if not os.path.isdir(path):  # NVRTC does not warn
+        if not os.path.isdir(path):  # NVRTC would ignore it without a warning
             notify(f"warning: the include directory {path} does not exist")
     include_paths += _cuda_headers() if cuda_headers else ()
     found: list[Job] = []
@@ -178,7 +185,7 @@ def jobs_of(
 def _cuda_headers() -> tuple[str, ...]:
     found = installed_headers.include_paths()
     if not found:
-        packages = "nvidia-cuda-runtime nvidia-cuda-cccl (CUDA 12: each with -cu12)"
+        packages = "nvidia-cuda-runtime nvidia-cuda-cccl (for CUDA 12, append -cu12 to both names)"
         raise ConfigError(f"no CUDA headers are installed: pip install {packages}")
     return found
 
@@ -207,17 +214,18 @@ def _best_output(options: CompileOptions) -> str:
 @flag("-q", "--quiet", help="Print only warnings and errors.")
 @cache_options("array")
 def compile_file(*, quiet: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
-    """Compile each FILE (- for standard input) with NVRTC, or get it from the cache.
+    """Compile each FILE (- for standard input) with NVRTC, or get its output from the cache.
 
-    Several files and several architectures may be named: each file is compiled for each. No GPU is
-    needed. Headers in quotes are first searched for in the directory of FILE. FILE and its headers
-    may later move to another folder: kcache compares their content, not their paths. Options of
-    nvcc with the same meaning work, too, such as -arch=sm_90 and -std=c++17.
+    If several files and several architectures are given, each file is compiled for each
+    architecture. No GPU is needed. A header whose name is in quotes is first searched for in the
+    directory of FILE. FILE and its headers may later be moved to another directory, because kcache
+    compares their contents, not their paths. The nvcc spellings of these options work, too, such as
+    -arch=sm_90 and -std=c++17.
     """
     jobs, as_json = jobs_of(**given), wants_json()
     outputs = _outputs(jobs)
     if as_json and "-" in outputs:
-        raise click.UsageError("--json and an output on standard output exclude each other.")
+        raise click.UsageError("--json can't be combined with an output on standard output.")
     results: list[dict[str, object]] = []
     disable, recache = given["no_cache"] or None, given["recache"] or None
     code = 0
@@ -245,11 +253,11 @@ def compile_file(*, quiet: bool, directory: str | None, **given: Any) -> None:  
 
 
 def _compile(cache: KernelCache, job: Job, output: str, *, quiet: bool) -> dict[str, object]:
-    """Compile one source for one target and write the output; return what happened, for JSON."""
+    """Compile one job, or get it from the cache, and write its output; return the JSON record."""
     uncacheable = cache.stats().uncacheable
     started = time.perf_counter()
-    # The compile runs in the file's folder. So the compiler finds the headers, debug information
-    # has the right paths, and the folder's path is not part of the request.
+    # The compile runs in the file's folder, so that the compiler finds the headers, debug
+    # information has the right paths, and the folder's path is not part of the request.
     try:
         title = f"compiling {job.path} for {job.options.target}"
         with contextlib.chdir(job.folder or os.curdir), interruptible(), progress(title):
@@ -267,7 +275,8 @@ def _compile(cache: KernelCache, job: Job, output: str, *, quiet: bool) -> dict[
     data: bytes | None = getattr(kernel, job.emit)
     if data is None:
         there = ", ".join(name for name in OUTPUTS if getattr(kernel, name) is not None)
-        raise ConfigError(f"--emit {job.emit}: this target has none; expected {there or 'nothing'}")
+        expected = f"expected {there or 'nothing'} for {job.options.target}"
+        raise ConfigError(f"--emit: {expected}, got {job.emit}")
     shown = write_output(data, output)
     stored = cache.stats().uncacheable == uncacheable
     if not quiet:
@@ -290,10 +299,11 @@ def _compile(cache: KernelCache, job: Job, output: str, *, quiet: bool) -> dict[
 
 
 def _outputs(jobs: Sequence[Job]) -> list[str]:
-    """Return the path to write each result to, or `-`.
+    """Return the path of the output file of each job, or `-` for standard output.
 
     Raises:
-        UsageError: two results would be written to one file.
+        UsageError: several results can't be written to one file, an output would overwrite its
+            source, or binary output would be written to a terminal.
     """
     given, several = jobs[0].output, len(jobs) > 1
     if several and given is not None and not os.path.isdir(given):
@@ -302,7 +312,7 @@ def _outputs(jobs: Sequence[Job]) -> list[str]:
     found: dict[str, str] = {}
     for job in jobs:
         output = given
-        if several or output is None:  # where nvcc would put it
+        if several or output is None:  # the name that nvcc would choose
             base = os.path.splitext(os.path.basename(job.path))[0]
             middle = f".{job.options.target}" if len(targets) > 1 else ""
             output = os.path.join(given or "", f"{base}{middle}.{job.emit}")
@@ -312,19 +322,20 @@ def _outputs(jobs: Sequence[Job]) -> list[str]:
         elif job.path != "-" and os.path.exists(output) and os.path.samefile(job.path, output):
             raise click.UsageError(f"-o {output} would overwrite the source.")
         if output in found:
-            raise click.UsageError(f"{found[output]} and {job.path} both make {output}.")
+            both = f"{found[output]} and {job.path}"
+            raise click.UsageError(f"The outputs of {both} would both be written to {output}.")
         found[output] = job.path
     return list(found)
 
 
-#: Matches a line of the compiler's log that begins with a position: a file and a line.
+#: Matches a file's name at the beginning of a line of the compiler's log, before a line number.
 _POSITION = re.compile(r"^([^\s(][^(\n]*)(?=\(\d+\): )", re.MULTILINE)
 
 
 def _as_typed(log: str, job: Job) -> str:
-    """Return a log with paths as seen from the working directory, so that editors find them.
+    """Return the compiler's log with paths relative to the working directory, for editors.
 
-    The compiler ran in the source's folder.
+    In `log`, paths are relative to the folder of the source, in which the compiler ran.
     """
     if not job.folder:
         return log
@@ -344,7 +355,7 @@ def _sentence(kernel: CompiledKernel, seconds: float, *, stored: bool) -> str:
     if kernel.cached:
         checked = f", {headers} verified" if count else ""
         saved = format_time(kernel.compile_seconds)
-        return f"hit in {format_time(seconds)}{checked} (compiled once in {saved})"
+        return f"hit in {format_time(seconds)}{checked} (the compile took {saved})"
     text = f"compiled in {format_time(seconds)}"
     if count:
         text += f", {headers}"

@@ -1,4 +1,4 @@
-"""`kcache config` shows and saves settings, `kcache path` prints the cache's directory.
+"""`kcache config` shows and saves settings, and `kcache path` prints the cache's directory.
 
 `kcache migrate` moves every entry to another backend in the same directory.
 """
@@ -36,7 +36,7 @@ from kcache.nvrtc.entries import DAMAGED, OTHER, UNREADABLE
 from kcache.util.units import counted, format_size, plain
 
 
-@click.command(short_help="Show every setting with its source, or save one.")
+@click.command(short_help="Show every setting with its source, or save settings.")
 @repeatable(
     "--set",
     "given",
@@ -44,27 +44,28 @@ from kcache.util.units import counted, format_size, plain
     help="Save a setting with the cache, such as max_size=5GiB.",
 )
 @repeatable(
-    "--unset", "gone", metavar="NAME", help="Forget a setting that is saved with the cache."
+    "--unset", "gone", metavar="NAME", help="Remove a setting that is saved with the cache."
 )
 @json_option("object")
 @directory_option
 def config(*, given: tuple[str, ...], gone: tuple[str, ...], directory: str | None) -> None:
     """Show every setting with its value and its source, and the compiler that kcache uses.
 
-    A setting that is saved with `--set` stays with the directory of the cache, in its file
-    kcache.json. It applies to every program and command that uses the directory. Arguments and
-    environment variables take precedence. These settings can be saved: backend, max_size,
-    memory_size, header_check, relocation, wait, workers, compile_timeout.
+    `--set` saves a setting in the file kcache.json in the directory of the cache. The setting
+    applies to every program and command that uses this directory. Arguments and environment
+    variables take precedence over it. These settings can be saved: backend, max_size, memory_size,
+    header_check, relocation, wait, workers, compile_timeout.
     """
     wanted: dict[str, str] = {}
     for pair in given:
         name, separator, value = pair.partition("=")
         if not separator:
-            raise click.UsageError(f"--set {pair!r}: write NAME=VALUE, such as max_size=5GiB.")
+            expected = "expected NAME=VALUE, such as max_size=5GiB"
+            raise click.UsageError(f"--set: {expected}, got {pair!r}.")
         wanted[name.strip()] = value.strip()
     both = sorted(wanted.keys() & set(gone))
     if both:
-        raise click.UsageError(f"--set and --unset exclude each other: {', '.join(both)}.")
+        raise click.UsageError(f"--set and --unset name the same setting: {', '.join(both)}.")
     if given or gone:
         may_write("config --set", directory)
         for warning in save(named_directory(directory), wanted, gone):
@@ -72,7 +73,7 @@ def config(*, given: tuple[str, ...], gone: tuple[str, ...], directory: str | No
     settings, compiler = _settings(directory), library.find()
     facts = [("kcache", __version__)]
     if compiler is None:
-        facts.append(("compiler", f"none: {library.HOW_TO_INSTALL}"))
+        facts.append(("compiler", f"not found: {library.HOW_TO_INSTALL}"))
     else:
         facts += [("compiler", compiler.path), ("identity", compiler.identity)]
     changed = {name: each for name, each in settings.items() if name in (*wanted, *gone)}
@@ -90,12 +91,12 @@ def config(*, given: tuple[str, ...], gone: tuple[str, ...], directory: str | No
 @directory_option
 def path(*, directory: str | None) -> None:
     """Print the directory that programs and commands use as the cache, whether it exists or not."""
-    load_settings(directory)  # this warns
+    load_settings(directory)  # for its warnings
     write_stdout(os.fsencode(named_directory(directory)) + b"\n")
 
 
 def _settings(directory: str | None) -> dict[str, dict[str, object]]:
-    """Return every setting by name: its value, its source, and the other ways to set it."""
+    """Return the value, source, variable and saved text of every setting, by its name."""
     loaded, saved = load_settings(directory)
     found: dict[str, dict[str, object]] = {}
     for variable in VARIABLES:
@@ -118,7 +119,7 @@ def _rows(settings: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def _shown(value: object) -> object:
-    """Return a value for JSON; addresses become texts without credentials."""
+    """Return the value of a setting for JSON; remotes become addresses without credentials."""
     if isinstance(value, tuple):
         return [str(each) for each in value]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     return value
@@ -135,18 +136,21 @@ def _text(name: str, value: object) -> str:
 
 
 def save(directory: str, given: Mapping[str, str], gone: Collection[str] = ()) -> list[str]:
-    """Save settings, forget others, and return warnings about settings without effect.
+    """Save the settings `given`, remove the saved settings `gone`, and return warnings.
+
+    A warning says that a saved setting has no effect because a variable overrides it, or that the
+    cache's entries are in another backend.
 
     Args:
-        directory: of the cache, created if it does not exist.
-        given: name -> text.
-        gone: names; settings that another version of kcache has saved are allowed, too.
+        directory: path of the cache's directory, which is created if it does not exist.
+        given: maps the names of settings to their values, as text.
+        gone: names of settings. They may be settings that another version of kcache saved.
 
     Raises:
-        ConfigError: a setting can't be saved, its value is not allowed, or not with that backend;
-            or the directory is unsafe, or not a cache.
-        UnknownBackendError: no such backend is installed.
-        BackendError: the settings can't be written, or the backend can't be used there.
+        ConfigError: a setting can't be saved, its value is not allowed, or the backend rejects the
+            cap; or the directory is unsafe, or not a cache.
+        UnknownBackendError: the backend to save is not installed.
+        BackendError: the settings can't be written, or the backend can't use the directory.
     """
     files = open_directory(directory)
     for name, text in given.items():
@@ -168,7 +172,7 @@ def save(directory: str, given: Mapping[str, str], gone: Collection[str] = ()) -
     here = Config.load(complain=lambda _: None)
     sources = {name: getattr(here, name).source for name in given}
     warnings += (
-        f"{source} is set, and comes before the {name} that is saved"
+        f"{source} is set, and overrides the saved {name}"
         for name, source in sources.items()
         if source != "default"
     )
@@ -176,10 +180,10 @@ def save(directory: str, given: Mapping[str, str], gone: Collection[str] = ()) -
 
 
 def _elsewhere(config: Config, files: CacheDirectory) -> str:
-    """Return a warning if the entries are in another backend than the one that programs will open.
+    """Return a warning if the entries are in a backend that programs will not open, else nothing.
 
     Raises:
-        ConfigError, BackendError: programs could not use that backend.
+        ConfigError, BackendError: the backend that `config` names can't be used.
     """
     name, cap = config.backend.value, config.max_size.value
     opened = open_backend(name, files.backend(name), max_size=cap, read_only=True)
@@ -189,12 +193,12 @@ def _elsewhere(config: Config, files: CacheDirectory) -> str:
 
 # -- migrate ---------------------------------------------------------------------------------------
 
-#: The message for entries that are not moved, by kind.
+#: Why entries of a kind were not moved, for a message. The braces stand for the old backend.
 _LEFT_OUT = {
-    DAMAGED: "damaged: left out",
-    UNREADABLE: "unreadable: left in {}",
-    OTHER: "of another version of kcache: left in {}",
-    TOO_LARGE: "larger than the cap: left in {}",
+    DAMAGED: "damaged",
+    UNREADABLE: "unreadable, and still in the backend {}",
+    OTHER: "of another version of kcache, and still in the backend {}",
+    TOO_LARGE: "larger than the cap, and still in the backend {}",
 }
 
 
@@ -206,9 +210,10 @@ _LEFT_OUT = {
     "--from",
     "origin",
     metavar="BACKEND",
-    help="The old backend.  [default: the one in use; if that is BACKEND, another with a folder]",
+    help="The old backend.  [default: the backend in use; if that is the new backend, the other "
+    "backend that has a folder]",
 )
-@flag("--keep", help="Copy the entries, and keep the old ones.")
+@flag("--keep", help="Copy the entries instead of moving them.")
 @flag("-n", "--dry-run", help="Show what would be moved; change nothing.")
 @json_option("object")
 @directory_option
@@ -217,12 +222,12 @@ def migrate(
 ) -> None:
     """Move every entry to another backend in the same directory.
 
-    Each backend has its own folder there. The entries move one at a time, the least recently used
-    one first. So the order of use is kept, but not the times: each entry counts as used now. Both
-    backends together stay below the cap. If the command is interrupted, run it again and it
-    continues. At the end, it saves the new backend with the directory. Programs then use the new
-    backend, unless an argument or KCACHE_BACKEND names another. If the entries are in the new
-    backend already, the command changes nothing.
+    Each backend has its own folder in the directory. Entries are moved one at a time, the least
+    recently used first. This keeps their order of use, but not the times: each entry counts as used
+    when it is moved. The two backends together stay below the cap. If the command is interrupted,
+    run it again to continue. At the end, it saves the new backend as a setting of the directory.
+    Programs then use the new backend, unless an argument or KCACHE_BACKEND names another. If the
+    entries are already in the new backend, the command changes nothing.
     """
     if origin == target:
         raise click.UsageError(f"--from and --to both name {target}.")
@@ -233,7 +238,7 @@ def migrate(
     with open_existing(directory, "migrate", backend=origin, writes=not dry_run) as source:
         files, engine = source.opened.directory, source.engine
         if files is not None and origin == target:
-            files, done = None, f"already in {target}; nothing to migrate"
+            files, done = None, f"the entries are already in {target}: nothing to migrate"
         elif files is not None and dry_run:
             usage = engine.backend.usage()
             moved, verb = Moved(usage.entries, usage.bytes), f"would {'copy' if keep else 'move'}"
@@ -251,10 +256,11 @@ def migrate(
         if moved.all and not keep:
             remove_emptied(files.backend(origin))  # LMDB's file does not shrink
     if moved.evicted:
-        notify(f"{format_size(moved.evicted)} evicted first: both backends exceeded the cap")
+        evicted = format_size(moved.evicted)
+        notify(f"evicted {evicted} first, because both backends together exceeded the cap")
     kinds = Counter(item.kind for item in moved.left_out)
     for kind in kinds:
-        notify(f"{counted(kinds[kind])} {_LEFT_OUT[kind].format(origin)}")
+        notify(f"left out {counted(kinds[kind])}: {_LEFT_OUT[kind].format(origin)}")
     record = {
         "from": origin,
         "to": target,
@@ -270,22 +276,28 @@ def migrate(
 
 
 def _use(files: CacheDirectory, target: str, *, keep: bool) -> None:
-    """Save the backend with the directory, unless the old one is kept."""
+    """Save `target` as the backend of the directory, or, with `keep`, print how to do that."""
     if keep:
-        show(f"To use them: kcache config --set backend={target}")
+        show(f"To use the copies, run kcache config --set backend={target}")
         return
     try:
         warnings = save(files.path, {"backend": target})
     except KcacheError as error:
-        notify(f"warning: {error}. To use them: export KCACHE_BACKEND={target}")
+        notify(f"warning: {error}. To use the moved entries, set KCACHE_BACKEND={target}")
         return
-    show(f"Saved with the cache: backend={target}. Programs of this directory find them there.")
+    show(f"Saved with the cache: backend={target}. Programs that use this directory use it now.")
     for warning in warnings:
         notify(f"warning: {warning}")
 
 
 def _origin(directory: str | None, target: str) -> str:
-    """Return the backend that programs use now; if that is the target, another with a folder."""
+    """Return the name of the backend that programs use now.
+
+    If that is `target`, return the other backend that has a folder, or `target` if there is none.
+
+    Raises:
+        UsageError: several other backends have a folder.
+    """
     settings, _ = load_settings(directory, complain=None)
     others: list[str] = []
     if settings.backend.value == target:
@@ -293,5 +305,5 @@ def _origin(directory: str | None, target: str) -> str:
             others = backends_in(CacheDirectory(named_directory(directory)))
     others = [each for each in others if each != target]
     if len(others) > 1:
-        raise click.UsageError(f"Several backends have a folder: name one, --from {others[0]}.")
+        raise click.UsageError(f"--from: expected one of {', '.join(others)}, got none.")
     return others[0] if others else settings.backend.value

@@ -27,7 +27,8 @@ from kcache.util.units import format_size, format_time
 _SOURCE = Path(__file__).with_name("demo.cu")
 _TYPES = ("int", "unsigned", "long long", "unsigned long long", "float", "double", "char", "short")
 _TILES = ("128, 8", "128, 16", "256, 8", "256, 16")
-#: The instances of the demo's kernel, as a library that sorts tiles of several types has them.
+#: The name expressions of the demo's kernel: a library that sorts tiles of several types would have
+#: such instances.
 _NAMES = tuple(f"sort_tiles<{key}, {tile}>" for key in _TYPES for tile in _TILES)
 #: The target if there is no GPU.
 _ARCH = "sm_90"
@@ -49,7 +50,7 @@ _PROBE = "cub/block/block_merge_sort.cuh"
 def demo(*, arch: str | None, directory: str | None) -> None:
     """Compile a real CUB kernel in one process, then get it from the cache in a new process.
 
-    No GPU is needed. The demo measures all times on this machine.
+    No GPU is needed. All times that the command prints are measured on this machine.
     """
     include = folder_of(_PROBE)
     if include is None:
@@ -64,16 +65,16 @@ def demo(*, arch: str | None, directory: str | None) -> None:
         second = _compile([*job, "-o", outputs[1]], "process 2 asks the cache")
         is_same = len({Path(output).read_bytes() for output in outputs}) == 1
     if not (second["cached"] and is_same):
-        raise KcacheError("the second process did not get the kernel of the first from the cache")
+        raise KcacheError("process 2 did not get the kernel of process 1 from the cache")
     record = {"arch": target, "names": list(_NAMES), "processes": [first, second]}
     show(lambda: _table(first, second), record)
     if directory is not None:
         show(f"\nThe cache is in {directory}.")
-    show("\nYour own kernel, twice:  kcache compile FILE.cu --arch " + target)
+    show(f"\nTo try your own kernel, run this twice:  kcache compile FILE.cu --arch {target}")
 
 
 def _target(arch: str | None) -> tuple[str, str]:
-    """Return the target, and in words how it relates to this machine."""
+    """Return the target, and a remark that says whether it is the target of this machine's GPU."""
     if arch is not None:
         return parse_arch(arch), ""
     try:
@@ -83,12 +84,19 @@ def _target(arch: str | None) -> tuple[str, str]:
 
 
 def _compile(job: list[str], title: str) -> dict[str, Any]:
-    """Compile the demo's source in a new process; return its JSON output, with the process's time.
+    """Run `kcache compile` with the demo's source in a new process.
+
+    Returns the JSON output of the command, and the time that the process took as
+    `process_seconds`.
+
+    Args:
+        job: further arguments of the command.
+        title: what is being done, for the progress line.
 
     Raises:
         ConfigError: the process failed.
     """
-    # -P: the working directory may hold another kcache, such as a clone of the repository.
+    # -P: the working directory may contain another kcache, such as a clone of the repository.
     command = [sys.executable, "-P", "-m", "kcache", "compile", str(_SOURCE), "--json", *job]
     # The user's settings for programs do not apply to the demo. If there is a driver, NVRTC 12.9
     # and later would answer from a cache of its own.
@@ -102,7 +110,7 @@ def _compile(job: list[str], title: str) -> dict[str, Any]:
     if done.returncode != 0:
         (about,) = json.loads(done.stdout or "[{}]")
         reason = about.get("error") or done.stderr.strip().removeprefix("kcache: error: ")
-        raise ConfigError(reason or f"a process ended with {done.returncode}")
+        raise ConfigError(reason or f"kcache compile exited with status {done.returncode}")
     return {**json.loads(done.stdout)[0], "process_seconds": whole}
 
 

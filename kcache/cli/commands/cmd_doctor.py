@@ -30,17 +30,17 @@ _COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 @click.option(
     "--program",
     metavar="FILE",
-    help="Show whether `kcache run` would reach this program, and if not, why.",
+    help="Check only whether `kcache run` has an effect on the program FILE, and if not, show why.",
 )
-@flag("--remotes", help="Check only the remotes of KCACHE_REMOTE.")
+@flag("--remotes", help="Check only the remotes that KCACHE_REMOTE names.")
 def doctor(*, directory: str | None, program: str | None, remotes: bool) -> None:
     """Check everything that the cache depends on, and name a remedy for each problem.
 
-    Checks the settings, the directory, the disk, the backend, a sample of the entries, NVRTC, the
-    driver, whether `kcache run` reaches programs, and each layer and each remote of KCACHE_REMOTE.
-    Changes nothing on this machine, and stores a small entry in each remote that can be written to.
-    Exits with 1 if there is a problem. A warning is not a problem: the cache works in spite of it.
-    A remote that does not answer is a problem.
+    The command checks the settings, the directory, the disk, the backend, a sample of the entries,
+    NVRTC, the driver, whether `kcache run` has an effect on programs, and each layer and each
+    remote that KCACHE_REMOTE names. It changes nothing on this machine, but it stores a small entry
+    in each remote that can be written to. It exits with 1 if it finds a problem, such as a remote
+    that does not answer. A warning is not a problem, because the cache works in spite of it.
     """
     findings = list(diagnose_libraries())
     if not any(finding.level == PROBLEM for finding in findings):
@@ -67,7 +67,7 @@ def doctor(*, directory: str | None, program: str | None, remotes: bool) -> None
 
 
 def _table(findings: list[Finding]) -> Table:
-    """Return the findings, as wide as the terminal."""
+    """Return a table of the findings, with the remedy of each below it."""
     from rich.table import Table  # noqa: PLC0415  as in `terminal`
     from rich.text import Text  # noqa: PLC0415
 
@@ -91,14 +91,14 @@ _BY_BOTH = f"{_BY_RUN}, {_BY_ADAPTER}"
 
 
 class Framework(NamedTuple):
-    """A framework that compiles kernels at run time, and how it gets them from kcache.
+    """A framework that compiles kernels at run time, and how it gets kernels from kcache.
 
     Attributes:
-        framework: its name.
+        framework: name of the framework.
         installed: the version that is installed here.
         tested_with: the versions that kcache's tests ran with; empty if there are no such tests.
-        covered_by: `kcache run`, an adapter for the framework's own hook, both or nothing.
-        line: how to enable that, or why it is not possible.
+        covered_by: how it gets kernels: by `kcache run`, by an adapter, by both, or not at all.
+        line: what to type to enable this, or why the framework is not supported.
     """
 
     framework: str
@@ -108,7 +108,8 @@ class Framework(NamedTuple):
     line: str
 
 
-#: Name, the distributions that may contain it, and the last three fields of `Framework`.
+#: For each framework, its name, the distributions that may contain it, and the last three fields of
+#: `Framework`.
 _FRAMEWORKS: tuple[tuple[str, tuple[str, ...], str, str, str], ...] = (
     ("cuda.bindings", ("cuda-bindings",), "13.5", _BY_RUN, _RUN),
     (
@@ -138,7 +139,7 @@ _FRAMEWORKS: tuple[tuple[str, tuple[str, ...], str, str, str], ...] = (
 
 
 def installed() -> list[Framework]:
-    """Return the frameworks that are installed here, in the order of the table."""
+    """Return the frameworks that are installed here, in the order of `_FRAMEWORKS`."""
     found: list[Framework] = []
     problem = libraries.problem(env.current())
     without_run = {_BY_RUN: _NOT, _BY_BOTH: _BY_ADAPTER} if problem else {}
@@ -158,10 +159,10 @@ def installed() -> list[Framework]:
 def integrations() -> None:
     """Show the installed frameworks that compile kernels at run time, and how kcache supports them.
 
-    `kcache run` answers the NVRTC and nvcc calls of a program, and needs no change in it. An
-    adapter is a class of kcache for the framework's own cache interface. The last column is what to
-    type, or the reason why nothing helps. Other versions than the tested one work if their
-    interface is the same.
+    `kcache run` answers the NVRTC and nvcc calls of a program without a change to the program. An
+    adapter is a class of kcache that implements the framework's own cache interface. The column HOW
+    shows what to type, or why the framework is not supported. A version other than the tested ones
+    works if its interface is the same.
     """
     found = installed()
     heads = ("FRAMEWORK", "INSTALLED", "TESTED WITH", "CACHED BY", "HOW")

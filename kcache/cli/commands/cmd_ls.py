@@ -1,6 +1,6 @@
 """`kcache ls` lists the entries of a cache, `show` shows one, `extract` writes its output.
 
-Any unique prefix of at least four digits stands for a key.
+A user may shorten a key to any unique prefix of at least four digits.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from kcache.util.units import counted, format_age, format_size, format_time, loc
 #: How many keys a message about an ambiguous prefix names.
 _NAMED = 8
 _LEAST = 4
-#: How many keys completion offers.
+#: How many keys the shell's completion offers at most.
 _OFFERED = 2000
 
 
@@ -68,10 +68,10 @@ _OFFERED = 2000
 
 
 def key_prefix(text: str) -> str:
-    """Return the digits of a key or of the beginning of one, in lower case.
+    """Return `text` in lower case if it is a key or a long enough prefix of a key.
 
     Raises:
-        BadParameter: the text is neither.
+        BadParameter: `text` is neither.
     """
     digits = text.strip().lower()
     if not _LEAST <= len(digits) <= KEY_LENGTH or digits.strip("0123456789abcdef"):
@@ -84,7 +84,8 @@ def key_prefix(text: str) -> str:
 def complete_keys(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the keys that begin with the typed text, the most recently used first.
 
-    If anything fails, no key is returned: a warning would appear in the line that is being typed.
+    If anything fails, return no keys and print no warning, because it would appear in the line that
+    the user is typing.
     """
     logging.getLogger("kcache").disabled = True
     with suppress(Exception), open_existing(ctx.params.get("directory"), quiet=True) as cache:
@@ -100,10 +101,10 @@ _key = click.argument("key", type=key_prefix, metavar="KEY", shell_complete=comp
 
 
 def resolve(backend: Backend, prefixes: Iterable[str]) -> list[EntryInfo]:
-    """Return the entries that the prefixes stand for, each entry once.
+    """Return the entries whose keys begin with one of the prefixes, each entry once.
 
     Raises:
-        BackendError: a prefix matches no entry or several.
+        BackendError: a prefix matches no entry or several entries.
     """
     found = matching(backend, list(dict.fromkeys(prefixes)))
     for prefix, infos in found.items():
@@ -122,7 +123,7 @@ def _open(directory: str | None, key: str) -> Opened:
     """Return the entry whose key begins with `key`.
 
     Raises:
-        BackendError: there is no such entry, or several.
+        BackendError: there is no such entry, or there are several.
     """
     with open_existing(directory) as cache:
         (info,) = resolve(cache.engine.backend, [key])
@@ -133,12 +134,13 @@ def _open(directory: str | None, key: str) -> Opened:
 
 
 def _unused(item: Item) -> CorruptEntryError:
-    return CorruptEntryError(f"entry {item.key[:SHORT]} is not used: {item.problem}")
+    return CorruptEntryError(f"entry {item.key[:SHORT]} can't be used: {item.problem}")
 
 
 # -- ls --------------------------------------------------------------------------------------------
 
-#: Sort order -> the value by which entries are sorted, the largest first.
+#: Maps each sort order to a function that returns the value by which an entry is sorted. The
+#: largest value comes first.
 _ORDERS: dict[str, Callable[[Item], float | None]] = {
     "last-use": lambda item: item.used,
     "size": lambda item: item.size,
@@ -155,7 +157,7 @@ _ORDERS: dict[str, Callable[[Item], float | None]] = {
     show_default=True,
     help="Sort by latest use, largest size, youngest age or longest compile.",
 )
-@flag("--reverse", help="Reverse the order. Entries without a value stay last.")
+@flag("--reverse", help="Reverse the order. Entries that lack the value stay last.")
 @flag("-a", "--all", "everything", help="List manifests, too.")
 @filter_options
 @cache_options("array")
@@ -169,14 +171,14 @@ def list_entries(
 ) -> None:
     """List the kernels in the cache, one line each.
 
-    KEY has as many digits as distinguish the entries, which is enough for the other commands. AGE
-    is the time since the compile, and COMPILE is the time that the compile took. Damaged entries
-    and entries of another version of kcache are marked. Listing an entry does not count as a use.
-    If kernels differ only in their options, the list shows these options. On a narrow terminal, it
-    leaves out columns until the names can be read.
+    KEY is the first digits of a key: enough of them to distinguish the entries, and for other
+    commands to accept it as a KEY. AGE is the time since the compile, and COMPILE is the time that
+    the compile took. Damaged entries and entries of another version of kcache are marked. Listing
+    an entry does not count as a use of it. If kernels differ only in their options, the list shows
+    these options. On a narrow terminal, it leaves out columns so that there is room for the names.
 
     A manifest records which headers a source was compiled with, so that kcache notices when a
-    header changes. There is one manifest for each source with includes.
+    header changes. A source with includes has a manifest for each set of options.
     """
     now, wanted = time.time(), selection(**given)
     with open_existing(directory) as cache:
@@ -194,22 +196,22 @@ def list_entries(
         notify("there are no kernels" if wanted is None else "no kernel matches the filters")
 
 
-#: Columns, and the width in characters from which a terminal shows them. Below it, they would take
-#: the room of the kernel's name.
+#: Maps columns to the width that a terminal needs to show them, in characters. On a narrower
+#: terminal, they would take the room of the kernel's name.
 _NEEDS = {"COMPILE": 100, "AGE": 90, "USED": 70, "SIZE": 60, "ARCH": 50}
 
 
 def listing(items: Sequence[Item], digits: int, now: float, *, used: bool = True) -> str:
-    """Return one line per entry, cut to the width of a terminal; an empty text for no entries.
+    """Return a table with one line per entry, or an empty text if there are no entries.
 
-    If two kernels have the same source name, names and target, the options that differ follow the
-    name.
+    On a terminal, lines are cut to its width. If several kernels have the same source name, names
+    and target, the options that differ are shown behind the name.
 
     Args:
-        items: in their order.
-        digits: how many of a key to show.
-        now: seconds since the epoch.
-        used: whether to show when each was last used.
+        items: the entries, in the order of the lines.
+        digits: how many digits of each key to show.
+        now: the current time, in seconds since the epoch.
+        used: whether to show when each entry was last used.
     """
     room = width()
     rows: list[dict[str, str]] = []
@@ -235,7 +237,7 @@ _HEADS = ("KEY", "SIZE", "AGE", "USED", "COMPILE", "ARCH", "KERNEL")
 
 
 def _name(item: Item, *, short: bool) -> str:
-    """Return what an entry holds, in one line; with `short`, without the source's folder."""
+    """Return a kernel's name, with `short` without the source's folder; else what the entry is."""
     if item.kind == KERNEL:
         name = os.path.basename(item.source_name) if short else item.source_name
         return item._replace(source_name=name).title or "-"
@@ -245,14 +247,17 @@ def _name(item: Item, *, short: bool) -> str:
 
 
 def item_json(item: Item) -> dict[str, object]:
-    """Return an item for JSON output: with its full key, bytes and seconds since the epoch."""
+    """Return an item for JSON. Sizes are in bytes, and times in seconds since the epoch."""
     names = {"size": "size_bytes", "used": "last_use"}
     fields = item._asdict().items()
     return {names.get(name, name): None if value == "" else value for name, value in fields}
 
 
 def _differences(items: Sequence[Item]) -> list[str]:
-    """Return for each entry what distinguishes it from others of its name: options, compiler."""
+    """Return for each entry the options that distinguish it from other kernels of its name.
+
+    Identities of compilers are treated like options.
+    """
     facts = [(*item.flags, f"({item.compiler})") if item.compiler else item.flags for item in items]
     groups: dict[tuple[object, ...], list[int]] = {}
     for number, item in enumerate(items):
@@ -274,33 +279,33 @@ _PLACED = {
     *("kind", "source_name", "names", "arch", "created", "compile_seconds", "lowered_names"),
     *("functions", "compiler", "flags", "log", "files"),
 }
-#: The parts of a dependency set: the names in `DependencySet`, and the words that users see.
+#: Maps the parts of a dependency set (fields of `Answers`) to the words that users see.
 _KINDS = {
     "files": "headers that were read, and their digests",
-    "absent": "paths where nothing must be",
-    "present": "files that must be there",
-    "folders": "directories that must be there",
-    "names": "names of texts that are in memory",
-    "same": "names of equal files; equal numbers are one file",
+    "absent": "paths that must not exist",
+    "present": "files that must exist",
+    "folders": "directories that must exist",
+    "names": "names of in-memory headers",
+    "same": "paths of files with equal content; paths with equal numbers must be the same file",
     "denied": "paths that can't be read",
     "variables": "environment variables",
-    "plain": "names that are no links",
-    "links": "links, and where they lead",
-    "access": "rights, as access(2)",
-    "times": "files of equal content: a group, and a number for each time of change",
-    "conditions": "conditions elsewhere",
+    "plain": "paths that must not be symbolic links",
+    "links": "symbolic links, and their targets",
+    "access": "access rights, as access(2) returns them",
+    "times": "files of equal content: a group, and a number for each modification time",
+    "conditions": "conditions for the use in other directories",
 }
 
 
-@click.command("show", short_help="Show all that is known about one entry.")
+@click.command("show", short_help="Show all details of one entry.")
 @_key
 @cache_options("object")
 def show_entry(*, key: str, directory: str | None) -> None:
-    """Show all that is known about the entry KEY, the first digits of a key from `kcache ls`.
+    """Show all details of the entry whose key begins with KEY. `kcache ls` shows the keys.
 
-    For a kernel: its source, target, names, compiler, options and log, and the sizes of its
-    outputs. For a manifest: the headers that the compiler read, and the headers that must be
-    absent.
+    For a kernel, these are its source, target, names, compiler, options and log, and the sizes of
+    its outputs. For a manifest, they are the headers that the compiler read, and the paths where no
+    header may appear.
     """
     item, entry = _open(directory, key)
     record = item_json(item)
@@ -356,7 +361,7 @@ def _files(listed: JSON) -> Iterator[tuple[str, ...]]:
 
 
 def _block(title: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    """Yield a title and indented rows below it; nothing if there are none."""
+    """Yield a title and the indented rows below it, or nothing if there are no rows."""
     table = [("", *row) for row in rows]
     if table:
         yield f"\n{title}"
@@ -375,7 +380,7 @@ def _time(seconds: float) -> str:
 
 
 def _parts(dependency_set: DependencySet) -> dict[str, Any]:
-    """Return the parts of a dependency set (see `_KINDS`), and in how many locations it holds."""
+    """Return the parts of a dependency set (see `_KINDS`) and the number of its locations."""
     found = dependency_set.answers()
     paths = {
         name: [_at(root, path) for root, paths in getattr(found, name) for path in paths]
@@ -404,7 +409,7 @@ def _parts(dependency_set: DependencySet) -> dict[str, Any]:
 
 
 def _at(root: int, path: str) -> dict[str, str | int]:
-    """Return a path and, in words, what it is relative to."""
+    """Return a path, and the directory that it is relative to in words."""
     relative = f"include path {root}" if root else "source's folder"
     return {"root": "absolute" if root < 0 else relative, "path": path}
 
@@ -417,15 +422,15 @@ def _at(root: int, path: str) -> dict[str, str | int]:
 @click.option(
     "--emit",
     type=click.Choice(OUTPUTS),
-    help="The output to write.  [default: by the suffix of OUT, else the first of these that "
-    "there is]",
+    help="The output to write.  [default: the one that the suffix of OUT names, else the first of "
+    "these that the entry has]",
 )
-@output_option(".  [default: the key's first digits, with the suffix of what is written]")
+@output_option(".  [default: the key's first digits, with the suffix of the output]")
 @directory_option
 def extract(*, key: str, emit: str | None, output: str | None, directory: str | None) -> None:
-    """Write the output of the entry KEY to a file, for `cuobjdump`, `nvdisasm` and other tools.
+    """Write an output of a kernel to a file, for `cuobjdump`, `nvdisasm` and other tools.
 
-    KEY is the first digits of a key. `kcache ls` shows the keys.
+    KEY is the first digits of the kernel's key. `kcache ls` shows the keys.
     """
     item, entry = _open(directory, key)
     if entry is None:

@@ -1,7 +1,7 @@
-"""`kcache stats` shows what was done with a cache, `kcache report` writes an HTML page about it.
+"""`kcache stats` shows the counts of a cache, and `kcache report` writes an HTML page about it.
 
 The template `report.html` makes the page from a `Snapshot` alone. Making a snapshot changes nothing
-and does not count as a use of an entry.
+in the cache, and does not count as a use of an entry.
 """
 
 from __future__ import annotations
@@ -61,27 +61,27 @@ if TYPE_CHECKING:
     import jinja2
 
 _FOLDER = Path(__file__).parent
-#: How many rows the tables of single entries, targets and kernels have.
+#: How many rows the tables of single entries, of targets and of kernels have at most.
 _SINGLE, _ARCHS, _KERNELS = 10, 8, 12
-#: What is shown for a mean without samples.
+#: The value and the note that are shown for a mean that has no samples yet.
 _NONE = ("\N{EN DASH}", "none so far")
 
 
 @click.command(short_help="Show where the cache is, how full it is and what it has done.")
 @json_option("object")
-@flag("--prometheus", help="Print the text format of Prometheus, for a textfile collector.")
+@flag("--prometheus", help="Print the counts in Prometheus' text format, for a textfile collector.")
 @flag("--zero", help="Show the counts, then set them to zero.")
 @directory_option
 def stats(*, prometheus: bool, zero: bool, directory: str | None) -> None:
     """Show where the cache is, how full it is, and what all processes have done with it.
 
-    The counts are those since the cache was created or its counts were set to zero. Kernels and
-    manifests are counted separately: a manifest leads from a source with includes to its kernels.
-    With more than 2,000 entries, these two counts are estimates from 2,000 of them. `kcache info`
-    does the same.
+    The counts cover the time since the cache was created, or since they were last set to zero.
+    Kernels and manifests are counted separately: a manifest leads from a source with includes to
+    its kernels. If there are more than 2,000 entries, the numbers of kernels and manifests are
+    estimated from 2,000 entries. `kcache info` is another name of this command.
     """
     if wants_json() and prometheus:
-        raise click.UsageError("--json and --prometheus exclude each other.")
+        raise click.UsageError("--json and --prometheus can't be combined.")
     with open_existing(directory, "stats --zero" if zero else "") as cache:
         files, config = cache.opened.directory, cache.config
         file = None if files is None else StatsFile(files.stats)
@@ -115,7 +115,7 @@ def stats(*, prometheus: bool, zero: bool, directory: str | None) -> None:
     if zero:
         if file is not None:
             file.zero()
-        notify("counting starts again from zero")
+        notify("the counts were set to zero")
 
 
 # -- report ----------------------------------------------------------------------------------------
@@ -128,9 +128,9 @@ def report(*, output: str, directory: str | None) -> None:
     """Write one HTML page about the cache.
 
     The page shows the saved compile time, hits and misses, the size and the cap, what fills the
-    cache, when it was compiled, and what needs attention. It is one small file that loads nothing
-    and runs no scripts. It names your kernels and the directory of the cache, so consider who may
-    see that.
+    cache, when its kernels were compiled, and what needs attention. It is one small file that loads
+    nothing and runs no scripts. It contains the names of your kernels and the directory of the
+    cache, so consider who may see it.
     """
     found: list[Item] = []
     with open_existing(directory) as cache:
@@ -159,17 +159,17 @@ def report(*, output: str, directory: str | None) -> None:
         notify(f"{what} -> {output} ({format_size(len(data))})")
 
 
-# -- what is known ---------------------------------------------------------------------------------
+# -- the snapshot ----------------------------------------------------------------------------------
 
 
 class Snapshot(NamedTuple):
-    """What is known of a cache.
+    """The state of a cache at one moment.
 
     Attributes:
-        written: when, seconds since the epoch.
-        about: name -> text: directory, backend, versions.
+        written: the moment, in seconds since the epoch.
+        about: maps names to texts: the directory, the backend and versions.
         max_size: the cap in bytes.
-        size: stored bytes, as the backend counts them.
+        size: the stored bytes, as the backend counts them.
         stats: the counts of all processes.
         items: all entries.
     """
@@ -188,8 +188,8 @@ class Snapshot(NamedTuple):
 def page(snapshot: Snapshot, zone: tzinfo | None = None) -> str:
     """Return the whole page, with times in the time zone `zone`, by default this machine's.
 
-    No name that comes from a cache can become markup, and the page's own policy forbids it to load
-    or run anything.
+    A name from the cache can't become markup, and the page has a Content-Security-Policy that
+    forbids it to load or run anything.
     """
     template = _templates().get_template("report.html")
     from markupsafe import Markup  # noqa: PLC0415  comes with Jinja2
@@ -219,7 +219,7 @@ def page(snapshot: Snapshot, zone: tzinfo | None = None) -> str:
 
 
 def _templates() -> jinja2.Environment:
-    """Return the template's environment, which escapes texts and unprintable characters."""
+    """Return the environment of the template, which escapes markup and unprintable characters."""
     import jinja2  # noqa: PLC0415  may be missing
 
     found = jinja2.Environment(
@@ -243,7 +243,7 @@ def _templates() -> jinja2.Environment:
 
 
 def _tiles(stats: Stats, kernels: int, entries: int) -> list[tuple[str, str, str]]:
-    """Return name, value and note of each figure at the top."""
+    """Return the name, the value and the note of each figure at the top of the page."""
     hit, compiled = stats.avg_cache_time_ms / 1e3, stats.avg_compile_time_ms / 1e3
     faster = f"{compiled / hit:,.0f} times faster than compiling" if hit and compiled else ""
     ran = counted(stats.compiles, "compile")
@@ -255,7 +255,7 @@ def _tiles(stats: Stats, kernels: int, entries: int) -> list[tuple[str, str, str
         ("Hits", f"{stats.hits:,}", hit_sources(stats)),
         ("A hit takes", hits[0], hits[1]),
         ("A compile takes", made[0], made[1]),
-        ("Shared compiles", f"{stats.coalesced:,}", "requests that waited for another's compile"),
+        ("Shared compiles", f"{stats.coalesced:,}", "requests that waited for another compile"),
         ("Kernels", f"{kernels:,}", f"{counted(entries)} in all"),
     ]
 
@@ -266,28 +266,33 @@ def _printable(value: object) -> object:
 
 # -- what needs attention --------------------------------------------------------------------------
 
-#: Kind of entries -> what was counted; fields of `Stats` have their own docstring.
+#: Maps kinds of entries to words for their counts. The docstring of `Stats` has such words for its
+#: fields.
 _WHAT = {DAMAGED: "Damaged entries in the cache", UNREADABLE: "Entries that can't be read"}
-#: The fields of `Stats` that may count something normal. The others count problems.
+#: The keys of `_DO` whose counts may be normal. The other keys count problems.
 _NOTES = ("evictions", "uncacheable", "wait_timeouts", "stale")
-#: Kind of entries, or field of `Stats` -> what it means, and what to do; problems first.
+#: Maps kinds of entries and fields of `Stats` to what their counts mean, and what to do. Problems
+#: come first.
 _DO = {
     DAMAGED: "They are never used. Run kcache verify --repair. If more appear, check the disk.",
-    UNREADABLE: "Run kcache verify, which names them, and check permissions and the disk.",
+    UNREADABLE: "Run kcache verify to see which ones, and check permissions and the disk.",
     "corrupt": "Each was compiled again. Run kcache verify. If more appear, check the disk.",
-    "errors": "The cache continued without them. kcache doctor and KCACHE_LOG=info show why.",
+    "errors": "No request failed because of them. kcache doctor and KCACHE_LOG=info show why.",
     "unlocked": "Processes could compile the same kernel twice. Set KCACHE_DIR to a local disk.",
-    "rejected": "Each exceeds the cap, or nothing could be evicted for it. Raise KCACHE_MAX_SIZE.",
-    "remote_errors": "The kernels were compiled. kcache stats names the remote and the reason.",
-    "evictions": "{evicted}. If too many are compiled again, raise the cap, KCACHE_MAX_SIZE.",
-    "uncacheable": "The source uses __TIME__, for example. KCACHE_LOG=debug names the reason.",
-    "wait_timeouts": "Another process compiled for longer than KCACHE_WAIT, or was stopped.",
-    "stale": "A header had changed, or another version of kcache had written them: nothing to do.",
+    "rejected": "They exceed the cap, or nothing could be evicted for them. Raise KCACHE_MAX_SIZE.",
+    "remote_errors": "Kernels were compiled instead. kcache stats shows the remote and the reason.",
+    "evictions": "{evicted} in all. If too many are compiled again, raise KCACHE_MAX_SIZE.",
+    "uncacheable": "The source uses __TIME__, for example. KCACHE_LOG=debug shows the reason.",
+    "wait_timeouts": "The other process compiled for longer than KCACHE_WAIT, or was stopped.",
+    "stale": "A header had changed, or another version of kcache wrote them. Nothing to do.",
 }
 
 
 def _remarks(snapshot: Snapshot) -> list[tuple[str, str, int, str]]:
-    """Return the counts that need attention, warnings first: level, what, how often, what to do."""
+    """Return the level, meaning, number and remedy of each count that needs attention.
+
+    Warnings come first.
+    """
     counts = Counter(item.kind for item in snapshot.items) + Counter(snapshot.stats._asdict())
     evicted = format_size(snapshot.stats.bytes_evicted)
     what = {name: re.split("[;(]", meaning)[0].rstrip(". ") for name, meaning in meanings().items()}
@@ -300,24 +305,25 @@ def _remarks(snapshot: Snapshot) -> list[tuple[str, str, int, str]]:
 
 # -- parts, and over time --------------------------------------------------------------------------
 
-#: How many targets the bar of the whole cache shows; the others are one part.
+#: How many targets the bar of the whole cache shows one by one; the other targets are one part.
 _TARGETS = 4
-#: How many columns the chart has at most, and the age in seconds below which a column is an hour.
+#: How many columns the chart has at most. A column is an hour if the oldest kernel is younger than
+#: `_YOUNG` seconds, else a day.
 _COLUMNS, _YOUNG = 90, 2 * 86400
 #: The shortest length of a bar whose value is not 0, in percent: 4 pixels on a phone.
 _VISIBLE = 1.3
 
 
 class Share(NamedTuple):
-    """What some entries take together.
+    """Several entries, and their part of the cache.
 
     Attributes:
         name: the target, the source, or the day or hour of the compile; empty if unknown.
         names: the name expressions of a kernel.
-        entries: how many.
-        size: their stored bytes.
-        compile_seconds: what compiling them took.
-        merged: how many smaller shares this one combines; else 0.
+        entries: how many entries there are.
+        size: the stored bytes of all these entries.
+        compile_seconds: how long the compiles of all these entries took.
+        merged: how many smaller shares this one combines, or 0.
     """
 
     name: str
@@ -335,8 +341,8 @@ def _shares(
 
     Args:
         items: the entries.
-        by: the name and the name expressions that an item counts for.
-        most: how many shares stay separate.
+        by: returns the name and the name expressions of an item.
+        most: how many shares are not combined with others.
     """
     groups: dict[tuple[str, tuple[str, ...]], list[Item]] = {}
     for item in items:
@@ -349,7 +355,7 @@ def _shares(
 
 
 def _parts(items: Sequence[Item]) -> list[Share]:
-    """Return the parts of a whole cache: targets, then manifests, then entries without use."""
+    """Return the shares that make up a cache: targets, manifests, and entries that are not used."""
     kernels = [item for item in items if item.kind == KERNEL]
     found = [
         share._replace(name="Other targets" if share.merged else share.name or "unknown")
@@ -362,14 +368,15 @@ def _parts(items: Sequence[Item]) -> list[Share]:
 
 
 def _spans(items: Iterable[Item], now: float, zone: tzinfo | None) -> tuple[str, list[Share]]:
-    """Return `"day"` and the days since the first compile, or `"hour"` and the hours.
+    """Return the unit `"day"` and a share for each day since the first compile.
 
-    The hours are for a young cache.
+    If the first compile was less than `_YOUNG` seconds ago, return `"hour"` and a share for each
+    hour.
 
     Args:
-        items: kernels.
-        now: seconds since the epoch; later compiles are left out.
-        zone: the time zone of the days, by default this machine's.
+        items: the kernels.
+        now: the current time, in seconds since the epoch. Later compiles are left out.
+        zone: the time zone in which days begin, by default this machine's.
     """
     made = [item for item in items if item.created is not None and item.created <= now]
     first = min((item.created or 0.0 for item in made), default=now)
@@ -393,9 +400,10 @@ def _spans(items: Iterable[Item], now: float, zone: tzinfo | None) -> tuple[str,
 
 
 def _lengths(values: Sequence[float], whole: float) -> list[float]:
-    """Return the lengths of the parts of a bar in percent, 100 at most together.
+    """Return the lengths of the parts of a bar, in percent of `whole`.
 
-    The parts keep their proportions, and all of them together are visible.
+    The sum of the lengths is at most 100, and at least `_VISIBLE`, so that the bar can be seen. The
+    parts keep their proportions.
     """
     total = sum(values)
     if not total:

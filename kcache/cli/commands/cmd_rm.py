@@ -1,6 +1,6 @@
-"""`kcache rm` deletes some entries, `trim` evicts the coldest, `clear` deletes all.
+"""`kcache rm` deletes some entries, `trim` evicts the least recently used, `clear` deletes all.
 
-`kcache verify` reads and checks every entry, and deletes what is damaged.
+`kcache verify` reads and checks every entry, and can delete damaged ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kcache.util.units import counted, format_size, parse_age, parse_size, plain
 @click.option(
     "--older-than",
     metavar="AGE",
-    help="Evict entries that were not used for AGE, such as 12h, 30d or 2w.",
+    help="Evict entries that were last used more than AGE ago, such as 12h, 30d or 2w.",
 )
 @flag("-n", "--dry-run", help="Show what would be evicted; change nothing.")
 @cache_options("object")
@@ -40,9 +40,9 @@ def trim(
 ) -> None:
     """Evict the entries that were used least recently.
 
-    Without options, evict down to 90 % of the cap. With both options, first evict what is older
-    than AGE, then what exceeds SIZE. The cache stays below its cap on its own. Use this command to
-    free space at once.
+    Without options, entries are evicted until the cache is at most 90 % full. With both options,
+    the entries older than AGE are evicted first, and then others until at most SIZE is stored.
+    This command is never needed to keep the cache below its cap. Use it to free space at once.
     """
     age = None if older_than is None else parse_age(older_than, name="--older-than")
     size = None if max_size is None else parse_size(max_size, name="--max-size")
@@ -62,18 +62,19 @@ def trim(
     show(done, {"dry_run": dry_run, "entries": count, "bytes_evicted": freed})
 
 
-@click.command("rm", short_help="Delete single entries, or those that match filters.")
+@click.command("rm", short_help="Delete entries by their keys, or kernels that match filters.")
 @click.argument("keys", metavar="[KEY]...", nargs=-1, type=key_prefix, shell_complete=complete_keys)
 @filter_options
 @flag("-n", "--dry-run", help="Show what would be deleted; change nothing.")
-@click.option("-y", "--yes", is_flag=True, expose_value=False, help="No effect: it never asks.")
+@click.option("-y", "--yes", is_flag=True, expose_value=False, help="No effect, as rm never asks.")
 @cache_options("object")
 def remove(*, keys: tuple[str, ...], dry_run: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
-    """Delete the entries KEY, or the kernels that match the options.
+    """Delete the entries with the given keys, or the kernels that match the filter options.
 
     Each KEY is the first digits of a key that `kcache ls` shows. If a KEY matches no entry or
-    several entries, nothing is deleted. A kernel has to match every kind of option. `kcache ls`
-    with the same options shows which kernels match.
+    several entries, nothing is deleted. A kernel is deleted only if it matches all filter options.
+    Of the values of a repeated option, it must match one. `kcache ls` with the same options shows
+    which kernels match.
     """
     wanted = selection(**given)
     if bool(keys) == (wanted is not None):
@@ -95,12 +96,12 @@ def remove(*, keys: tuple[str, ...], dry_run: bool, directory: str | None, **giv
 
 
 @click.command(short_help="Delete every entry.")
-@flag("-y", "--yes", help="Don't ask. Required without a terminal.")
+@flag("-y", "--yes", help="Don't ask for confirmation. Required if there is no terminal.")
 @cache_options("object")
 def clear(*, yes: bool, directory: str | None) -> None:
     """Delete every entry of the cache.
 
-    The counts stay. To reset them, use `kcache stats --zero`.
+    The counts that `kcache stats` shows are kept. To set them to zero, use `kcache stats --zero`.
     """
     if not yes and not can_ask():
         raise click.UsageError("Can't ask without a terminal. Pass --yes to delete every entry.")
@@ -126,9 +127,10 @@ def clear(*, yes: bool, directory: str | None) -> None:
 def verify(*, repair: bool, directory: str | None) -> None:
     """Read and check every entry, then check the files of the backend.
 
-    kcache never uses a damaged entry. It compiles the kernel again when a program asks for it, so
-    `--repair` only frees space. Exits with 1 if damage was found and not repaired. Changes nothing
-    without `--repair`.
+    kcache never uses a damaged entry, and compiles its kernel again when a program requests it. So
+    deleting damaged entries with `--repair` only frees space. Without `--repair`, the command
+    changes nothing. It exits with 1 if a damaged or unreadable entry, or another problem of the
+    backend, is left.
     """
     with open_existing(directory, "verify --repair" if repair else "") as cache:
         report = examine(cache.engine.backend, repair=repair, progress=progress)
@@ -169,4 +171,4 @@ def _lines(report: Report, *, repair: bool) -> Iterator[str]:
         done = f", {len(report.left)} left after the repair" if repair else ""
         yield f"{counted(len(report.medium), 'problem')} in the backend{done}"
     if not report.sound and not repair:
-        yield "What is damaged is never used. `kcache verify --repair` deletes it."
+        yield "Damaged entries are never used. `kcache verify --repair` deletes them."

@@ -1,6 +1,6 @@
 """`kcache run` runs a program, and answers its NVRTC and nvcc compiles from the cache.
 
-`kcache server` keeps one server for all programs under `kcache run`.
+`kcache server` starts, stops and shows a server that all programs under `kcache run` share.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from kcache.warm.recording import refuse_other_file
 
 
 def _recording(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
-    """Refuse a file that can't be recorded into. The daemon would only log that."""
+    """Return `path`, or raise an error if no recording can be written to it.
+
+    This is checked here because the daemon, which writes the recording, would only log the error.
+    """
     if path is not None:
         folder = os.path.dirname(os.path.abspath(path))
         if not (os.path.lexists(path) or os.access(folder, os.W_OK | os.X_OK)):
-            raise click.BadParameter(f"{path!r} can't be written; expected a writable file.")
+            raise click.BadParameter(f"expected a file in a writable folder, got {path!r}.")
         refuse_other_file(os.path.abspath(path))
     return path
 
@@ -38,8 +41,8 @@ def _recording(_: click.Context, __: click.Parameter, path: str | None) -> str |
     short_help="Run a program; answer NVRTC and nvcc from the cache.",
     context_settings={"allow_interspersed_args": False},
 )
-@flag("--stats", help="At the end, print one line: hits, misses and which programs compiled.")
-@flag("--why", help="For each compile, print one line: a hit, or the reason for a miss.")
+@flag("--stats", help="At the end, print one line with hits, misses and which programs compiled.")
+@flag("--why", help="Print one line for each compile: a hit, or a miss and the reason for it.")
 @click.option(
     "--record",
     type=click.Path(dir_okay=False, writable=True),
@@ -54,11 +57,11 @@ def run(
 ) -> None:
     """Run COMMAND, and answer its NVRTC and nvcc compiles from the cache.
 
-    When the program or one of its child processes looks for NVRTC, it finds kcache's library. This
-    library behaves like NVRTC, and calls the real NVRTC for everything that the cache can't answer.
-    The program keeps its exit status, its signals and its terminal.
+    When the program or one of its child processes loads NVRTC, it gets kcache's library instead.
+    This library behaves like NVRTC, and calls the real NVRTC for everything that the cache can't
+    answer. The program's exit status, signals and terminal are the same as without kcache.
     """
-    if directory is not None:  # a wrong value of an option is an error
+    if directory is not None:  # an unsafe directory is an error if the option names it
         with suppress(BackendError):
             open_directory(named_directory(directory), read_only=True)
     code = run_command(command, stats=stats, why=why, record=record, directory=directory)
@@ -69,51 +72,56 @@ def run(
 
 
 def _path() -> str:
-    """Return the socket of the daemon for programs with the present settings."""
+    """Return the path of the socket of the server for the current settings.
+
+    Raises:
+        DropinError: no server can run on this machine.
+    """
     variables = env.current()
     try:
         return spawn.path_of(env.service(variables), variables)
     except OSError as error:
-        raise DropinError(f"there can be no server: {error}") from error
+        raise DropinError(f"a server can't run here: {error}") from error
 
 
-@click.group(short_help="Keep one server for all programs under `kcache run`.")
+@click.group(short_help="Manage a server that all `kcache run` commands share.")
 def server() -> None:
-    """Keep one server running, which every `kcache run` of yours uses.
+    """Start, stop or show one server that all your `kcache run` commands share.
 
-    Without it, each `kcache run` starts its own server, which ends with the program. Programs that
-    use the same server share its memory and its compiles. A server is for one cache and one set of
-    settings (the variables `KCACHE_...`). To show or stop a server, set the same variables.
+    Without it, each `kcache run` starts its own server, which exits when the program ends. Programs
+    that use the same server share the kernels in its memory and its compiles. A server belongs to
+    one cache and one set of settings (the variables `KCACHE_...`). To stop or show a server, set
+    the same variables as when you started it.
     """
 
 
 @server.command()
 def start() -> None:
-    """Start a server. It runs until `kcache server stop`."""
+    """Start a server, which runs until `kcache server stop`."""
     path = _path()
     problem = libraries.problem(env.current())
     if problem:
         raise DropinError(problem)
-    load_settings(None)  # this warns of wrong settings, which the daemon can't do
+    load_settings(None)  # for its warnings about wrong settings: the server can't print any
     if sockets.status(path) is not None:
-        raise DropinError("a server is running")
+        raise DropinError("a server is already running")
     variables = env.of_service(env.current())
     try:
         logs = bool(variables.get(env.LOG))
         spawn.spawn(path, env.service(variables), variables, persistent=True, logs=logs)
     except OSError as error:
-        raise DropinError(f"no server was started: {error}") from error
+        raise DropinError(f"the server can't be started: {error}") from error
     if sockets.status(path) is None:
-        raise DropinError("the server was started, but it exited or does not answer")
+        raise DropinError("the server was started, but it has exited or does not answer")
     show(f"started: {path}")
 
 
 @server.command()
 def stop() -> None:
-    """End the server, and the process that connects to remotes.
+    """Stop the server, and the process that connects to remotes.
 
     Programs that use the server continue with the real NVRTC. The process that connects to remotes
-    is started again when a program asks a remote.
+    is started again when a program needs a remote.
     """
     remotes = remotes_socket(load_settings(None)[0])
     ended = [sockets.ask(path, sockets.STOP) for path in (_path(), remotes) if path is not None]
@@ -125,7 +133,7 @@ def stop() -> None:
 @server.command()
 @json_option("object")
 def status() -> None:
-    """Show whether a server runs, what it has done, and how the remotes have answered."""
+    """Show whether a server is running, what it has done, and how the remotes have answered."""
     about = sockets.status(_path())
     remotes = remote_status(load_settings(None)[0])
     if about is None and all(remote["breaker"] == "unknown" for remote in remotes):

@@ -32,13 +32,13 @@ from kcache.warm.recording import read_starts
     "--jobs",
     type=click.IntRange(1),
     metavar="N",
-    help="Run N compiles at a time.  [default: one per core]",
+    help="Run up to N compiles at a time.  [default: one per core]",
 )
 @repeatable(
     "--arch", "archs", metavar="ARCH", help="Target, such as sm_90. Replaces the targets in FILE."
 )
 @flag("-n", "--dry-run", help="Show what would be compiled; compile nothing.")
-@flag("--check", help="As --dry-run, but exit with 1 if anything would be compiled.")
+@flag("--check", help="Same as --dry-run, but exit with 1 if anything would be compiled.")
 @flag("-q", "--quiet", help="Print only warnings and errors.")
 @cache_options("object")
 def warm(
@@ -53,10 +53,10 @@ def warm(
 ) -> None:
     """Compile every kernel that FILE lists and that is not in the cache yet, in parallel.
 
-    FILE is a list in TOML or JSON, or a recording of a program: KCACHE_RECORD=FILE, or kcache run
-    --record FILE. A recorded start of nvcc is repeated in its directory, and writes its files;
-    --arch does not change its target. No GPU is needed. If a kernel does not compile, the command
-    compiles the others and exits with 1.
+    FILE is a list in TOML or JSON, or a recording, which a program writes with KCACHE_RECORD=FILE
+    or under kcache run --record FILE. A recorded nvcc command is run again in its directory, and
+    writes its files again; --arch does not change its target. No GPU is needed. If a kernel does
+    not compile, the command still compiles the others, and exits with 1.
     """
     if quiet and wants_json():
         raise click.UsageError("--quiet and --json exclude each other.")
@@ -100,7 +100,7 @@ def read_wanted(
 
 
 def _workers(config: Config, jobs: int | None) -> int | None:
-    """Return how many compilers may run at a time; None for as many as the settings allow."""
+    """Return how many worker processes may run at a time, or None for the settings' own limit."""
     allowed = config.workers.value
     if jobs is None or allowed == 0:
         return None
@@ -110,17 +110,17 @@ def _workers(config: Config, jobs: int | None) -> int | None:
 def _compile(
     cache: KernelCache, wanted: list[ListedKernel], jobs: int | None
 ) -> list[CompiledKernel | CompileError]:
-    """Compile the kernels, one working directory after another; return the result of each.
+    """Compile the kernels, and return the result of each.
 
-    A process has only one working directory, in which all threads look for headers in quotes and
-    for relative include directories.
+    One working directory is handled after another. A process has only one working directory, in
+    which all its threads look for headers in quotes and for relative include directories.
     """
     results: dict[int, CompiledKernel | CompileError] = {}
     done = 0
 
     def farewell() -> str:
         of = counted(len(wanted), "kernel")
-        return f"interrupted: {done:,} of {of} done; run it again to continue"
+        return f"interrupted: {done:,} of {of} done; run the command again to continue"
 
     with interruptible(farewell), progress("warming", len(wanted)) as advance:
 
@@ -146,7 +146,7 @@ def listed(start: Start) -> ListedKernel:
 def _compile_starts(
     cache: KernelCache, starts: list[Start], jobs: int | None
 ) -> list[CompiledKernel | CompileError]:
-    """Start nvcc for what is missing; return the result of each start."""
+    """Run the nvcc commands whose results are not in the cache; return the results of all."""
     if not starts:
         return []
     with progress("nvcc", len(starts)) as advance:
@@ -154,9 +154,9 @@ def _compile_starts(
 
 
 def _by_directory(wanted: list[ListedKernel]) -> Iterator[list[int]]:
-    """Go to each working directory, and yield the positions of its kernels.
+    """Change to each working directory in turn, and yield the positions of its kernels in `wanted`.
 
-    Kernels that don't depend on a working directory are added to the first one, so that more
+    Kernels that don't depend on a working directory are added to the first directory, so that more
     kernels can be compiled in parallel.
     """
     first = next((each.directory for each in wanted if each.directory is not None), os.curdir)
@@ -172,7 +172,7 @@ def _by_directory(wanted: list[ListedKernel]) -> Iterator[list[int]]:
 
 
 def _print_failures(failed: list[tuple[ListedKernel, CompileError]]) -> None:
-    """Print one line for each source that did not compile: its targets and its first error."""
+    """Print one line for each kernel that did not compile, with its targets and its first error."""
     lines: dict[tuple[str, str], list[str]] = {}
     for each, error in failed:
         reason = _first_error(error.log or str(error))
@@ -187,15 +187,16 @@ def _first_error(log: str) -> str:
 
 
 def _print_losses(cache: KernelCache) -> None:
-    """Print which compiled kernels are not in the cache."""
+    """Print how many entries are not in the cache, and why."""
     stats = cache.stats()
     if stats.uncacheable:
-        notify(f"warning: {stats.uncacheable} can't be cached (KCACHE_LOG=debug shows the reasons)")
+        what = counted(stats.uncacheable, "kernel")
+        notify(f"warning: {what} can't be cached (KCACHE_LOG=debug shows the reasons)")
     if stats.rejected or stats.evictions:
-        lost = f"{counted(stats.evictions)} evicted, {stats.rejected} not kept"
+        lost = f"{counted(stats.evictions)} evicted, {stats.rejected} not stored"
         notify(f"warning: {lost}: the cap is {format_size(cache.engine.max_size)}")
     if stats.errors:
-        notify(f"warning: {counted(stats.errors, 'failure')} to use the cache")
+        notify(f"warning: the cache could not be used {counted(stats.errors, 'time')}")
 
 
 def _table(summary: dict[str, Any]) -> str:
@@ -216,7 +217,7 @@ def _table(summary: dict[str, Any]) -> str:
 def _summary(
     made: list[CompiledKernel], failed: list[tuple[ListedKernel, CompileError]], seconds: float
 ) -> dict[str, Any]:
-    """Return the numbers of kernels and the times, for JSON."""
+    """Return the numbers of kernels, the times and the failures, for JSON."""
     cached = sum(kernel.cached for kernel in made)
     return {
         "compiled": len(made) - cached,
@@ -237,7 +238,7 @@ def _named(wanted: ListedKernel) -> dict[str, object]:
 
 
 def cached_ones(wanted: list[ListedKernel], starts: list[Start], cache: KernelCache) -> list[bool]:
-    """Return for each kernel, then for each start of nvcc, whether a cache or its tiers have it."""
+    """Return for each kernel, then for each nvcc command, whether `cache` or its tiers have it."""
     found = [False] * len(wanted)
     for numbers in _by_directory(wanted):
         for number in numbers:

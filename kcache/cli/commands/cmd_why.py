@@ -25,18 +25,18 @@ from kcache.nvcc.request import Start
 from kcache.nvrtc.request import Request
 from kcache.util.units import format_age, local_time
 
-#: How many causes are shown with their old and new values. A new version of a library causes
-#: hundreds.
+#: How many causes are shown, each with its old and new value. A new version of a header library can
+#: result in hundreds.
 _SHOWN = 20
-#: Where a start of nvcc is among the arguments.
+#: The key under which the command's context holds an nvcc command.
 _COMMAND = "kcache.nvcc"
 
 
 class _Why(click.Command):
-    """Accepts a start of nvcc after `--`, instead of a file and options."""
+    """A command that accepts an nvcc command after `--` instead of a file and options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Store the start of nvcc: click must not parse its options."""
+        """Store an nvcc command in the context, because click must not parse its options."""
         at = args.index("--") if "--" in args else len(args)
         command = args[at + 1 :]
         if command and os.path.basename(command[0]) == "nvcc":
@@ -49,14 +49,14 @@ class _Why(click.Command):
     cls=_Why, short_help="Show why a compile would miss the cache, or that it would hit."
 )
 @compile_options
-@flag("-q", "--quiet", help="Accepted as by `compile`.")
+@flag("-q", "--quiet", help="No effect; accepted because `kcache compile` has this option.")
 @cache_options("object")
 def why(*, quiet: bool, directory: str | None, **given: Any) -> None:  # noqa: ANN401
     """Show why the next `kcache compile` with these arguments would miss, or that it would hit.
 
-    Takes the arguments of `kcache compile`: replace `compile` by `why`. Or takes a start of nvcc:
-    `kcache why -- nvcc -c kernel.cu -o kernel.o`, in its directory and with its variables. Compiles
-    nothing, changes nothing, and is not counted.
+    The command takes the same arguments as `kcache compile`. For an nvcc command, run `kcache why
+    -- nvcc -c kernel.cu -o kernel.o` in the same directory and with the same variables. The command
+    compiles nothing, changes nothing, and does not count as a request.
     """
     del quiet
     command = click.get_current_context().meta.get(_COMMAND)
@@ -76,7 +76,7 @@ def why(*, quiet: bool, directory: str | None, **given: Any) -> None:  # noqa: A
     rows += [("manifest", found.manifest)] if found.manifest else []
     rows += _rows(found)
     if settings.read_only.value and not found.hit:
-        rows.append(("note", f"{settings.read_only.source} is set: what is compiled is not kept"))
+        rows.append(("note", f"{settings.read_only.source} is set: the kernel is not stored"))
     record = {
         "cached": found.hit,
         "why": sentence,
@@ -94,7 +94,11 @@ def why(*, quiet: bool, directory: str | None, **given: Any) -> None:  # noqa: A
 
 
 def _of_kernel(jobs: Sequence[Job]) -> tuple[Request, str]:
-    """Return the request of a compile, and its source as the user named it."""
+    """Return the request that `kcache compile` would make, and the source as the user named it.
+
+    Raises:
+        UsageError: there are several jobs.
+    """
     if len(jobs) > 1:
         raise click.UsageError("This command takes one file and one architecture.")
     (job,) = jobs
@@ -106,10 +110,14 @@ def _of_kernel(jobs: Sequence[Job]) -> tuple[Request, str]:
 
 
 def _of_nvcc(command: list[str]) -> tuple[Request, str]:
-    """Return the request of a start of nvcc, and the name of its source."""
+    """Return the request of an nvcc command, and the name of its source.
+
+    Raises:
+        ConfigError: the program does not exist.
+    """
     program = shutil.which(command[0])
     if program is None:
-        raise ConfigError(f"{command[0]}: no such program")
+        raise ConfigError(f"the program {command[0]} does not exist")
     undo_locale()
     mask = os.umask(0)
     os.umask(mask)
@@ -132,13 +140,13 @@ def _rows(explanation: Explanation) -> Iterator[tuple[str, str]]:
             yield "", f"  was {cause.before}"
             yield "", f"  is  {cause.after}"
     if len(explanation.causes) > _SHOWN:
-        yield "", f"and {len(explanation.causes) - _SHOWN} more (--json has all)"
+        yield "", f"and {len(explanation.causes) - _SHOWN} more (--json shows all)"
     if explanation.near is not None:
         yield "nearest", _near(explanation.near)
 
 
 def _near(near: Near) -> str:
-    """Return one line about the nearest entry."""
+    """Return one line that describes the nearest entry."""
     about = near.about
     what = f"{near.key[:SHORT]}, {about.source_name} for {about.arch}"
     if about.created is None:
@@ -154,7 +162,7 @@ def _near_json(near: Near) -> dict[str, object]:
 
 
 def _cause(cause: Cause) -> dict[str, object]:
-    """Return a cause; its unknown parts are null."""
+    """Return a cause for JSON; its unknown parts are null."""
     fields = cause._asdict()
     kind = fields.pop("kind")
     return {"cause": kind, **{name: value or None for name, value in fields.items()}}
