@@ -1,16 +1,16 @@
-"""Build hooks: refuse an old Python at once, and compile the native parts into the wheel.
+"""Build hooks: reject an old Python at once, and compile the native parts for the wheel.
 
 `KCACHE_WHEEL` chooses the wheel:
 
 ================================  ==================================================================
-`native` (or not set)             for this machine; pure where there is no C compiler
-`x86_64`, `aarch64`               for that machine, with glibc 2.17 or newer; needs the package
-                                  `ziglang`, a C compiler for every machine
-`any`                             pure
+`native` (or not set)             for this machine; if it has no C compiler, a pure wheel
+`x86_64`, `aarch64`               for machines of this kind with glibc 2.17 or newer; the build
+                                  needs the package `ziglang`, a C compiler for every machine
+`any`                             a pure wheel, which has no native parts
 ================================  ==================================================================
 
-With a pure wheel, `kcache run` compiles the native parts on first use, or names what is missing. An
-editable installation always does.
+With a pure wheel or an editable installation, `kcache run` compiles the native parts on first use,
+or prints what is missing.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 _OLDEST = (3, 11)
 _BUILD = os.path.join("kcache", "dropin", "build.py")
-_GLIBC = "2.17"  # as NVRTC's own wheels; the first one on AArch64
+_GLIBC = "2.17"  # NVRTC's own wheels need it, too; it is the first version for AArch64
 _CHOICES = ("native", "x86_64", "aarch64", "any")
 
 
 class PythonVersion(MetadataHookInterface):
-    """Refuses an old Python before pip tries every version of every dependency."""
+    """Rejects an old Python before pip tries every version of every dependency."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Exit with one line if this Python is too old."""
+        """Exit with a message of one line if this Python is too old."""
         if sys.version_info < _OLDEST:
             needed, found = (".".join(map(str, each)) for each in (_OLDEST, sys.version_info[:3]))
             sys.exit(f"kcache needs Python {needed} or newer, and this is Python {found}")
 
 
-class NativeParts(BuildHookInterface):  # its parameters differ from version to version
+class NativeParts(BuildHookInterface):  # its type parameters differ from version to version
     """Adds the native parts to a wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile them, unless this wheel is pure."""
+        """Compile the native parts into a temporary folder, unless this wheel is pure."""
         wanted = os.environ.get("KCACHE_WHEEL", "native")
         if wanted not in _CHOICES:
             sys.exit(f"KCACHE_WHEEL: expected one of {', '.join(_CHOICES)}, got {wanted}")
@@ -56,7 +56,7 @@ class NativeParts(BuildHookInterface):  # its parameters differ from version to 
             return
         build = _load(os.path.join(self.root, _BUILD))
         if wanted == "native" and build.compiler() is None:
-            self.app.display_warning("no C compiler: a wheel without interface libraries")
+            self.app.display_warning("no C compiler is found: the wheel has no native parts")
             return
         self._folder = tempfile.TemporaryDirectory(prefix="kcache-wheel-")
         folder = os.path.join(self._folder.name, "lib")
@@ -69,21 +69,24 @@ class NativeParts(BuildHookInterface):  # its parameters differ from version to 
         build_data["tag"] = f"py3-none-{_platform(folder, machine)}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was compiled."""
+        """Remove the temporary folder with the native parts."""
         folder = getattr(self, "_folder", None)
         if folder is not None:
             folder.cleanup()
 
 
 def _zig(build: ModuleType, machine: str) -> Any:  # noqa: ANN401  a `Toolchain` of that module
-    """Return a compiler for a machine and the oldest glibc; its code names no folder."""
+    """Return a compiler for a machine and the oldest supported glibc.
+
+    What it compiles has no debug information, so it contains no path of this machine.
+    """
     zig = (sys.executable, "-m", "ziglang", "cc", "-g0", "-Wl,-s")
     targets = (f"{machine}-linux-gnu.{_GLIBC}", f"x86-linux-gnu.{_GLIBC}")
     return build.Toolchain(machine, *((*zig, "-target", target) for target in targets))
 
 
 def _platform(folder: str, machine: str) -> str:
-    """Return the platform tag: the oldest glibc that has every symbol (PEP 600)."""
+    """Return the wheel's platform tag: the oldest glibc that has all used symbols (PEP 600)."""
     minors = [int(minor) for path in _files(folder) for minor in _SYMBOLS(path.read_bytes())]
     return f"manylinux_2_{max(minors)}_{machine}" if minors else f"linux_{machine}"
 
@@ -96,7 +99,7 @@ def _files(folder: str) -> Iterator[Path]:
 
 
 def _load(path: str) -> ModuleType:
-    """Import a file by its path: nothing is installed yet."""
+    """Import a module by the path of its file, because kcache is not installed yet."""
     spec = importlib.util.spec_from_file_location("kcache_dropin_build", path)
     assert spec is not None
     assert spec.loader is not None

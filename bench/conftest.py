@@ -1,13 +1,14 @@
-"""Interleaves the contenders of a group, and prints what they take beside kcache.
+"""Interleaves the contenders of a group, and prints the ratios of their times to kcache's.
 
-Other work on a machine slows whatever runs just then. So each benchmark runs in several laps
-(`--laps`): all contenders of a group run once, then all of them again, in alternating order. The
-laps of a benchmark become one row of pytest-benchmark's table and JSON. A ratio of two rows is the
-median of the ratios of their laps.
+Other work on a machine slows down the benchmark that runs at the same time. So each benchmark runs
+in several laps (`--laps`): all contenders of a group run once, then all of them run again in
+reverse order, and so on. The laps of a benchmark become one row of pytest-benchmark's table and
+JSON. The ratio of two rows is the median of the ratios of their laps.
 
     @pytest.mark.beside("get of {size} bytes", "{contender}")
 
-puts a benchmark in a group and names its row. `laps` and `target` are described in `pytest.ini`.
+puts a benchmark into a group and names its row. `pytest.ini` describes the marks `laps` and
+`target`.
 """
 
 import os
@@ -25,7 +26,7 @@ import pytest
 import ratios
 from keep import Keep
 
-#: Of these, the JSON has the versions.
+#: The JSON has the versions of the distributions whose names begin with one of these.
 PACKAGES = ("cuda", "cupy", "diskcache", "jax", "kcache", "lmdb", "nvidia", "triton", "zstandard")
 
 
@@ -83,7 +84,7 @@ def lap(request: pytest.FixtureRequest, benchmark: Any) -> int:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    """Make one row of the laps of a benchmark, before pytest-benchmark writes and prints it."""
+    """Merge the laps of each benchmark into one row, before pytest-benchmark prints the rows."""
     found = measured(session.config)
     rows: dict[str, Any] = {}
     for each in found:
@@ -102,7 +103,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
 
 
 def measured(config: pytest.Config) -> list[Any]:
-    """Return pytest-benchmark's own list of what was measured, without what failed."""
+    """Return pytest-benchmark's own list of measurements, after removing the failed ones."""
     session = config.pluginmanager.get_plugin("pytest-benchmark")
     session.benchmarks[:] = [each for each in session.benchmarks if each and not each.has_error]
     found: list[Any] = session.benchmarks
@@ -140,7 +141,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
-    """Keep what figures depend on, and no name of the machine."""
+    """Keep only what the figures depend on, so that the JSON has no name of the machine."""
     cpu = machine_info["cpu"]
     versions = {
         each.name: each.version for each in distributions() if each.name.startswith(PACKAGES)
@@ -172,7 +173,7 @@ def keep() -> Iterator[Keep]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _environment() -> Iterator[None]:
-    """Measure kcache as it is without settings, with folders of its own; NVRTC's cache is off."""
+    """Measure kcache without settings and with its own folders, and turn NVRTC's own cache off."""
     with tempfile.TemporaryDirectory(prefix="kb-") as home, pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith(("KCACHE_", "PYTHON")):

@@ -1,7 +1,7 @@
 """Contenders: kcache and the caches that it is compared with, each with its documented settings.
 
-All take keys of 64 hexadecimal digits and values as bytes, and return bytes. `needs` skips what is
-not installed.
+All of them take keys of 64 hexadecimal digits, and take and return values as bytes. `needs` skips a
+benchmark whose contender is not installed.
 """
 
 import os
@@ -25,13 +25,13 @@ BACKENDS = ("file", "zstd", "lmdb", "zstd+lmdb")
 FILE_STREAM, IN_MEMORY = "cuda.core FileStream", "cuda.core InMemory"
 CUPY, DISKCACHE, JAX = "CuPy", "diskcache", "JAX LRUCache"
 SQLITE, TRITON = "SQLite", "Triton"
-#: A cap that is not reached.
+#: A cap so large that it is never reached.
 ROOMY = 8 << 30
 _NOISE = random.Random(0).randbytes(2 << 20)
 
 
 class Opened(NamedTuple):
-    """A cache that is open. `size` returns the stored bytes where the cache counts them."""
+    """An open cache. `size` returns the stored bytes; None for a cache that does not count them."""
 
     get: Callable[[str], bytes | None]
     put: Callable[[str, bytes], object]
@@ -44,14 +44,14 @@ def key(number: int) -> str:
 
 
 def noise(number: int, size: int) -> bytes:
-    """Return bytes that do not compress, others for each number."""
+    """Return `size` incompressible bytes, which differ from number to number."""
     start = number * 64 % (len(_NOISE) // 2)
     whole = _NOISE * (1 + size // len(_NOISE)) if size > len(_NOISE) // 2 else _NOISE
     return number.to_bytes(8, "little") + whole[start : start + size - 8]
 
 
 def needs(*modules: str) -> list[Any]:
-    """Import modules; skips where one is missing."""
+    """Import and return modules, or skip the benchmark if one of them can't be imported."""
     try:
         return [import_module(name) for name in modules]
     except (ImportError, OSError) as error:
@@ -62,7 +62,7 @@ def needs(*modules: str) -> list[Any]:
 
 
 def ours(folder: Path, cap: int | None, *, backend: str, memory_size: int = 0) -> Opened:
-    """Open an engine; what it puts are entries of one payload, with the usual metadata."""
+    """Open a kcache engine. Each value is put as an entry with one payload and usual metadata."""
     size = cap or ROOMY
     engine = kcache.open_engine(folder, backend=backend, max_size=size, memory_size=memory_size)
 
@@ -122,9 +122,10 @@ def triton(folder: Path, cap: int | None) -> Opened:
 
 
 class Sqlite:
-    """What many would write instead: one table, fairly.
+    """The cache that many would write instead, with a single table of SQLite, and well tuned.
 
-    A write-ahead log, no fsync per commit, an index on the last use, the sum of all sizes in a row.
+    It has a write-ahead log, no fsync per commit, an index on the last use, and a row that holds
+    the sum of all sizes.
     """
 
     def __init__(self, folder: Path, cap: int) -> None:
@@ -184,7 +185,7 @@ def sqlite(folder: Path, cap: int | None) -> Opened:
 
 
 def raw_file(folder: Path, cap: int | None, *, packed: bool = False) -> Opened:
-    """Files by system calls alone: read, and written under another name and renamed."""
+    """Use files by system calls alone. A file is written under another name, and then renamed."""
     del cap
     pack, unpack = zstandard.ZstdCompressor(level=3), zstandard.ZstdDecompressor()
 
@@ -205,7 +206,7 @@ def raw_file(folder: Path, cap: int | None, *, packed: bool = False) -> Opened:
 
 
 def raw_lmdb(folder: Path, cap: int | None) -> Opened:
-    """LMDB by itself: a transaction and a copy for each, synchronised as kcache does it."""
+    """Use LMDB itself, with a transaction and a copy for each call, synchronised as in kcache."""
     del cap
     environment = lmdb.open(str(folder), map_size=ROOMY, metasync=False)
 
@@ -249,9 +250,9 @@ EVERYTHING: dict[str, Callable[[Path, int | None], Opened]] = {
 
 
 def fill(name: str, folder: Path, count: int, size: int) -> int:
-    """Put `count` entries of `size` bytes, the oldest first; return the bytes that they take."""
+    """Put `count` entries of `size` bytes into a cache; return how many bytes it then stores."""
     entries = ((key(number), noise(number, size)) for number in range(count))
-    if name == JAX:  # which looks at every entry in each put
+    if name == JAX:  # each of its puts looks at every entry, which would take too long
         _fill_jax(folder, entries)
         return count * size
     opened = EVERYTHING[name](folder, None)
@@ -263,7 +264,7 @@ def fill(name: str, folder: Path, count: int, size: int) -> int:
 
 
 def _fill_jax(folder: Path, entries: Iterable[tuple[str, bytes]]) -> None:
-    """Two files for each entry, one of them the time of its last use, as of JAX 0.10."""
+    """Write two files for each entry, as JAX 0.10 does: the value, and the time of the last use."""
     for number, (name, value) in enumerate(entries, 1):
         (folder / f"{name}-cache").write_bytes(value)
         (folder / f"{name}-atime").write_bytes(number.to_bytes(8, "little"))

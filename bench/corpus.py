@@ -1,4 +1,4 @@
-"""The kernels that are measured."""
+"""Corpus: the kernels that the benchmarks compile."""
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -15,7 +15,7 @@ ARCH, STD = "sm_90", "c++17"
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel, ready to compile. `more` are NVRTC's options beyond architecture and standard."""
+    """A kernel, ready to compile. `more` holds NVRTC options in addition to the usual ones."""
 
     name: str
     source: str
@@ -35,7 +35,7 @@ class Case:
 
     @property
     def flags(self) -> list[str]:
-        """The same as NVRTC takes them."""
+        """The same options as arguments of NVRTC."""
         paths = (f"-I{path}" for path in self.include_paths)
         return [f"-arch={ARCH}", f"-std={STD}", *paths, *self.more]
 
@@ -51,9 +51,10 @@ NAMES = {
 
 
 def load(name: str, config: pytest.Config | None = None) -> Case:
-    """Return a kernel of `bench/kernels/`, `plain` source, or the file of `--kernel`.
+    """Return the kernel `name`: one of `bench/kernels/`, or the one of the option `--kernel`.
 
-    Skips where its headers are not installed.
+    For the name `plain`, a kernel is generated. If headers that the kernel includes are not
+    installed, the benchmark is skipped.
     """
     if name == "plain":
         return generated(4096)
@@ -78,7 +79,7 @@ def cutlass() -> str:
 
 
 def generated(size: int, seed: int = 0) -> Case:
-    """Return a kernel of exactly `size` bytes that includes nothing; other seeds, other sources."""
+    """Return a kernel of exactly `size` bytes that includes nothing and depends on `seed`."""
     head = f'// {seed}\nextern "C" __global__ void horner(float* x) {{\n  float v = *x, sum = 0;\n'
     tail = "  *x = sum;\n}\n"
     step = "  sum = fmaf(sum, v, {:.6f}f);\n"

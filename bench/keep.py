@@ -1,4 +1,4 @@
-"""Keep: what the laps of the benchmarks of a module share."""
+"""Keep: objects and folders that all laps of a module's benchmarks share."""
 
 import os
 import shutil
@@ -13,12 +13,12 @@ _MEMORY = "/dev/shm"
 
 
 class Keep(ExitStack):
-    """Makes each thing once; closes everything at its own end."""
+    """Makes each object once, and keeps it open. Everything is closed when the `Keep` is closed."""
 
     def __init__(self) -> None:
         super().__init__()
         self._made: dict[tuple[object, ...], Any] = {}
-        #: A short path, for the sockets below it.
+        #: Its path is short, because the path of a socket in it must be short.
         self.place = self._temporary(None)
 
     def _temporary(self, parent: str | None) -> Path:
@@ -27,17 +27,17 @@ class Keep(ExitStack):
         return place
 
     def folder(self, *, on_disk: bool = True) -> Path:
-        """Return a new empty folder.
+        """Return a new empty folder, on a disk or else in memory.
 
-        One for many thousands of files is better not on a disk: where a file system discards
-        blocks, each removal waits for the disk.
+        A folder for many thousands of files should be in memory: if a file system discards the
+        blocks of deleted files, each deletion waits for the disk.
         """
         if on_disk or not os.access(_MEMORY, os.W_OK):
             return Path(tempfile.mkdtemp(dir=self.place))
         return self._temporary(_MEMORY)
 
     def __call__(self, make: Callable[..., T], *arguments: object) -> T:
-        """Return what `make` returns for these arguments, made once."""
+        """Return `make(self, *arguments)`, which is called only once for the same arguments."""
         key = (make, *arguments)
         if key not in self._made:
             self._made[key] = make(self, *arguments)

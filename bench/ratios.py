@@ -1,8 +1,8 @@
-"""Ratios: what two rows of a group measured lap by lap, divided, and the targets for that.
+"""Ratios: divides the times of two rows of a group lap by lap, and checks targets for the ratios.
 
-A row is a benchmark as pytest-benchmark's JSON has it. `conftest.py` adds to its `extra_info`:
-`row`, the contender; `laps`, the median of each lap; `targets`. A benchmark that finds out a fact
-adds `found`, in words, and `right`.
+A row is a benchmark in the form of pytest-benchmark's JSON. `conftest.py` adds to its `extra_info`:
+`row`, the name of the contender; `laps`, the median of each lap; and `targets`. A benchmark that
+finds out a fact adds `found`, the fact in words, and `right`, whether it is as it should be.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ Group = Mapping[str, Row]
 
 
 class Ratio(NamedTuple):
-    """The median of the laps' ratios, and their quartiles."""
+    """The median of the laps' ratios, and their lower and upper quartiles."""
 
     median: float
     low: float
@@ -22,7 +22,7 @@ class Ratio(NamedTuple):
 
 
 class Checked(NamedTuple):
-    """A target, and what was measured."""
+    """A target, and the ratio that was measured."""
 
     group: str
     row: str
@@ -36,7 +36,7 @@ class Checked(NamedTuple):
 
 
 def groups(benchmarks: Iterable[Row]) -> dict[str, dict[str, Row]]:
-    """Return the rows by group and name, both in the order of the run."""
+    """Return the rows by the name of their group and their own name, both in the run's order."""
     found: dict[str, dict[str, Row]] = {}
     for each in benchmarks:
         found.setdefault(each["group"], {})[each["extra_info"]["row"]] = each
@@ -49,7 +49,10 @@ def laps(row: Row) -> dict[str, float]:
 
 
 def ratio(row: Row, to: Row, less: Row | None = None) -> Ratio | None:
-    """Return the ratio of two rows, each less a third; None if they have no lap in common."""
+    """Return the ratio of `row` to `to`, or None if they have no lap in common.
+
+    If `less` is given, its time is subtracted from both first.
+    """
     above, below = laps(row), laps(to)
     base = laps(less) if less is not None else dict.fromkeys(above, 0.0)
     both = above.keys() & below.keys() & base.keys()
@@ -61,7 +64,7 @@ def ratio(row: Row, to: Row, less: Row | None = None) -> Ratio | None:
 
 
 def reference(group: Group) -> str:
-    """Return the row that the others are compared with: the first of kcache's."""
+    """Return the name of the row that the others are compared with: kcache's first one."""
     return next((name for name in group if name.startswith("kcache")), next(iter(group)))
 
 
@@ -78,14 +81,14 @@ def targets(found: Mapping[str, Group]) -> Iterator[Checked]:
 
 
 def times(value: float) -> str:
-    """Return a ratio in three digits; a small one as a fraction."""
+    """Return a ratio as text with three digits; below 0.5, as a fraction such as `1/8`."""
     if 0 < value < 0.5:
         return f"1/{digits(1 / value)}"
     return digits(value)
 
 
 def digits(value: float) -> str:
-    """Return three significant digits, without an exponent."""
+    """Return a number as text with three significant digits, without an exponent."""
     if abs(value) >= 100:
         return f"{float(f'{value:.3g}'):,.0f}"
     return f"{value:.3g}"

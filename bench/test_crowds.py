@@ -1,4 +1,4 @@
-"""Crowds: many processes for one kernel, many kernels for one process, ranks bound to cores."""
+"""Crowds: many processes that want one kernel, one that wants many, and ranks bound to cores."""
 
 import os
 from dataclasses import replace
@@ -18,8 +18,8 @@ CORES = 2
 # -- one kernel ------------------------------------------------------------------------------------
 
 CROWD = 16
-#: Bytes of source that includes nothing and compiles for half a second; an argument of a process
-#: may have 128 KiB.
+#: Bytes of a source that includes nothing and takes half a second to compile. An argument of a
+#: process can have 128 KiB at most.
 SOURCE = 96 << 10
 
 

@@ -1,4 +1,4 @@
-"""Faults: what each cache serves, keeps and loses: facts in `extra_info`, not times."""
+"""Faults: what each cache does after a fault. The results are facts in `extra_info`, not times."""
 
 from typing import Any
 
@@ -29,6 +29,6 @@ FAULTS = {
 )
 def test_fault(benchmark: Any, keep: Keep, fault: str, what: str, contender: str) -> None:
     del what
-    EVERYTHING[contender](keep.folder(), None).close()  # skips what is not installed
+    EVERYTHING[contender](keep.folder(), None).close()  # skips a contender that is not installed
     found, right = benchmark.pedantic(probes.run, (fault, contender, keep.folder()))
     benchmark.extra_info |= {"found": found, "right": right}

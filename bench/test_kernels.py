@@ -1,4 +1,4 @@
-"""Cold against hot: a kernel by NVRTC alone, compiled through kcache, and from the cache."""
+"""Cold against hot: a kernel from NVRTC alone, from a miss of kcache, and from a hit."""
 
 import shutil
 import sys
@@ -15,7 +15,7 @@ from programs import program, run
 import kcache
 
 COMPARED = "{kernel}, cold against hot"
-#: Starts a worker, however long ago the last miss was.
+#: A source whose compile starts a worker, so that the measured compile finds one that runs.
 FIRST = 'extern "C" __global__ void first() {}\n'
 ALONE = "NVRTC alone"
 
@@ -38,7 +38,11 @@ def get(cache: kcache.KernelCache, case: Case) -> kcache.CompiledKernel:
 
 
 def filled(keep: Keep, case: Case, backend: str) -> Path:
-    """Return a directory that holds the kernel; headers are known to be unchanged for long."""
+    """Return the directory of a cache that holds the kernel.
+
+    The kernel is got twice, because only the second time may kcache store that the headers have not
+    changed for long.
+    """
     place = keep.folder()
     for _ in range(2):
         with kcache.KernelCache(place, backend=backend) as cache:
@@ -79,9 +83,9 @@ def test_cold_with(benchmark: Any, keep: Keep, case: Case, backend: str) -> None
 
 
 def _miss(benchmark: Any, keep: Keep, case: Case, backend: str) -> None:
-    """The first miss in a directory, by a worker that runs and has not seen this kernel's headers.
+    """Measure the first miss in a directory. Its worker runs, but has not read the headers yet.
 
-    What a new process adds to that is in the group about programs.
+    The group about programs measures what the start of a new process adds.
     """
 
     def empty() -> tuple[tuple[kcache.KernelCache, Case], dict[str, object]]:
@@ -128,7 +132,7 @@ def test_hot_in_a_new_process(benchmark: Any, keep: Keep, case: Case, backend: s
 
 # -- beside cuda.core ------------------------------------------------------------------------------
 
-#: 4 KB of source, no header, no name expression: what cuda.core's `compile(cache=)` takes.
+#: 4 KB of source without headers and name expressions, as cuda.core's `compile(cache=)` requires.
 PLAIN = corpus.load("plain")
 HIT = "hit of 4 KB of source in memory"
 
@@ -188,7 +192,7 @@ def _hot(keep: Keep, case: Case, kind: str) -> str:
 @pytest.mark.target("kcache, second checkout", "kcache, at home", 1.2)
 @pytest.mark.parametrize("where", ["at home", "second checkout"])
 def test_second_checkout(benchmark: Any, keep: Keep, case: Case, where: str) -> None:
-    """The same tree with all its headers in another folder, which kcache has never seen."""
+    """Get the kernel with a copy of all its headers in another folder, which is new to kcache."""
     directory = keep(_filled_at_home, case)
     home = keep(_checkout, case, 0)
 
@@ -232,7 +236,7 @@ STARTS = ("without kcache", "kcache run, first start", "kcache run, second start
 @pytest.mark.beside("a program with {kernel}, from start to end", "{start}")
 @pytest.mark.parametrize("start", STARTS)
 def test_run(benchmark: Any, keep: Keep, case: Case, start: str) -> None:
-    """A program that compiles by cuda.bindings, started by itself and by `kcache run`."""
+    """Run a program that compiles with cuda.bindings, without and under `kcache run`."""
     needs("cuda.bindings.nvrtc")
     if start == STARTS[0]:
         benchmark.pedantic(run, (program("NVRTC", case, ""),))
@@ -250,7 +254,7 @@ def _run_before(keep: Keep, case: Case) -> Path:
 
 
 def _run(directory: Path, case: Case) -> None:
-    # The directory stands in the command, since this process has others.
+    # The command sets the variables, because this process has other values of them.
     launcher = ("env", f"KCACHE_DIR={directory}", f"XDG_RUNTIME_DIR={directory.parent}", *RUN)
     run(program("NVRTC", case, ""), *launcher)
 

@@ -1,4 +1,4 @@
-"""nvcc: a hit of the client with a running service, beside ccache and nvcc itself."""
+"""nvcc: a hit of kcache's client with a running daemon, compared with ccache and nvcc itself."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Remotes: a hit from a server on this machine beside a bare client, and `kcache warm` with one."""
+"""Remotes: a hit from a local server, compared with a bare client; `kcache warm` with a remote."""
 
 import http.client
 import json
@@ -27,7 +27,10 @@ Get = Callable[[], bytes]
 
 
 def _server(keep: Keep, kind: str) -> tuple[str, Callable[[], list[Get]]]:
-    """Start a server; return its address, and what lists how a bare client gets what is stored."""
+    """Start a server; return its address, and a function that lists the stored values.
+
+    The function returns, for each value, a function that gets it with a bare client.
+    """
     place = keep.folder() / "server"
     if kind == "Redis":
         (module,) = needs("redis")
@@ -52,7 +55,7 @@ def _server(keep: Keep, kind: str) -> tuple[str, Callable[[], list[Get]]]:
 
 
 def _shared(keep: Keep, kind: str) -> tuple[kcache.KernelCache, Get]:
-    """Return a cache whose remote holds the kernel, and what gets the same bytes by itself."""
+    """Return a cache whose remote holds the kernel, and a function that gets its bytes directly."""
     address, stored = keep(_server, kind)
     address += "?timeout=60&connect_timeout=60"
     with kcache.KernelCache(keep.folder(), remote=address) as first:
@@ -70,7 +73,7 @@ def _shared(keep: Keep, kind: str) -> tuple[kcache.KernelCache, Get]:
 @pytest.mark.parametrize("contender", ["kcache, a hit from the remote", "bare client"])
 @pytest.mark.parametrize("kind", SERVERS)
 def test_remote(benchmark: Any, keep: Keep, kind: str, contender: str) -> None:
-    """A hit includes the service, the checks, and the way into the local cache."""
+    """Get a kernel from a remote. kcache's time includes daemon, checks and the local put."""
     cache, bare = keep(_shared, kind)
     if contender == "bare client":
         value = benchmark(bare)
@@ -91,7 +94,7 @@ WARMED = 4
 
 
 def _listed(keep: Keep, lap: int) -> Path:
-    """Write a list of kernels, others for each lap: the remote holds those of the laps before."""
+    """Write a list of kernels. Each lap has its own, as the remote holds those of earlier laps."""
     case, path = corpus.load("cub_reduce"), keep.folder() / "kernels.json"
     source = str(corpus.KERNELS / "cub_reduce.cu")
     names = [f"block_sum<float, {32 * (1 + number)}, {1 + lap}>" for number in range(WARMED)]

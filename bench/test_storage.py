@@ -1,4 +1,4 @@
-"""Storage: gets and puts against size, puts at the cap, opening, bytes on disk."""
+"""Storage: gets and puts by size, puts into a full cache, opening a cache, and bytes on disk."""
 
 import itertools
 import random
@@ -13,7 +13,7 @@ from keep import Keep
 
 import kcache
 
-#: The size of a usual kernel, in KiB, for which there are targets.
+#: The size of a usual kernel in KiB. Only this size has targets.
 USUAL = 100
 MORE = [pytest.param(kib, marks=pytest.mark.slow) for kib in (1, 16, 16384)]
 TARGETS = (
@@ -21,14 +21,14 @@ TARGETS = (
     pytest.mark.target("kcache lmdb", contenders.RAW_FILE, 0.95),
     pytest.mark.target("kcache zstd", contenders.RAW_ZSTD, 1.2),
 )
-#: So many bytes are got in turn, so that they are not all in the processor's caches.
+#: The bytes of all values that are got in turn: more than the processor's caches usually hold.
 TOGETHER = 8 << 20
 
 # -- gets and puts ---------------------------------------------------------------------------------
 
 
 def _outputs(keep: Keep) -> bytes:
-    """Return PTX and CUBIN of the kernels, one after another."""
+    """Return the PTX and the CUBIN of all kernels, joined into one value."""
     cases = [corpus.load(name) for name in list(corpus.NAMES)[1:]]
     with kcache.KernelCache(keep.folder()) as cache:
         kernels = [cache.get_or_compile(each.source, each.names, each.options) for each in cases]
@@ -36,7 +36,10 @@ def _outputs(keep: Keep) -> bytes:
 
 
 def _values(keep: Keep, contender: str, size: int) -> list[bytes]:
-    """Return bytes that do not compress; for zstd, pieces of PTX and CUBIN, each in other codes."""
+    """Return incompressible values, or, for zstd, pieces of PTX and CUBIN.
+
+    The bytes of each piece are mapped to other bytes, so that no two pieces are alike.
+    """
     count = min(max(TOGETHER // size, 2), 80)
     if "zstd" not in contender:
         return [noise(number, size) for number in range(count)]
@@ -83,12 +86,12 @@ def test_put(benchmark: Any, keep: Keep, kib: int, contender: str, lap: int) -> 
     )
 
 
-# -- many entries, in a file system in memory: what is measured is the cache, not the disk ---------
+# -- many entries, in a file system in memory, so that the cache is measured and not the disk ------
 
 PAYLOAD = 4 * KIB
-#: The peers that look at every entry in each put have no 100,000.
+#: Contenders that look at every entry in each put. They are not measured with 100,000 entries.
 SCANNING = (contenders.FILE_STREAM, contenders.JAX)
-#: Of which there are 100,000 in the quick form.
+#: Contenders that are measured with 100,000 entries even in the quick form.
 QUICK = ("kcache file", "kcache lmdb")
 MANY = [
     pytest.param(name, count, marks=[pytest.mark.slow] * (count > 10_000 and name not in QUICK))
@@ -105,7 +108,7 @@ def _population(keep: Keep, contender: str, count: int) -> tuple[Path, int]:
 def _at_the_cap(keep: Keep, contender: str, count: int) -> Opened:
     opened = EVERYTHING[contender](*keep(_population, contender, count))
     keep.callback(opened.close)
-    for number in range(2):  # the first finds out what is there
+    for number in range(2):  # the first put counts the entries
         opened.put(key(-1 - number), noise(number, PAYLOAD))
     return opened
 
@@ -114,7 +117,7 @@ def _at_the_cap(keep: Keep, contender: str, count: int) -> Opened:
 @pytest.mark.target("100,000 entries", "1,000 entries", 1.3)
 @pytest.mark.parametrize(("contender", "entries"), MANY)
 def test_put_at_the_cap(benchmark: Any, keep: Keep, contender: str, entries: int, lap: int) -> None:
-    """One put in 65 of kcache's evicts for the others; a round has four of these."""
+    """Put into a full cache. One in 65 of kcache's puts evicts for the others; a round has four."""
     opened = keep(_at_the_cap, contender, entries)
     numbers = itertools.count(1_000_000 * (lap + 1))
 
@@ -132,7 +135,7 @@ def test_put_at_the_cap(benchmark: Any, keep: Keep, contender: str, entries: int
 @pytest.mark.beside("opening among {entries:,} entries", "{contender}")
 @pytest.mark.parametrize(("contender", "entries"), MANY)
 def test_open(benchmark: Any, keep: Keep, contender: str, entries: int) -> None:
-    """Opening, and asking what is stored where that can be asked."""
+    """Open a cache, and get the number of its stored bytes if it counts them."""
     place, cap = keep(_population, contender, entries)
     benchmark.pedantic(_open, (contender, place, cap), rounds=3)
 
@@ -155,7 +158,7 @@ COPIES = 40
     "contender", [each for each in ON_DISK if each not in (contenders.CUPY, contenders.TRITON)]
 )
 def test_disk(benchmark: Any, keep: Keep, contender: str) -> None:
-    """The kernels' PTX and CUBIN under 40 keys: blocks on disk, to the bytes of the payload."""
+    """Put the kernels' PTX and CUBIN under 40 keys; compare the bytes on disk with the payload."""
     place, value = keep.folder(), keep(_outputs)
     opened = EVERYTHING[contender](place, None)
     numbers = itertools.count()
