@@ -102,7 +102,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Try deliberate faults on the tests.")
     parser.add_argument("names", nargs="*", metavar="TEXT", help="only faults with it in the name")
     parser.add_argument("--seconds", type=float, default=240, help="for the tests of one fault")
-    parser.add_argument("--list", action="store_true", help="only print whether each fault can be made")
+    parser.add_argument(
+        "--list", action="store_true", help="only print whether each fault can be made"
+    )
     given = parser.parse_args()
     chosen = [m for m in read() if not given.names or any(text in m.name for text in given.names)]
     outcomes: list[str] = []
