@@ -147,8 +147,7 @@ def spawn(
         raise OSError("a daemon would be in another PID namespace than this program")
     if not sys.executable:  # a program that embeds Python
         raise OSError("sys.executable is empty, so there is no interpreter for the daemon")
-    require_private(os.path.dirname(path))
-    passed = [bound(path)]
+    passed = [_listening(path)]
     try:
         if owner is not None:
             passed.append(above_standard(os.pidfd_open(owner)))
@@ -170,6 +169,16 @@ def spawn(
     finally:
         for number in passed:
             os.close(number)
+
+
+def _listening(path: str) -> int:
+    """Return `bound(path)`, in a private folder; raise OSError."""
+    require_private(os.path.dirname(path))
+    try:
+        return bound(path)
+    except FileNotFoundError:  # a daemon that exits has just removed the folder
+        require_private(os.path.dirname(path))
+        return bound(path)
 
 
 def _run(command: list[str], message: bytes, passed: list[int], env: Env, logs: bool) -> None:

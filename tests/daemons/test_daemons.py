@@ -373,6 +373,18 @@ def test_a_failed_start(place: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
     assert os.listdir(place) == []
 
 
+def test_a_start_beside_the_exit_of_another_daemon(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one removes the folder, which is empty."""
+    path = place / "folder/socket"
+    exits = [path.parent.rmdir, int]
+    monkeypatch.setattr(spawn, "bound", lambda path: (exits.pop(0)(), bound(path))[1])
+    monkeypatch.setattr(spawn, "_run", lambda *_: None)
+    spawn.spawn(str(path), DAEMON, {})
+    assert path.is_socket()
+
+
 # -- channels between programs and services --------------------------------------------------------
 
 Pair = tuple[Channel, socket.socket]
