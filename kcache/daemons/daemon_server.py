@@ -224,6 +224,8 @@ class Server:
         """Listen at a new socket, because a program that timed out has removed the old one."""
         with suppress(OSError):
             again = socket.socket(fileno=sockets.bound(self._path))
+            while not self._is_stopping and self._listener.fileno() in self._wait(0):
+                self._accept()  # these have found the old one
             self._listener.close()
             self._listener = again
             self._identity = sockets.socket_identity(self._path)

@@ -8,7 +8,7 @@ import socket
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -59,11 +59,16 @@ class Echo:
 
 @contextmanager
 def serving(
-    path: Path, handlers: Echo | None = None, owner: int | None = None, *, persistent: bool = False
+    path: Path,
+    handlers: Echo | None = None,
+    *,
+    persistent: bool = True,
+    before: Callable[[], object] = int,
 ) -> Iterator[Server]:
-    """A service in a thread; it has ended after the block."""
+    """A service in a thread, after something else; it has ended after the block."""
     listener = socket.socket(fileno=bound(str(path)))
-    served = Server(listener, str(path), handlers or Echo(), owner)
+    served = Server(listener, str(path), handlers or Echo())
+    before()
     thread = threading.Thread(target=served.serve, kwargs={"persistent": persistent})
     thread.start()
     try:
@@ -144,13 +149,25 @@ def test_killed_clients_do_not_delay_others(place: Path) -> None:
 def test_an_idle_daemon_exits_and_removes_its_socket(place: Path) -> None:
     handlers = Echo()
     handlers.pending = 1
-    with serving(place / "socket", handlers):
+    with serving(place / "socket", handlers, persistent=False):
         channel(place / "socket").close()
         until(lambda: handlers.ended)
         assert (place / "socket").exists()  # something is to be done
         handlers.pending = 0
         until(lambda: not (place / "socket").exists())
     assert os.listdir(place) == []
+
+
+def test_programs_that_wait_while_another_one_removes_the_socket_are_answered(place: Path) -> None:
+    """As after the daemon was stopped: each of them would compile."""
+    path, waiting = place / "socket", list[Channel]()
+
+    def connect() -> None:
+        waiting.extend(channel(path) for _ in range(3))
+        path.unlink()
+
+    with serving(path, before=connect):
+        assert [each.ask([b"one"], 60) for each in waiting] == [[DONE, b"one"]] * 3
 
 
 def test_a_daemon_that_exits_removes_stale_sockets(place: Path) -> None:
@@ -170,7 +187,7 @@ def test_a_daemon_that_exits_removes_stale_sockets(place: Path) -> None:
 def test_an_unreachable_persistent_daemon_exits(place: Path, replaced: bool) -> None:
     path = place / "folder/socket"
     path.parent.mkdir()
-    with serving(path, persistent=True) as served:
+    with serving(path) as served:
         if replaced:
             other = bound(str(path))
         else:
@@ -188,7 +205,7 @@ def test_heartbeats(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handlers.patient = True
     handlers.go_on.clear()
     deaf = socket.socket(socket.AF_UNIX)  # its buffer gets full
-    with serving(path, handlers, persistent=True), deaf:
+    with serving(path, handlers), deaf:
         deaf.connect(str(path))
         deaf.sendall(heading([b"x"]) + b"x")
         asks = channel(path)

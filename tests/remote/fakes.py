@@ -137,7 +137,7 @@ def service(folder: Path, *remotes: GuardedStorage) -> Iterator[DaemonClient]:
     """A service in a thread, and a client of it."""
     path = str(folder / "socket")
     served = Server(socket.socket(fileno=bound(path)), path, RemoteDaemon(remotes))
-    thread = threading.Thread(target=served.serve)
+    thread = threading.Thread(target=served.serve, kwargs={"persistent": True})
     thread.start()
     client = client_at(path, *(each.address for each in remotes))
     try:
