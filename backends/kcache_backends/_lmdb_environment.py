@@ -26,7 +26,7 @@ T = TypeVar("T")
 #: How long a thread waits for another thread or process, in seconds. LMDB's own lock has no
 #: time-out, so a thread acquires it only after it has locked the byte `_WRITING`.
 PATIENCE = 10.0
-#: How long a thread waits, in seconds, for what can be done later.
+#: How long a thread waits, in seconds, before it leaves work for later.
 SHORT_WAIT = 0.1
 #: How long a fork waits for a transaction of this process, in seconds. A commit takes some 10 ms;
 #: on a busy disk it can take a second.
@@ -36,7 +36,7 @@ FORK_PATIENCE = 5.0
 LOOK_AGAIN = 0.1
 #: A file that has no entries left is removed if it has more than this many bytes.
 SMALL_FILE = 1 << 20
-#: The process of a reader that is more than this many transactions behind counts as stopped.
+#: If a reader is more than this many transactions behind, its process is considered stopped.
 _BEHIND = 16
 #: How often a read is tried while other threads or processes open or replace the database, and the
 #: pause between two tries, in seconds.
@@ -54,13 +54,14 @@ class Environment:
     one. The database is closed with the last reference to this object. A damaged database is
     replaced by an empty one, and a removed database is created again.
 
-    Threads: may share it. Only the thread that holds `_busy` writes, opens or closes; the others
-    read. When py-lmdb closes the database, it ends the reads that are under way, and `read` tries
-    them again. Processes: if a process is stopped in the middle of a change, others wait `PATIENCE`
-    seconds for it. During the next minute, they do not wait: a change that meets the lock fails at
-    once. Reads are not affected. Fork: the database is closed before the fork, and parent and child
-    open it again. So a fork waits for a transaction of this process, at most `FORK_PATIENCE`
-    seconds. Exit: if daemon threads still run, the exit waits in the same way.
+    Threads: several threads may use one object. Only the thread that holds `_busy` writes, opens or
+    closes the database; the other threads read. When py-lmdb closes the database, it ends the reads
+    that are under way, and `read` tries them again. Processes: if a process is stopped in the
+    middle of a change, other processes wait `PATIENCE` seconds for the lock, and their change
+    fails. During the next minute, their changes fail at once if the lock is still held. Reads are
+    not affected. Fork: the database is closed before the fork, and parent and child open it again.
+    So a fork waits for a transaction of this process, at most `FORK_PATIENCE` seconds. Exit: if
+    daemon threads still run, the exit of the process waits in the same way.
 
     Args:
         root: the folder, a real path.
@@ -84,13 +85,14 @@ class Environment:
         self._error: lmdb.Error | OSError | None = None
         #: When a hit next checks whether the database was replaced (`time.monotonic`).
         self._look_at = 0.0
-        #: Uses of entries that are not written yet, and when they are due; 0 if there are none.
+        #: The times of uses that are not written yet, by key, and the time from which a use writes
+        #: them; 0 if there are none.
         self.uses: dict[str, int] = {}
         self.uses_due = 0
         #: The identity of the data file, and of the file behind each descriptor of the database.
         self._file: tuple[int, int] | None = None
         self._numbers: dict[int, tuple[int, int]] = {}
-        #: Whether to open the database again, with a larger map or for writing.
+        #: Whether the database must be opened again, with a larger map or for writing.
         self._outgrown = False
         #: Why this process can't open the database any more; empty if it can.
         self._lost = ""
@@ -103,7 +105,11 @@ class Environment:
 
     @classmethod
     def of(cls, root: str, map_size: int, *, read_only: bool) -> Environment:
-        """Return the environment of `root`; make it if there is none."""
+        """Return the environment of `root`; create the environment if there is none.
+
+        If `map_size` is larger than before, or `read_only` is now false, the environment opens its
+        database again.
+        """
         with cls._guard:
             found = cls._all.get(root)
             if found is None:
@@ -119,7 +125,11 @@ class Environment:
             self._close()
 
     def _failed(self, operation: str, error: lmdb.Error | OSError) -> BackendError:
-        """Translate an error; within a transaction, its first error, which caused the others."""
+        """Return the exception for an error.
+
+        Within a transaction, return the exception for the transaction's first error, which has
+        caused the later ones.
+        """
         if self._own_transaction():
             error = self._error = self._error or error
         return files.failed(operation, self.root, error)
@@ -132,13 +142,13 @@ class Environment:
     def read(
         self, look: Callable[[lmdb.Transaction[bytes]], T], *, recent: bool = False
     ) -> T | None:
-        """Return what `look` finds in this thread's write transaction, or in a read transaction.
+        """Return what `look` returns for a transaction, or None if there is no database.
 
-        The result is None if there is no database. With `recent`, the database that is read may
-        have been replaced up to `LOOK_AGAIN` seconds ago.
+        The transaction is this thread's write transaction, or else a new read transaction. With
+        `recent`, the database that is read may have been replaced up to `LOOK_AGAIN` seconds ago.
 
         Raises:
-            CorruptEntryError: the database is damaged; if possible, it has been replaced.
+            CorruptEntryError: the database is damaged. If possible, an empty one has replaced it.
             BackendError: the database can't be read.
         """
         try:
@@ -149,7 +159,7 @@ class Environment:
             raise self._failed("read", error) from error
 
     def _read(self, look: Callable[[lmdb.Transaction[bytes]], T], recent: bool) -> T | None:
-        reason: Exception = lmdb.Error("other processes replace the database at each try")
+        reason: Exception = lmdb.Error(f"the database was replaced during each of {_TRIES} reads")
         for _ in range(_TRIES):
             env = None
             try:
@@ -198,11 +208,11 @@ class Environment:
     ) -> Generator[lmdb.Transaction[bytes]]:
         """Yield this thread's write transaction; the outermost block commits it.
 
-        The transaction also writes the noted uses. `patience` is the time to wait for other threads
-        and processes, in seconds; None stands for `PATIENCE`.
+        The transaction also writes the noted uses. `patience` limits the wait for other threads and
+        processes, in seconds. The default is `PATIENCE`.
 
         Raises:
-            FullError: the disk, or the map, is full.
+            FullError: the disk or the memory map is full.
             BackendError: the database can't be opened or written, or another thread or process does
                 not finish its own transaction in time.
         """
@@ -273,10 +283,10 @@ class Environment:
         raise BackendError(f"{self.root} is read-only")
 
     def _recover(self, error: BaseException) -> None:
-        """After a failed transaction, try to make the next one succeed.
+        """After a transaction that failed with `error`, try to make the next transaction succeed.
 
-        Pages that were in use when a process was stopped in the middle of a read stay in use. So if
-        the map is full because of such a process, only an empty database helps.
+        If a process was stopped in the middle of a read, LMDB can't reuse any page that was in use
+        then. If the map is full for this reason, the database is replaced by an empty one.
         """
         with suppress(lmdb.Error, OSError, BackendError):
             if isinstance(error, lmdb.MapFullError) and self.env is not None:
@@ -293,7 +303,10 @@ class Environment:
     # -- the file ------------------------------------------------------------------------------
 
     def is_replaced(self) -> bool:
-        """Return whether the open database is not the file at its path, or must be opened again."""
+        """Return whether the database must be opened again.
+
+        It must if its file was replaced, or if a larger map or access for writing is needed.
+        """
         try:
             found = identity(os.stat(self._data, follow_symlinks=False))
         except OSError:
@@ -301,7 +314,7 @@ class Environment:
         return found != self._file or self._outgrown
 
     def begin_anew(self, env: lmdb.Environment | None) -> None:
-        """Replace the damaged database `env` by an empty one, unless that was done before."""
+        """Replace the damaged database `env` by an empty one, unless `env` is no longer in use."""
         with suppress(TimeoutError), _held(self._busy, SHORT_WAIT):
             if env is self.env and not self.read_only:
                 self._begin_anew()
@@ -322,7 +335,7 @@ class Environment:
         self._close()
         if self._lost or is_ending():
             raise BackendError(f"{self.root}: {self._lost or 'the interpreter ends'}")
-        self._numbers, self._file = {}, None  # if the rest is interrupted, it is opened again
+        self._numbers, self._file = {}, None  # after an interrupt here, the next call opens again
         self._open()
         if self.env is not None:
             self._outgrown = False
@@ -331,7 +344,8 @@ class Environment:
     def _open(self) -> None:
         """Open the database for writing, or only for reading if writing is not permitted.
 
-        `self.env` is assigned at once: a process can't open the database a second time.
+        `self.env` is assigned at once, because a process can't open the database a second time if
+        an interrupt loses the first object.
         """
         if not self.read_only:
             try:
@@ -368,7 +382,8 @@ class Environment:
     def _close(self) -> None:
         """Close the database, unless that would close files of the program.
 
-        In that case, it stays open until the process ends, and is not opened again.
+        It would if the program has closed LMDB's descriptors and opened others with their numbers.
+        In that case, the database stays open until the process ends, and is not opened again.
         """
         if self.env is not None and not self._is_whole():
             files.leak(self.env)
@@ -381,7 +396,7 @@ class Environment:
     # -- forks and the exit --------------------------------------------------------------------
 
     def suspend(self) -> None:
-        """Close the database, and keep other threads from opening it until `resume`.
+        """Close the database, and keep other threads from opening it until `resume` is called.
 
         The database stays open if this thread is in a transaction, or if the transaction of another
         thread takes longer than `FORK_PATIENCE` seconds.
@@ -391,7 +406,7 @@ class Environment:
             self._close()
 
     def resume(self) -> None:
-        """Let the other threads continue."""
+        """End the effect of `suspend`: let other threads open the database."""
         with suppress(RuntimeError):  # it was not suspended
             while self._suspended:
                 self._busy.release()
@@ -413,10 +428,11 @@ def _is_owned(mutex: threading.RLock) -> bool:
 
 @contextmanager
 def _held(mutex: threading.RLock, patience: float) -> Generator[None]:
-    """Hold a lock between threads in the block.
+    """Hold the lock `mutex`, which excludes other threads, in the block.
 
     Raises:
-        TimeoutError: another thread did not release it in time, or this thread holds it already.
+        TimeoutError: another thread did not release the lock within `patience` seconds, or this
+            thread already holds it.
     """
     if _is_owned(mutex) or not mutex.acquire(timeout=patience):
         raise TimeoutError(errno.ETIMEDOUT, "another thread is writing")

@@ -2,7 +2,7 @@
 
 Files of the folder::
 
-    lock                      empty; its first bytes are locks
+    lock                      empty; processes lock its first two bytes
     db/data.mdb, db/lock.mdb  the database, and LMDB's table of readers
     old/                      a database that is about to be removed
 """
@@ -29,21 +29,25 @@ _FOLDER, _OLD, _DATA, _TABLE, _LOCK = "db", "old", "data.mdb", "lock.mdb", "lock
 #: beforehand: LMDB would leave a hole in the file, and on a full disk, the first access to a hole
 #: would kill the process.
 _READERS, _TABLE_SIZE = 2000, 128 << 10
-#: A file may exceed its limit, because the cap was larger before. Then the map exceeds the file by
-#: this many bytes and a sixteenth: an eviction copies the pages of the index that it changes.
+#: The data file may already be larger than its limit, because the cap was larger before. Then the
+#: map is larger than the file by a sixteenth and this many bytes, because an eviction copies the
+#: pages of the index that it changes.
 _SPARE = 1 << 20
 #: A disk with fewer free bytes than this is nearly full. An eviction of 16 entries copies up to 48
 #: pages of the index.
 _MARGIN = 1 << 18
-#: The share of the file's pages that is then reserved for evictions.
+#: On a nearly full disk, this share of the file's pages is reserved for evictions.
 _FREE = 0.1
 #: How many descriptors are examined to find LMDB's three.
 _NEAR = 16
-_SAME_PID = "; containers that share it must share their process ids, too, or use file or zstd"
+_SAME_PID = (
+    "; containers that share this database must also share their process ids; if they can't, use "
+    "the `file` or `zstd` backend instead"
+)
 
 #: The errors that LMDB raises for a file that it did not write. The cache then starts again with an
-#: empty file: a damaged list of free pages may name pages in use, so no part of the file can be
-#: trusted.
+#: empty file. No part of the old file can be trusted, because a damaged list of free pages may name
+#: pages in use.
 DAMAGE = (
     lmdb.CorruptedError,
     lmdb.CursorFullError,
@@ -90,7 +94,7 @@ def is_nearly_full(root: str, size: int) -> bool:
 
 
 def open_lock(root: str) -> OwnFile:
-    """Return the file `lock` of a folder, opened; make it, and the folder, if necessary.
+    """Open the file `lock` of a folder. Create the file, and the folder, if necessary.
 
     Raises:
         NotOursError: the folder holds files of another program. Nothing was changed.
@@ -105,11 +109,11 @@ def open_lock(root: str) -> OwnFile:
 
 
 def _require_sound(root: str) -> int:
-    """Return the length of the data file; 0 if there is none.
+    """Check the files of a database; return the length of the data file, or 0 if there is none.
 
     Raises:
         BackendError: another user can write to the database, or replace it.
-        lmdb.InvalidError: a link, a pipe or the like is in place of a file or of the folder.
+        lmdb.InvalidError: instead of a file or of the folder, there is a link, a pipe or the like.
     """
     status = os.stat(root)
     if problem := foreign(status) or unsafe_part(root, status.st_uid):
@@ -119,7 +123,8 @@ def _require_sound(root: str) -> int:
         with suppress(FileNotFoundError):
             status = os.stat(path, follow_symlinks=False)
             if not (S_ISDIR(status.st_mode) if path == folder else is_plain(status)):
-                raise lmdb.InvalidError(f"{path} is a link, has a second name, or is not a file")
+                kind = "directory" if path == folder else "regular file with one name"
+                raise lmdb.InvalidError(f"{path}: expected a {kind}, got something else")
             if problem := foreign(status):
                 raise BackendError(f"{path} can't be trusted: {problem}")
             size = status.st_size if path == data_of(root) else 0
@@ -130,10 +135,10 @@ def _require_sound(root: str) -> int:
 
 
 def open_database(root: str, map_size: int, *, read_only: bool) -> lmdb.Environment | None:
-    """Open the database of a folder. The caller keeps others from opening or removing it.
+    """Open the database of a folder. The caller excludes others that open or remove the database.
 
-    If a process that only reads can't register in the table of readers, a writer may reuse a page
-    that is being read. The value then fails its checksum.
+    A process that only reads may be unable to register in the table of readers. A writer may then
+    reuse a page that this process is reading, and the value fails its checksum.
 
     Args:
         root: the folder.
@@ -143,7 +148,7 @@ def open_database(root: str, map_size: int, *, read_only: bool) -> lmdb.Environm
 
     Raises:
         NotOursError: the folder holds files of another program.
-        BackendError: another user can write to the database.
+        BackendError: another user can write to the database, or replace it.
         lmdb.Error, OSError: the database can't be opened.
     """
     if read_only:
@@ -227,8 +232,8 @@ def _remove(folder: str) -> None:
 def has_room(env: lmdb.Environment | None, root: str, size: int) -> bool:
     """Return whether a value of `size` bytes may be written.
 
-    On a nearly full disk, some pages are reserved for evictions: LMDB copies each page that it
-    changes, so without free pages, it could not even evict.
+    On a nearly full disk, some pages are reserved for evictions, because LMDB copies each page that
+    it changes. Without free pages, not even an eviction would be possible.
     """
     if env is None or not is_nearly_full(root, size):
         return True
@@ -243,8 +248,8 @@ def has_room(env: lmdb.Environment | None, root: str, size: int) -> bool:
 def descriptors(root: str, near: int) -> dict[int, tuple[int, int]]:
     """Return the descriptors of a database that was just opened, and the identities of their files.
 
-    LMDB does not report them. They follow `near`, a descriptor that was opened just before, unless
-    other threads open files at the same time.
+    LMDB does not report its descriptors. Their numbers follow `near`, a descriptor that was opened
+    just before. If other threads open files at the same time, some descriptors may be missing here.
     """
     with os.scandir(os.path.join(root, _FOLDER)) as items:
         ours = {identity(item.stat(follow_symlinks=False)) for item in items}
@@ -253,7 +258,7 @@ def descriptors(root: str, near: int) -> dict[int, tuple[int, int]]:
 
 
 def leads_to(number: int, file: tuple[int, int]) -> bool:
-    """Return whether a descriptor is open and leads to the file with this identity."""
+    """Return whether a descriptor is open and refers to the file with this identity."""
     try:
         return identity(os.fstat(number)) == file
     except OSError:

@@ -1,4 +1,4 @@
-"""LMDB records: reads, writes and checks the B-tree, except for the values.
+"""LMDB records: reads, writes and checks all records in the B-tree, except for the values.
 
 The keys of the tree begin with a letter. Numbers are little-endian, except the times in keys, which
 are big-endian so that they sort; KEY is the key as 32 bytes::
@@ -27,8 +27,8 @@ _PAGE_HEADER = 16
 #: A stored size exceeds the length of its value by at most this many bytes.
 OVERHEAD = PAGE + _PAGE_HEADER - 1
 
-#: A recorded use that is further in the future than this, in nanoseconds, comes from a wrong clock,
-#: and does not count.
+#: A time of use that is more than this many nanoseconds in the future comes from a wrong clock. The
+#: next use overwrites it, and eviction treats its entry as the least recently used one.
 FUTURE = 86_400_000_000_000
 
 #: A key and its record.
@@ -45,7 +45,7 @@ _ALL = 1 << 62
 
 
 def stored_size(length: int) -> int:
-    """Return how many bytes of pages a value of `length` bytes takes."""
+    """Return the stored size of a value of `length` bytes: the size of the pages that it takes."""
     return max(1, -(-(length + _PAGE_HEADER) // PAGE)) * PAGE
 
 
@@ -63,26 +63,26 @@ def _unpack(record: bytes) -> tuple[int, int]:
 
 
 def sums(txn: lmdb.Transaction[bytes]) -> tuple[int, int] | None:
-    """Return (bytes, entries) of all entries; None in an empty tree."""
+    """Return the sums (bytes, entries) over all entries, or None if the tree is empty."""
     record = txn.get(_SUMS)
     return None if record is None else _unpack(record)
 
 
 def add_to_sums(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
-    """Add a change's bytes and entries to the sums; negative numbers subtract."""
+    """Add `size` bytes and `entries` entries to the sums. Both numbers may be negative."""
     before = sums(txn) or (0, 0)
     if before[0] + size < 0 or before[1] + entries < 0:
-        raise lmdb.CorruptedError(f"the sums are {before}, less than what is removed")
+        raise lmdb.CorruptedError(f"the sums are {before}, but more was removed")
     txn.put(_SUMS, _pack(before[0] + size, before[1] + entries))
 
 
 def time_key(used: int) -> bytes:
-    """Return the place of a time in the index by recency."""
+    """Return the bytes by which a time of use is sorted in the index by recency."""
     return _TIME.pack(min(used, _LATEST))
 
 
 def info(txn: lmdb.Transaction[bytes], raw: bytes) -> tuple[int, int] | None:
-    """Return (last use, stored size) of an entry, or None if there is none."""
+    """Return (last use, stored size) of an entry, or None if the entry does not exist."""
     record = txn.get(b"e" + raw)
     return None if record is None else _unpack(record)
 
@@ -90,7 +90,7 @@ def info(txn: lmdb.Transaction[bytes], raw: bytes) -> tuple[int, int] | None:
 def put_info(
     txn: lmdb.Transaction[bytes], raw: bytes, used: int, size: int
 ) -> tuple[int, int] | None:
-    """Write the last use and stored size of an entry; return the previous ones, or None."""
+    """Write last use and stored size of an entry; return the old ones, or None if it was absent."""
     before = info(txn, raw)
     if before is not None:
         txn.delete(b"r" + _TIME.pack(before[0]) + raw)
@@ -100,9 +100,9 @@ def put_info(
 
 
 def use(txn: lmdb.Transaction[bytes], raw: bytes, used: int) -> None:
-    """Write a use of an entry, if the entry exists and no later use is recorded.
+    """Record a use of an entry, if the entry exists and no later use is recorded.
 
-    A recorded use that is later by `FUTURE` or more is overwritten.
+    A recorded use that is later by `FUTURE` or more comes from a wrong clock, and is overwritten.
     """
     before = info(txn, raw)
     if before is not None and not used <= before[0] < used + FUTURE:
@@ -110,7 +110,7 @@ def use(txn: lmdb.Transaction[bytes], raw: bytes, used: int) -> None:
 
 
 def remove_info(txn: lmdb.Transaction[bytes], raw: bytes) -> tuple[int, int] | None:
-    """Remove the last use and stored size of an entry; return them, or None if it has none."""
+    """Remove last use and stored size of an entry; return both, or None if it was absent."""
     found = info(txn, raw)
     if found is not None:
         txn.delete(b"e" + raw)
@@ -127,9 +127,10 @@ def _pairs(txn: lmdb.Transaction[bytes], prefix: bytes, after: bytes, most: int)
 def rows(
     txn: lmdb.Transaction[bytes], after: bytes, most: int
 ) -> list[tuple[bytes, bytes, int, int]]:
-    """Return (place, key, last use, stored size) of entries, least recently used first.
+    """Return up to `most` rows of the index by recency, least recently used first.
 
-    These are at most `most` entries, from the place `after` on.
+    A row is (place, key, last use, stored size). The place consists of the time and the key, and is
+    unique. The first row returned is the one at the place `after`, or the next one.
     """
     try:
         found = [
@@ -137,7 +138,7 @@ def rows(
             for name, row in _pairs(txn, b"r", after, most)
         ]
     except struct.error as error:
-        raise lmdb.CorruptedError(f"a row by recency: {error}") from None
+        raise lmdb.CorruptedError(f"a row of the index by recency is damaged: {error}") from None
     wrong = any(info(txn, raw) != (used, size) for _, raw, used, size in found)
     if wrong or (not found and not after and (sums(txn) or (0, 0))[1]):
         raise lmdb.CorruptedError("the index by recency differs from the entries")
@@ -148,7 +149,7 @@ def rows(
 
 
 def problems(txn: lmdb.Transaction[bytes]) -> list[str]:
-    """Return the differences between records and values, in words."""
+    """Return a sentence for each difference between the records and the values."""
     try:
         entries = {name[1:]: _unpack(row)[1] for name, row in _pairs(txn, b"e", b"", _ALL)}
         used, counted = len(rows(txn, b"", _ALL)), sums(txn) or (0, 0)
@@ -156,13 +157,14 @@ def problems(txn: lmdb.Transaction[bytes]) -> list[str]:
         return [str(error)]
     values = _names(txn, b"v")
     if [b"v" + raw for raw in entries] != values or used != len(values):
-        return [f"{len(values)} values, {len(entries)} records, {used} rows by recency"]
+        found = f"{len(values)} values, {len(entries)} records and {used} rows of the index"
+        return [f"expected the same entries everywhere, got {found}"]
     right = (sum(entries.values()), len(entries))
     return [] if counted == right else [f"the sums are {counted}, expected {right}"]
 
 
 def _names(txn: lmdb.Transaction[bytes], prefix: bytes) -> list[bytes]:
-    """Return the keys that begin with a letter, at most 41 bytes each; values are not read."""
+    """Return all keys in the tree that begin with `prefix`, without reading the values."""
     with txn.cursor() as cursor:
         keys = cursor.iternext(values=False) if cursor.set_range(prefix) else iter(())
         return list(takewhile(lambda name: name.startswith(prefix), keys))

@@ -1,13 +1,14 @@
-"""ShardCounters: bytes and entries of each of 256 shards, in one file of 8 KiB.
+"""ShardCounters: the number of bytes and entries in each of 256 shards, in one file of 8 KiB.
 
 Record of 32 bytes per shard, little-endian: u64 bytes, u64 entries, u64 that is 1 while an
 operation is under way, u64 check. The check is a linear combination of the other three, with
 odd coefficients, plus a constant. So one record verifies itself, and the sums of the four fields
 verify all 256 records at once.
+
 A process writes a record only while it holds the shard's lock. For a put, it adds to the record and
-then changes the tree. For a delete, it changes the tree and then subtracts. So after a kill at any
-instant, the record is at or above the truth, and it says that an operation is under way. The next
-process that takes the lock sees this and counts the shard again.
+then writes the file. For a delete, it marks the record, removes the file and then subtracts. So
+after a kill at any instant, the record is at or above the truth, and is marked: an operation is
+under way. The next process that acquires the lock therefore counts the shard again.
 
 The functions at the end call `os` for the backend, and handle the errors that are expected.
 """
@@ -34,7 +35,7 @@ ANY_SIZE = 1 << 62
 #: How long a process waits for a lock, in seconds. A holder keeps it for a few milliseconds.
 PATIENCE = 10.0
 
-#: Matches the names of the temporary files that the file backend makes, and may remove.
+#: Matches the names of the temporary files that the `file` backend makes, and may remove.
 is_temporary = partial(re.fullmatch, r"\.[0-9a-f]{16}(-[0-9a-f]+)+\.tmp")
 
 _RECORD = struct.Struct("<4Q")
@@ -47,7 +48,7 @@ _SALT = 0x6B63616368652F31
 class ShardCount(NamedTuple):
     """How many bytes and entries one shard holds.
 
-    `under_way` is 1 if the last writer has not finished: it still works, or it was killed.
+    `under_way` is 1 if the last writer has not finished: it is still at work, or was killed.
     """
 
     bytes: int
@@ -60,7 +61,10 @@ def _pack(count: ShardCount) -> bytes:
 
 
 def _check(size: int, entries: int, under_way: int, records: int = 1) -> int:
-    """Return the check of a record; for sums over some records, the sum of their checks."""
+    """Return the check of a record. For sums over `records` records, return the sum of the checks.
+
+    The result is reduced to 64 bits.
+    """
     return (size * _ODD[0] + entries * _ODD[1] + under_way * _ODD[2] + records * _SALT) & _MASK
 
 
@@ -72,19 +76,19 @@ def _unpack(raw: bytes) -> ShardCount | None:
 
 
 def open_counters(path: str, make: Callable[[], object], patience: Backoff) -> ShardCounters:
-    """Open the counters' file for reading and writing; make it if it does not exist.
+    """Open the file of the counters for reading and writing; create it if it does not exist.
 
     In a new file, the records of shards that exist already are invalid, so that these shards are
     counted. All other records are zero.
 
     Args:
-        path: the file.
-        make: called before the file is made; raises OSError if the directory is not a cache.
-        patience: how long to wait for another process that makes the file.
+        path: the path of the file.
+        make: called before the file is created; raises OSError if the directory is not a cache.
+        patience: waits for another process that creates the file.
 
     Raises:
-        NotOursError: the path leads to something other than a file of kcache.
-        TimeoutError: another process that makes the file, or changes a shard, does not finish.
+        NotOursError: the file at the path was not made by kcache.
+        TimeoutError: another process creates the file, and did not finish in time.
     """
     try:
         file = open_own(path, os.O_RDWR)
@@ -104,11 +108,11 @@ def open_counters(path: str, make: Callable[[], object], patience: Backoff) -> S
 class ShardCounters:
     """The counters of one directory, open for one operation; a `with` statement closes them.
 
-    Threads and processes: `lock` keeps all others from locking the shard until the file is closed.
-    Reading needs no lock.
+    Threads and processes: after `lock`, no other thread or process can lock the same shard until
+    the file is closed. Reading needs no lock.
 
     Attributes:
-        file: closed with this object at the latest.
+        file: the open file, which is closed at the end of the `with` block.
         locks_work: whether the file system has locks that exclude other processes.
     """
 
@@ -126,36 +130,36 @@ class ShardCounters:
         self.file.close()
 
     def removed(self) -> bool:
-        """Return whether the open file was deleted."""
+        """Return whether the file of the counters was deleted after it was opened."""
         return os.fstat(self.file.fd).st_nlink == 0
 
     def lock(self, shard: int, patience: Backoff, seconds: float | None = None) -> None:
         """Lock a shard against other threads and processes; see `Backoff.lock`.
 
         Raises:
-            TimeoutError: the holder did not release it in time, perhaps a stopped process.
+            TimeoutError: the lock was not released in time; its holder may be a stopped process.
         """
         self._locked = True
         start, length = shard * _RECORD.size, _RECORD.size
         self.locks_work = patience.lock(self.file, start, length, seconds=seconds)
 
     def read(self, shard: int) -> ShardCount | None:
-        """Return one shard's record, or None if it is damaged."""
+        """Return the record of one shard, or None if the record is damaged."""
         return _unpack(pread(self.file.fd, _RECORD.size, shard * _RECORD.size))
 
     def read_all(self) -> list[ShardCount | None]:
-        """Return the records of all shards."""
+        """Return the records of all shards, with None in place of each damaged record."""
         raw = pread(self.file.fd, _ALL.size, 0)
         return [_unpack(raw[at : at + _RECORD.size]) for at in range(0, _ALL.size, _RECORD.size)]
 
     def write(self, shard: int, count: ShardCount) -> None:
-        """Write one shard's record; the caller holds its lock."""
+        """Write the record of one shard; the caller holds the shard's lock."""
         pwrite(self.file.fd, _pack(count), shard * _RECORD.size)
 
     def totals(self) -> tuple[int, int] | None:
         """Return (bytes, entries) of all shards from one read, or None if a record is damaged.
 
-        A record that is just being written may look damaged, too.
+        A record that is being written at the same time may look damaged, too.
         """
         raw = pread(self.file.fd, _ALL.size, 0)
         if len(raw) < _ALL.size:
@@ -170,7 +174,7 @@ class ShardCounters:
 
 
 def size_of(path: str) -> int | None:
-    """Return the length of a regular file; None for anything else."""
+    """Return the length of the regular file at `path`, or None if there is no regular file."""
     try:
         status = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
@@ -187,10 +191,11 @@ def is_directory(path: str) -> bool:
 
 
 def require_own_shard(directory: str) -> None:
-    """Make the directory of a shard unless it exists; reject a link, which leads elsewhere.
+    """Make the directory of a shard unless it exists. A symbolic link to a directory is rejected.
 
     Raises:
-        NotOursError: it is not a directory; FileNotFoundError: its parent does not exist.
+        NotOursError: the path exists, but is not a directory.
+        FileNotFoundError: the parent directory does not exist.
     """
     if not is_directory(directory):
         with suppress(FileExistsError):

@@ -1,4 +1,4 @@
-"""Survey: lists the shards of the file backend: all entries, the coldest, and what is wrong."""
+"""Survey: lists the shards of the `file` backend: all entries, the coldest, and what is wrong."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kcache_backends._shards import ShardCount, ShardCounters, is_directory, is_
 SAMPLE = 2048
 #: If there are more, it sorts this many at a time...
 PART = 256
-#: ... and offers this share of them before it sorts the next part. A smaller share is closer to
-#: exact LRU. A larger share needs fewer calls of stat per eviction (4 here).
+#: ... and yields this share of them before it sorts the next part. A smaller share is closer to
+#: exact LRU. A larger share needs fewer calls of stat per eviction (4 with this share).
 SHARE = 0.25
 
-#: A recorded use that is further in the future than this, in nanoseconds, comes from a wrong clock,
-#: and does not count.
+#: A time of use that is more than this many nanoseconds in the future comes from a wrong clock. Its
+#: entry is treated as the least recently used one.
 FUTURE = 86_400_000_000_000
 
 #: Without file locks, a temporary file counts as an orphan when it is this old, in seconds.
@@ -32,9 +32,9 @@ File = tuple[str, os.stat_result]
 
 
 def listed(folder: str) -> tuple[list[EntryInfo], list[File]]:
-    """Return the entries of a shard, and its other regular files, without those that vanish.
+    """Return the entries in the folder of a shard, and the other regular files there.
 
-    A symbolic link is not followed: its target is not in the cache.
+    A file that is deleted at the same time may be missing. Symbolic links are left out.
     """
     entries: list[EntryInfo] = []
     others: list[File] = []
@@ -56,17 +56,18 @@ def coldest(
     entries_of: Callable[[int, ShardCount | None, bool], list[EntryInfo] | None],
     now: Callable[[], int],
 ) -> Iterator[EntryInfo]:
-    """Yield every entry, least recently used first, each once.
+    """Yield every entry once, least recently used first.
 
-    Exact if there are at most `SAMPLE` entries. Otherwise, it lists the fullest shards until it has
-    `PART` entries, offers the coldest of them, and continues with the next shards. The
-    entries of a shard that is being changed, perhaps by a stopped process, come after all others.
+    The order is exact if there are at most `SAMPLE` entries. Otherwise, this function lists the
+    fullest shards until it has `PART` entries, yields the coldest ones, and continues with the next
+    shards. If another process is changing a shard, and may be stopped, the entries of this shard
+    come last.
 
     Args:
         counts: returns the records of all shards.
-        entries_of: takes a shard, its record, and whether to wait while the shard is being changed;
-            returns the entries, or None if the shard is being changed and it does not wait.
-        now: the time, in nanoseconds.
+        entries_of: takes a shard, its record, and whether to wait if another process is changing
+            the shard. Returns the entries, or None if it would have to wait but must not.
+        now: returns the time in nanoseconds since the epoch.
     """
     offered: set[str] = set()
     wait, is_left = False, True
@@ -75,7 +76,7 @@ def coldest(
         shards = [(count, n) for n, count in enumerate(counts()) if count is None or count.entries]
         shards.sort(key=lambda shard: shard[0].entries if shard[0] else SAMPLE)
         is_small = sum(count.entries for count, _ in shards if count) - before <= SAMPLE
-        # An entry that a wrong clock dated into the future would stay forever. It goes first.
+        # An entry that a wrong clock dated into the future would stay forever, so it comes first.
         future = now() + FUTURE
         while shards:
             part: list[EntryInfo] = []
@@ -101,7 +102,7 @@ def recount(
 ) -> tuple[ShardCount, list[EntryInfo]]:
     """Correct the record of a locked shard; return the record and the entries.
 
-    This removes temporary files without a writer, and files of more than `most` bytes, which no put
+    Temporary files without a writer are removed, and files of more than `most` bytes, which no put
     can have written.
     """
     found, others = listed(folder)
@@ -110,7 +111,7 @@ def recount(
     remove = [info.key for info in found if info.size > most]
     for name, status in others:
         if is_temporary(name):
-            # Without locks, another process may still be writing it.
+            # On a file system without locks, another process may still be writing a young file.
             if counters.locks_work or time.time() - status.st_mtime > ORPHAN_AGE:
                 remove.append(name)
             else:
@@ -124,11 +125,11 @@ def recount(
 
 
 def problems(folder: str, count: ShardCount | None, *, repair: bool = False) -> Iterator[str]:
-    """Yield what is wrong with a shard. `count` is its record; None if the record is damaged.
+    """Yield a sentence for each fault of a shard, whose record is `count`, or None if damaged.
 
-    With `repair`, files that would be entries of other shards are removed. The traces of a killed
-    process are not reported: a record that is marked as being changed and is too high, and
-    temporary files. The shard's next writer mends both.
+    With `repair`, files whose names are keys of other shards are removed. If a killed process has
+    left the record marked and too high, neither this nor its temporary files are reported, because
+    the shard's next writer repairs both.
     """
     entries, others = listed(folder)
     strays = [name for name, _ in others if not is_temporary(name)]
@@ -150,7 +151,7 @@ def problems(folder: str, count: ShardCount | None, *, repair: bool = False) -> 
     if orphans:
         yield f"shard {shard}: {_files(orphans, 'temporary ')} without a writer"
     if strays:
-        yield f"shard {shard}: {_files(len(strays))} whose names are not those of its entries"
+        yield f"shard {shard}: {_files(len(strays))} whose names are not keys of this shard"
 
 
 def _files(count: int, kind: str = "") -> str:

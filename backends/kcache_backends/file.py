@@ -1,10 +1,10 @@
-"""FileBackend: one file for each entry, in 256 shards. The files are the truth; no index.
+"""FileBackend: stores each entry in its own file, in 256 shards (directories), without an index.
 
 Layout of the directory::
 
     counters                     bytes and entries of each shard (see `_shards`)
     3f/3f0a...e1                 the value under the key 3f0a...e1; its mtime is its last use
-    3f/.3f0a...-5f0c1be9.tmp     a value being written; an orphan if its shard isn't locked
+    3f/.3f0a...-5f0c1be9.tmp     a value that is being written, while its shard is locked
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kcache_backends._shards import (
 )
 from kcache_backends._survey import coldest, listed, problems, recount
 
-#: A value that is larger than both this and the cap is never read.
+#: A value that is larger than both the cap and this many bytes is never read.
 MOST_ABOVE_CAP = 32 << 20
 _COUNTERS = "counters"
 
@@ -45,27 +45,30 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class FileBackend(Backend):
-    """Values as files, renamed into place; recency as their mtime.
+    """Stores each value in a file. The file's mtime is the time of the last use.
 
-    Threads: may share it. Processes: any number; writers of one shard exclude each other with a
-    byte-range lock, readers never wait. Crash: a process killed at any instant leaves no torn value
-    and no lock; a half-written temporary file is counted until its shard's next writer removes
-    it. Power cut: without `durability="full"` the last entries may come back empty or torn, which
-    the engine's checksum turns into misses. Fork: it keeps no file open. A process that is stopped
-    in a put or delete delays others that change the same shard, once a minute by `PATIENCE`
-    seconds.
+    Threads: several threads may use one object. Processes: any number of processes may use the
+    directory. Writers of the same shard exclude each other with a byte-range lock. Readers never
+    wait. Crash: a process killed at any instant leaves no torn value and no lock. A temporary file
+    that it leaves is counted until the next writer of the same shard removes the file. Power cut:
+    without `durability="full"`, the last values may be empty or torn afterwards, which the engine's
+    checksum turns into misses. Fork: a child may use the object, which keeps no file open.
 
-    Sizes are lengths of the files. What a file system adds (blocks, directories) is not counted:
-    at most 4 KiB per entry and 4 KiB per shard on common file systems.
+    If a process is stopped (suspended) in the middle of a put or delete, another process that
+    changes the same shard waits for `PATIENCE` seconds, and its change fails. For one minute, its
+    further changes of this shard fail at once; then it waits again.
+
+    The size of an entry is the length of its file. What a file system adds (blocks, directories) is
+    not counted: at most 4 KiB per entry and 4 KiB per shard on common file systems.
 
     Args:
-        directory: the first change creates it, 0700, if it does not exist.
+        directory: if it does not exist, the first change creates it with mode 0700.
         max_size: the cap in bytes. A file that is larger than both the cap and 32 MiB is never
             read, and is removed when its shard is next counted.
         read_only: create and change nothing.
         durability: `"none"`, or `"full"` to fsync each value and its directory before `put`
             returns.
-        clock: returns nanoseconds since the epoch, for recency.
+        clock: returns the time of a use, in nanoseconds since the epoch.
 
     Raises:
         ConfigError: `durability` has another value.
@@ -88,16 +91,17 @@ class FileBackend(Backend):
         self._read_only = read_only
         self._sync = durability == "full"
         self._now = increasing(clock)
-        #: Held to change a shard, by one thread at a time: a file system may have no locks.
+        #: Held while a shard is changed. It excludes other threads even on a file system without
+        #: locks.
         self._changing = threading.Lock()
         self._patience = Backoff(PATIENCE)
         self._closed = False
-        #: Whether the directory was found to be kcache's, or was made.
+        #: Whether `claim` has found that the directory is kcache's, or has created the directory.
         self._claimed = False
         after_fork(self)
 
     def after_fork(self) -> None:
-        """Start with a free lock in a child process."""
+        """Replace the lock in a child process: another thread of the parent may have held it."""
         self._changing = threading.Lock()
 
     # -- the contract --------------------------------------------------------------------------
@@ -121,7 +125,7 @@ class FileBackend(Backend):
                     raise CorruptEntryError(f"{key} can't be trusted: {problem}")
                 if size > self._most:
                     raise CorruptEntryError(
-                        f"the file of {key} has {size} bytes, more than an entry can have"
+                        f"the file of {key} has {size} bytes, but an entry has at most {self._most}"
                     )
                 value = os.read(fd, size)
             finally:
@@ -152,13 +156,16 @@ class FileBackend(Backend):
         return len(value)
 
     def _could_make_room(self, size: int) -> bool:
-        """Return whether evicting a tenth of the stored bytes, as the engine does, frees `size`."""
+        """Return whether eviction of a tenth of the stored bytes would free at least `size` bytes.
+
+        The engine evicts a tenth if the disk is full.
+        """
         with suppress(BackendError):
             return self.usage().bytes >= 10 * size
         return False
 
     def delete(self, key: str) -> int:
-        """Remove `key`; return the bytes freed, 0 if it was absent."""
+        """Remove `key`; return the number of bytes freed, or 0 if `key` was absent."""
         path = self._path(key)
         shard = int(key[:2], 16)
         with self._translated("delete"), self._locked(shard) as counters:
@@ -182,7 +189,10 @@ class FileBackend(Backend):
                 self._set_time(self._path(key))
 
     def usage(self) -> Usage:
-        """Return the sums of the counters, by one read of 8 KiB; if read-only, of the files."""
+        """Return the sums of the counters, by one read of 8 KiB.
+
+        If the backend or the file system is read-only, the files are counted instead.
+        """
         with self._translated("usage"):
             try:
                 if not self._read_only:
@@ -203,7 +213,7 @@ class FileBackend(Backend):
     def coldest(self) -> Iterator[EntryInfo]:
         """Yield entries, coldest first, from the fullest shards; see `_survey.coldest`.
 
-        Exact if the directory holds at most 2,048 entries, or is open for reading only.
+        The order is exact if there are at most 2,048 entries, or if the backend is read-only.
         """
         if self._read_only:
             yield from sorted(self.scan(), key=lambda info: info.used_ns)
@@ -219,10 +229,10 @@ class FileBackend(Backend):
             yield from entries
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
-        """Compare the counters with the files; look for orphans and for files of other names.
+        """Yield a sentence for each fault: a wrong counter, or files that are not entries.
 
-        A backend that is open for reading only takes no locks, so a shard that is being written may
-        look wrong.
+        A read-only backend locks nothing, so a sentence about a shard that is being written may be
+        wrong.
         """
         if os.path.isdir(self._root):
             for shard in range(SHARDS):
@@ -234,7 +244,7 @@ class FileBackend(Backend):
         """Lock a shard, unless the backend is read-only; return what is wrong with the shard."""
         folder = self._folder(shard)
         if self._read_only:
-            # A copy may be without counters, which the next writer will create.
+            # A copy may have no counters. The next writer will create them.
             count: ShardCount | None = ShardCount(ANY_SIZE, ANY_SIZE, 1)
             with (
                 suppress(FileNotFoundError),
@@ -249,7 +259,7 @@ class FileBackend(Backend):
         return found
 
     def close(self) -> None:
-        """Refuse further changes. Idempotent."""
+        """Make all further changes raise `BackendError`. Idempotent."""
         self._closed = True
 
     # -- writing -------------------------------------------------------------------------------
@@ -263,11 +273,14 @@ class FileBackend(Backend):
             self._lock_and_recount(shard)
 
     def _replace(self, key: str, value: bytes, counters: ShardCounters, count: ShardCount) -> None:
-        """Write a value; before it, raise its shard's record, and then correct the record."""
+        """Write a value. Raise the record of its shard before, and correct the record afterwards.
+
+        So the record is never too low if this process is killed.
+        """
         path = self._path(key)
         folder = f"{self._root}/{key[:2]}"
         shard = int(key[:2], 16)
-        # Different containers have the same process ids, so names of these could collide.
+        # The name is random. Process ids are not unique if several containers share the directory.
         temporary = f"{folder}/.{key[:16]}-{os.urandom(8).hex()}.tmp"
         try:
             require_own_shard(folder)
@@ -280,8 +293,8 @@ class FileBackend(Backend):
         except BaseException as error:
             with suppress(OSError):
                 os.unlink(temporary)
-            # After any other exception (Ctrl-C) the value may be in place, so the next writer
-            # counts again.
+            # After any other exception (Ctrl-C), the value may be in place. Then the record stays
+            # marked, so that the next writer counts the shard.
             if isinstance(error, OSError):
                 with suppress(OSError):
                     counters.write(shard, count)
@@ -293,7 +306,10 @@ class FileBackend(Backend):
     def _finish(
         self, counters: ShardCounters, shard: int, count: ShardCount, size: int, entries: int
     ) -> None:
-        """Write the new record of a shard; count the shard if the old record must be wrong."""
+        """Write the record of a shard to which `size` bytes and `entries` entries were added.
+
+        If that makes a number negative, the old record `count` was wrong, and the shard is counted.
+        """
         if count.bytes + size < 0 or count.entries + entries < 0:
             self._recount(counters, shard)
         else:
@@ -308,20 +324,23 @@ class FileBackend(Backend):
 
     @contextmanager
     def _locked(self, shard: int, seconds: float | None = None) -> Generator[ShardCounters]:
-        """Lock a shard in the block; see `ShardCounters.lock`."""
+        """Open the counters, and hold the lock of a shard, in the block; see `ShardCounters.lock`.
+
+        `seconds` limits the wait for the lock; None stands for `PATIENCE`.
+        """
         with self._changing, self._open_counters() as counters:
             counters.lock(shard, self._patience, seconds)
             yield counters
 
     def _exact(self, counters: ShardCounters, shard: int) -> ShardCount:
-        """Return the record of a locked shard; count the shard if the record may be wrong."""
+        """Return the record of a locked shard; first count the shard if the record may be wrong."""
         count = counters.read(shard)
         if count is None or (count.under_way and counters.locks_work):  # a writer was killed
             count, _ = self._recount(counters, shard)
         return count
 
     def _lock_and_recount(self, shard: int) -> ShardCount:
-        """Lock a shard, count its files, and write its record."""
+        """Lock a shard, count its files, and return its new record."""
         with self._locked(shard) as counters:
             return self._recount(counters, shard)[0]
 
@@ -338,10 +357,11 @@ class FileBackend(Backend):
     def _entries_of(
         self, shard: int, count: ShardCount | None, wait: bool
     ) -> list[EntryInfo] | None:
-        """Return the entries of a shard; if its record differs, lock it and correct the record.
+        """Return the entries of a shard. If `count` differs from them, correct the shard's record.
 
-        If another process keeps the shard locked, the result is None, or with `wait`, after a
-        time-out, empty.
+        For the correction, the shard has to be locked. If another process holds the lock, this
+        returns None at once. With `wait`, it waits for the lock, and returns an empty list after a
+        timeout.
         """
         entries, _ = listed(self._folder(shard))
         if count == (sum(info.size for info in entries), len(entries), 0):
@@ -355,7 +375,7 @@ class FileBackend(Backend):
     # -- opening -------------------------------------------------------------------------------
 
     def _open_counters(self) -> ShardCounters:
-        """Open the counters for one operation; make them, and the directory, if necessary."""
+        """Open the counters for one operation; create counters and directory if necessary."""
         if self._closed or self._read_only:
             how = "closed" if self._closed else "read-only"
             raise BackendError(f"{self._root} is {how}")
@@ -387,7 +407,7 @@ class FileBackend(Backend):
 
 
 def _sync_directory(path: str) -> None:
-    """Make the names in a directory durable, where the system can."""
+    """Write the names in a directory to the disk, if the system supports this."""
     fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     try:
         os.fsync(fd)

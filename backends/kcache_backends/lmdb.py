@@ -18,15 +18,15 @@ from kcache_backends._lmdb_files import DAMAGE, has_room
 
 #: The file may grow to this many times the cap. At 1.25 times, fragmentation would leave no room.
 MAP_FACTOR = 2
-#: ... but its limit is never smaller than this, in bytes.
+#: ... but at least to this many bytes.
 SMALLEST_MAP = 1 << 20
 #: The largest cap, in bytes. The map takes up twice the cap in the address space of a process,
 #: which has 128 TiB:
 #: https://docs.kernel.org/arch/x86/x86_64/mm.html
 LARGEST_CAP = 16 << 40
-#: Uses are noted first, so that a read costs no write transaction: at most this many are noted, and
-#: the first use after this many nanoseconds writes them. Each write transaction writes all noted
-#: uses; each of these takes 10 us and 2 pages of memory.
+#: Uses are noted in memory first, so that a read needs no write transaction. At most `MAX_TOUCHED`
+#: uses are noted. Each write transaction writes all of them, and so does the first use that comes
+#: `TOUCH_AFTER` nanoseconds after the first noted one. A use takes 10 us and 2 pages of memory.
 MAX_TOUCHED = 1024
 TOUCH_AFTER = 30_000_000_000
 #: How many rows one read transaction of `coldest` or `scan` reads. A longer transaction would keep
@@ -35,30 +35,33 @@ ROWS = 256
 
 
 class LmdbBackend(Backend):
-    """Values in an LMDB database: `get` copies from mapped memory, puts are transactions.
+    """Stores values in an LMDB database: `get` copies from mapped memory, `put` is a transaction.
 
-    Threads: may share it. Processes: any number on one machine; one writes at a time, readers never
-    wait. Crash: a process killed at any instant leaves the last committed state and no lock. Power
-    cut: the last puts may be missing. Fork: the child opens the database again. A database that is
-    found to be damaged is replaced by an empty one, and so is a database that is full because a
-    process was stopped in the middle of a read. Most damage is found. Some damage to the pages of
-    the tree can kill the process, and so can a program that truncates the file while it is open.
+    Threads: several threads may use one object. Processes: any number of processes of one machine
+    may use the database; one writes at a time, and readers never wait. Crash: a process killed at
+    any instant leaves the last committed state and no lock. Power cut: the last puts may be
+    missing afterwards. Fork: the child opens the database again.
+
+    A database that is found to be damaged is replaced by an empty one. So is a database that is
+    full because a process was stopped in the middle of a read. Most damage is found, but some
+    damage to the pages of the tree can kill the process, and so can a program that truncates the
+    file while it is open.
 
     Stored sizes are whole pages (4 KiB on most machines): `ceil((length + 16) / page)` of them. The
     file never grows beyond the larger of twice the cap and 1 MiB, and shrinks when its last entry
     is deleted; the table of readers adds 128 KiB.
 
     Args:
-        directory: created, 0700, if it does not exist.
-        max_size: the cap that the engine will keep, in bytes.
+        directory: created with mode 0700 if it does not exist.
+        max_size: the cap in bytes, which the engine enforces.
         read_only: create and change nothing.
-        clock: returns nanoseconds since the epoch, for recency.
-        file_system: returns the file system that a path is on, for tests.
+        clock: returns the time of a use, in nanoseconds since the epoch.
+        file_system: returns the file system that a path is on; tests pass another function.
 
     Raises:
         ConfigError: the cap is larger than 16 TiB.
-        BackendError: the directory is on a network file system, where mapped memory and locks don't
-            hold between machines.
+        BackendError: the directory is on a network file system, where LMDB's mapped memory and
+            locks do not work between machines.
     """
 
     overhead = records.OVERHEAD
@@ -75,14 +78,15 @@ class LmdbBackend(Backend):
         if max_size > LARGEST_CAP:
             raise ConfigError(
                 f"max_size: expected at most {LARGEST_CAP} (16 TiB) with LMDB, which maps the file "
-                f"into memory, got {max_size!r}; the backends file and zstd take more"
+                f"into memory, got {max_size!r}; the `file` and `zstd` backends have no such limit"
             )
         self._root = os.path.realpath(directory)
         place = file_system(self._root)
         if place.shared:
             raise BackendError(
                 f"{self._root} is on a network file system ({place.kind} at {place.mount_point}), "
-                "where LMDB can't keep its promises; use the backend file or zstd there"
+                "where LMDB's locks do not work between machines; use the `file` or `zstd` backend "
+                "instead"
             )
         self._read_only = read_only
         self._max_size = max_size
@@ -93,7 +97,7 @@ class LmdbBackend(Backend):
             self._root, map_size, read_only=read_only
         )
         if not read_only:
-            with suppress(BackendError):  # full now, but that may change
+            with suppress(BackendError):  # the disk may be full now, but not later
                 self.usage()
 
     # -- the contract --------------------------------------------------------------------------
@@ -104,15 +108,15 @@ class LmdbBackend(Backend):
         value = environment.read(lambda txn: txn.get(name), recent=True)
         if value is None:
             value = environment.read(lambda txn: txn.get(name))
-        # A larger value was stored by a process with a larger cap.
+        # A value that is larger than the cap was stored by a process with a larger cap.
         return None if value is None or len(value) > self._max_size else value
 
     def touch(self, key: str) -> None:
-        """Note a use of `key`, which is written together with later uses.
+        """Note a use of `key` in memory. Noted uses are written together later.
 
-        A hit waits for no writer: while another process writes, the uses wait for the next call.
-        Uses that can't be written (a full disk) are dropped: the value matters more than its
-        recency.
+        This method never waits for a writer: while another process writes, the uses stay noted
+        until a later call. They are dropped if the disk is full, or if `MAX_TOUCHED` uses wait for
+        other writers. Then only the order of eviction is less exact.
         """
         environment = self._environment
         if environment is not None and not self._read_only:
@@ -141,7 +145,7 @@ class LmdbBackend(Backend):
         return size
 
     def delete(self, key: str) -> int:
-        """Remove `key`; return the bytes freed, 0 if it was absent."""
+        """Remove `key`; return the number of bytes freed, or 0 if `key` was absent."""
         raw = bytes.fromhex(key)
         environment = self._writable()
         with environment.writing("delete") as txn:
@@ -159,20 +163,20 @@ class LmdbBackend(Backend):
             yield
 
     def usage(self) -> Usage:
-        """Return the sums, which every transaction keeps exact."""
+        """Return the bytes and entries that are stored; every transaction updates both."""
         return Usage(*(self._opened().read(records.sums) or (0, 0)))
 
     def coldest(self) -> Iterator[EntryInfo]:
-        """Yield entries in the order of the index, `ROWS` per transaction."""
+        """Yield entries, least recently used first; each read transaction reads `ROWS` of them."""
         self._write_uses(SHORT_WAIT)
         offered: set[bytes] = set()
-        # An entry that a wrong clock dated into the future would stay forever.
+        # An entry that a wrong clock dated into the future would stay forever, so it comes first.
         future = records.time_key(self._now() + records.FUTURE)
         for after in (future, b""):
             start = after
             while rows := self._opened().read(partial(records.rows, after=start, most=ROWS)):
                 for _, raw, used, size in rows:
-                    # An entry that was used since then has moved in the index, and is found again.
+                    # An entry that was used meanwhile has moved in the index, and is found again.
                     if raw not in offered:
                         offered.add(raw)
                         yield EntryInfo(raw.hex(), size, used)
@@ -185,8 +189,8 @@ class LmdbBackend(Backend):
     def check(self, *, repair: bool = False) -> Iterator[str]:
         """Verify the file page by page, then the sums and the index by recency.
 
-        With `repair`, a file with any damage is replaced by an empty one. A backend that is open
-        for reading only does not block writers, so a file that is being written may look damaged.
+        With `repair`, a file with any damage is replaced by an empty one. A read-only backend does
+        not block writers, so a file that is being written may look damaged.
         """
         with importing:
             from lmdb import verify  # noqa: PLC0415  it reads the bytes of the file
@@ -210,9 +214,9 @@ class LmdbBackend(Backend):
     def close(self) -> None:
         """Write the noted uses and release the database. Idempotent.
 
-        The garbage collector may call this in the middle of another operation of this thread. In
-        that case, another object that has this database open writes the noted uses; if there is
-        none, they are lost.
+        The noted uses can't be written if the garbage collector calls this method in the middle of
+        another operation of this thread. They are then lost, unless another object that has this
+        database open writes them later.
         """
         environment = self._environment
         if environment is not None and environment.env and not environment.is_replaced():

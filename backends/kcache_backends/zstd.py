@@ -17,15 +17,15 @@ from kcache.backend import Backend, WrappingBackend
 from kcache.errors import BackendError, ConfigError, CorruptEntryError
 from kcache.util.forks import importing
 
-#: The levels of the format's library: negative ones are faster, 22 makes values smallest.
+#: The levels of the Zstandard library, from the fastest to the one with the smallest results.
 LEVELS = range(-7, 23)
 DEFAULT_LEVEL = 3
-#: A value with more bytes than this is neither compressed nor decompressed: a damaged frame may
-#: claim any size, and the claimed size is allocated. The largest known CUBINs have some hundred MB.
+#: A value with more bytes than this is neither compressed nor decompressed, because a damaged frame
+#: may claim any size, which is then allocated. The largest known CUBINs have some hundred MB.
 MAX_SIZE = 1 << 30
-#: A frame holds at most this many times its own length, or `SMALL` bytes. A value that compresses
-#: better is stored uncompressed. A malicious frame of 32 KB could grow to 1 GiB; CUBINs shrink to
-#: 1/4 to 1/30.
+#: The content of a frame has at most this many times the frame's length, or at most `SMALL` bytes.
+#: A value that compresses better is stored uncompressed. Without this limit, a malicious frame of
+#: 32 KB could become 1 GiB. CUBINs are compressed to between 1/4 and 1/30 of their size.
 MAX_RATIO = 256
 SMALL = 1 << 20
 
@@ -34,16 +34,17 @@ _PREFIX = len(_RAW)
 
 
 class ZstdBackend(WrappingBackend):
-    """Compresses what `put` gets and decompresses what `get` returns, over any backend.
+    """Compresses values, and stores them in another backend.
 
-    Sizes, recency and eviction are those of the backend below, so the cap counts compressed bytes.
-    Threads, processes, crashes and forks: as the backend below.
+    Sizes, recency and eviction are those of the inner backend, so the cap limits the compressed
+    bytes. The guarantees for threads, processes, crashes and forks are those of the inner backend.
 
     Args:
-        inner: the backend that keeps the values; closed with this one.
+        inner: the other backend; closed with this one.
         level: the level of compression, -7 (fast) to 22 (small). Entries of every level can be
             read.
-        max_size: the cap that the engine keeps; a frame that claims to hold more is damaged.
+        max_size: the cap in bytes, which the engine enforces. A frame that claims a larger content
+            is treated as damaged.
 
     Raises:
         ConfigError: the level is out of range.
@@ -58,7 +59,7 @@ class ZstdBackend(WrappingBackend):
         super().__init__(inner)
         self.level = level
         self.overhead += _PREFIX
-        #: The contexts of each thread: threads must not share the library's contexts.
+        #: Each thread has its own contexts of the Zstandard library, which it must not share.
         self._local = threading.local()
 
     def get(self, key: str) -> bytes | None:
@@ -76,7 +77,7 @@ class ZstdBackend(WrappingBackend):
         return None if stored is None else self._decompress(stored)
 
     def put(self, key: str, value: bytes) -> int:
-        """Store `value` compressed; return its stored size."""
+        """Compress `value` and store it under `key`; return its stored size."""
         return self.inner.put(key, self._compress(value))
 
     # -- inside --------------------------------------------------------------------------------
@@ -91,7 +92,7 @@ class ZstdBackend(WrappingBackend):
             try:
                 frame: bytes = compressor.compress(value)
             except zstandard.ZstdError as error:
-                raise BackendError(f"compress {len(value)} bytes: {error}") from error
+                raise BackendError(f"can't compress {len(value)} bytes: {error}") from error
             if len(frame) < len(value) <= max(SMALL, MAX_RATIO * len(frame)):
                 return _FRAME + frame
         return _RAW + value
@@ -101,7 +102,7 @@ class ZstdBackend(WrappingBackend):
         if kind == _RAW:
             return stored[_PREFIX:]
         if kind != _FRAME:
-            raise CorruptEntryError("not a compressed value")
+            raise CorruptEntryError("the stored value does not begin with KCZr or KCZz")
         decompressor = getattr(self._local, "decompressor", None)
         if decompressor is None:
             decompressor = self._local.decompressor = zstandard.ZstdDecompressor()
@@ -110,10 +111,10 @@ class ZstdBackend(WrappingBackend):
             size = zstandard.frame_content_size(frame)
             most = min(self._largest, max(SMALL, MAX_RATIO * len(frame)))
             if not 0 < size <= most:
-                raise CorruptEntryError(f"expected a frame of 1 to {most} bytes, got {size}")
+                raise CorruptEntryError(f"frame: expected 1 to {most} bytes of content, got {size}")
             value: bytes = decompressor.decompress(frame, allow_extra_data=False)
         except zstandard.ZstdError as error:
-            raise CorruptEntryError(f"damaged frame: {error}") from error
+            raise CorruptEntryError(f"the compressed frame is damaged: {error}") from error
         return value
 
 
@@ -126,7 +127,7 @@ def zstd_file(
 ) -> ZstdBackend:
     """Return the backend called `zstd`: compressed values in files."""
     with importing:
-        from kcache_backends.file import FileBackend  # noqa: PLC0415  not the other one, too
+        from kcache_backends.file import FileBackend  # noqa: PLC0415  the other backend stays unloaded
 
     inner = FileBackend(directory, max_size=max_size, read_only=read_only)
     return ZstdBackend(inner, level=level, max_size=max_size)
@@ -142,10 +143,10 @@ def zstd_lmdb(
     """Return the backend called `zstd+lmdb`: compressed values in an LMDB database.
 
     Raises:
-        BackendError: as `LmdbBackend`.
+        ConfigError, BackendError: in the same cases as for `LmdbBackend` and `ZstdBackend`.
     """
     with importing:
-        from kcache_backends.lmdb import LmdbBackend  # noqa: PLC0415  not the other one, too
+        from kcache_backends.lmdb import LmdbBackend  # noqa: PLC0415  the other backend stays unloaded
 
     inner = LmdbBackend(directory, max_size=max_size, read_only=read_only)
     return ZstdBackend(inner, level=level, max_size=max_size)

@@ -99,7 +99,7 @@ def test_a_small_frame_that_grows_is_damage_and_not_decompressed() -> None:
         inner.put(key(1), b"KCZz" + bomb)
         tracemalloc.start()
         try:
-            with pytest.raises(CorruptEntryError, match=f"a frame of .*, got {size}"):
+            with pytest.raises(CorruptEntryError, match=f"frame: expected .*, got {size}"):
                 ZstdBackend(inner, max_size=cap).get(key(1))
             assert tracemalloc.get_traced_memory()[1] < 2 << 20
         finally:
