@@ -43,7 +43,7 @@ def __getattr__(name: str) -> object:
 
 
 def _require() -> None:
-    """Raise ImportError, which says what to install, if one of the tools is missing."""
+    """Raise an ImportError that says what to install, if pytest or Hypothesis is missing."""
     try:
         import hypothesis  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]
         import pytest  # noqa: F401, PLC0415  # pyright: ignore[reportUnusedImport]

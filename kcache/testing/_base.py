@@ -1,4 +1,4 @@
-"""ContractBase: the methods that a backend's author supplies; and helpers of the tests."""
+"""ContractBase: the methods that the author of a backend supplies, and helpers of the tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ PATIENCE = 60
 
 
 def fork(work: Callable[[], object]) -> BaseProcess:
-    """Run `work` in a forked child, which prints its exception to standard error."""
+    """Start a forked child that runs `work`; skip the test if this system can't fork.
+
+    If `work` raises an exception, the child prints it to standard error and exits with 1.
+    """
     if not hasattr(os, "fork"):
         pytest.skip("this system has no fork")
     child = multiprocessing.get_context("fork").Process(target=work)
@@ -42,7 +45,10 @@ def fork(work: Callable[[], object]) -> BaseProcess:
 
 
 def end_of(child: BaseProcess) -> int | None:
-    """Wait for a child; return its exit code, or minus the signal that ended it."""
+    """Wait until a child ends; return its exit code. Fail the test if the child hangs.
+
+    If a signal ended the child, the exit code is the negative number of the signal.
+    """
     child.join(PATIENCE)
     if child.exitcode is None:
         child.kill()
@@ -64,9 +70,10 @@ def run_forked(work: Callable[[], object], here: Callable[[], object] = int) -> 
 def kill_writers(
     work: Callable[[int, Callable[[], object]], object], count: int, random: Random
 ) -> None:
-    """Start processes that write without end; kill them after a random number of operations.
+    """Start `count` processes that write without end; kill them after some random operations.
 
-    Each process calls `work` with a seed, and a function to call after every operation.
+    Each process calls `work` with a seed and a function. `work` calls this function after every
+    operation.
     """
     reading, writing = os.pipe()
     with open(reading, "rb", buffering=0) as reports:
@@ -88,10 +95,10 @@ def kill_writers(
 
 
 class StopError(Exception):
-    """Raised by a test within a batch."""
+    """Raised by a test within a batch, to make the batch fail."""
 
 
-#: The cap of a place, unless a test sets another one: more than any test puts.
+#: The cap in bytes, unless a test sets another one. No test puts as much.
 MAX_SIZE = 64 << 20
 
 
@@ -101,18 +108,21 @@ def key(number: object) -> str:
 
 
 def sealed(name: str, number: int, size: int) -> bytes:
-    """Return a value of `size` bytes, at least 16, that `intact` distinguishes from any other."""
+    """Return a value of `size` bytes (at least 16) for the key `name`, which `intact` recognises.
+
+    Values for the same key differ in `number`.
+    """
     stream = hashlib.sha256(f"{name} {number} {size}".encode()).digest()
     return (number.to_bytes(8, "little") + stream * (size // len(stream) + 1))[:size]
 
 
 def intact(name: str, value: bytes) -> bool:
-    """Return whether `value` is what `sealed` made for `name`: not torn, mixed or another's."""
+    """Return whether `value` is a whole value that `sealed` made for the key `name`."""
     return value == sealed(name, int.from_bytes(value[:8], "little"), len(value))
 
 
 def as_threads(*works: Callable[[], object]) -> None:
-    """Run each function in its own thread, all at once; each has to succeed."""
+    """Run each function in its own thread, all at the same time; each has to succeed."""
     errors: list[BaseException] = []
     together = threading.Barrier(len(works))
 
@@ -134,7 +144,7 @@ def as_threads(*works: Callable[[], object]) -> None:
 
 
 def anything(backend: Backend, random: Random, names: Sequence[str], largest: int) -> None:
-    """Do a random operation on one of a few entries, and check its result."""
+    """Do a random operation on an entry whose key is one of `names`, and check the result."""
     name, choice = random.choice(names), random.randrange(12)
     if choice < 5:
         size = random.randrange(16, largest)
@@ -158,7 +168,7 @@ def anything(backend: Backend, random: Random, names: Sequence[str], largest: in
 
 
 def work_of(act: Callable[[], object]) -> tuple[int, int]:
-    """Return how many calls `act` makes, and its peak of allocated bytes."""
+    """Run `act` twice; return how many functions it calls, and how many bytes it needs at most."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -179,16 +189,18 @@ def work_of(act: Callable[[], object]) -> tuple[int, int]:
 
 
 class ContractBase:
-    """The author of a backend supplies two methods, and more if the medium allows it.
+    """The methods and attributes that the author of a backend supplies.
+
+    `open` and `look` are required. Each further one allows more tests.
 
     Attributes:
-        persistent: values are still there when the place is opened again.
+        persistent: values still exist when the place is opened again.
         shared: several handles, in any number of processes, may use the same place at the same
             time.
         exact_order: `coldest` follows the last use exactly, at least for a few hundred entries.
         heals: an open handle works again after its directory was removed.
         takes_clock: `open` passes `clock` to the backend.
-        resolution: if two uses are this many nanoseconds apart, their order is kept.
+        resolution: if two uses are at least this many nanoseconds apart, their order is kept.
         kills: how often a test kills writers of each kind (with batches, and without).
         refuses_strangers: a place that has files of other programs is rejected, and not changed.
         bounds_reads: values that are larger than the cap are not read into memory.
@@ -214,10 +226,10 @@ class ContractBase:
         read_only: bool = False,
         clock: Callable[[], int] | None = None,
     ) -> Backend:
-        """Return the backend, opened at `place`, which does not exist before the first time.
+        """Open the backend at `place`, and return it. Before the first call, nothing is at `place`.
 
-        `max_size` is the cap in bytes, `clock` returns nanoseconds since the epoch; None stands
-        for the system's clock.
+        `max_size` is the cap in bytes. `clock` returns nanoseconds since the epoch; the default is
+        the system's clock.
         """
         raise NotImplementedError
 
@@ -225,17 +237,20 @@ class ContractBase:
         """Return the stored size of every key at `place`, as `Backend.usage` counts it.
 
         This method reads the medium itself, without the backend. The tests call it while handles
-        are open, and while other processes put and delete; then it may miss changes since its
-        start. A place that does not exist holds nothing.
+        are open, and while other processes put and delete. The result may then lack changes that
+        are made after the call has begun. If the place does not exist, the result is empty.
         """
         raise NotImplementedError
 
     def read_raw(self, place: Path, key: str) -> bytes:
-        """Return the bytes that the medium holds for `key`; if missing, damage is not tested."""
+        """Return the bytes that the medium holds for `key`.
+
+        If the author supplies no such method, the tests that damage values are skipped.
+        """
         pytest.skip("read_raw is not supplied")
 
     def write_raw(self, place: Path, key: str, image: bytes) -> None:
-        """Replace the bytes that the medium holds for `key`, whatever their length."""
+        """Replace the bytes that the medium holds for `key` by `image`, which may be longer."""
         pytest.skip("write_raw is not supplied")
 
     def leftovers(self, place: Path) -> Collection[object]:
@@ -260,7 +275,7 @@ class ContractBase:
 
     @pytest.fixture(autouse=True)
     def _ends_cleanly(self) -> Iterator[None]:
-        """Fails a test after which one of the backend's threads still runs."""
+        """Fail a test if a thread of the backend still runs afterwards."""
         before = threading.active_count()
         yield
         assert threading.active_count() <= before, "a thread is left"
@@ -276,7 +291,7 @@ class ContractBase:
                 pytest.skip(f"{each} is false")
 
     def pass_time(self, clock: FakeClock) -> None:
-        """Advance the clock far enough to keep the order of two uses."""
+        """Advance the clock by so much that a use before and a use afterwards keep their order."""
         clock.advance(2 * self.resolution / 1e9)
 
     def fill(self, backend: Backend, count: int, *, size: int = 100) -> list[str]:
@@ -289,7 +304,7 @@ class ContractBase:
     def agree(
         self, backend: Backend, place: Path, expected: Mapping[str, bytes] | None = None
     ) -> None:
-        """Assert that `usage` agrees with the medium's entries, and these with `expected`."""
+        """Assert that `usage` agrees with `look`, and keys and values with `expected`, if given."""
         sizes = self.look(place)
         assert backend.usage() == (sum(sizes.values()), len(sizes))
         if expected is not None:
@@ -305,7 +320,7 @@ class ContractBase:
         assert usage.entries >= len(sizes)
 
     def sound(self, backend: Backend, names: Collection[str]) -> None:
-        """Assert that each of `names` has a whole value or none."""
+        """Assert that each of the keys `names` has either a whole value or none."""
         for name in names:
             value = backend.get(name)
             assert value is None or intact(name, value), f"a torn or mixed value under {name}"

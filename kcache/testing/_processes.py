@@ -1,4 +1,4 @@
-"""The contract's promises about batches, about threads, and about processes, forks and kills."""
+"""ProcessTests: tests what a backend promises about batches, threads, forks and kills."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ NEW = b"new!" * 2000
 
 
 class ProcessTests(ContractBase):
-    """Threads never see a torn or mixed value, and the count is right when they are done.
+    """Tests that threads and processes may use a place at the same time.
 
-    Any number of processes may use the same place; a process that is killed does no harm.
+    None of them reads a torn or mixed value, and `usage` is right when they have finished. A
+    process that is killed does no harm.
     """
 
     def test_a_batch_is_of_one_thread(self, place: Path) -> None:
-        """Other threads read and write during a batch; if the batch fails, their changes stay."""
+        """If a batch fails, changes that other threads made at the same time stay."""
         with self.opened(place) as backend:
             inside, ended = threading.Event(), threading.Event()
 
@@ -80,7 +81,7 @@ class ProcessTests(ContractBase):
             self.agree(backend, place)
 
     def test_an_iteration_may_end_in_another_thread(self, place: Path) -> None:
-        """An iterator that one thread began can be continued, and dropped, by another.
+        """An iteration that one thread began can be continued, and ended, by another thread.
 
         Each of two simultaneous iterations yields every entry.
         """
@@ -101,10 +102,10 @@ class ProcessTests(ContractBase):
     # -- fork ------------------------------------------------------------------------------------
 
     def test_a_forked_child_goes_on_with_the_handle(self, place: Path) -> None:
-        """The child uses the handle that it inherited, and closes it; the parent continues.
+        """A child can use and close a handle that it inherited; the parent can still use its own.
 
-        Each process sees the other's puts and deletes through a handle that was already open. The
-        parent continues an iteration that it had begun.
+        Each process finds the puts and deletes of the other one through its open handle. The parent
+        can continue an iteration that it began before the fork.
         """
         self.needs("shared")
         with self.opened(place) as backend:
@@ -168,11 +169,11 @@ class ProcessTests(ContractBase):
     # -- kills -----------------------------------------------------------------------------------
 
     def test_killed_writers_leave_a_sound_place(self, place: Path) -> None:
-        """After any kill: no torn value, no lock left, `usage` not below the truth.
+        """After writers are killed, no value is torn, no lock is left, and `usage` is not too low.
 
-        The handle that was open all the time works, and the place can be opened at once. A kill
-        in the middle of a batch leaves all of it, some of it or nothing. The writers have
-        iterations under way.
+        A handle that was open all the time still works, and the place can be opened at once. A kill
+        in the middle of a batch may leave any number of the batch's changes. The writers are killed
+        in the middle of iterations, too.
         """
         self.needs("shared")
 
@@ -209,7 +210,6 @@ class ProcessTests(ContractBase):
             assert backend.get(name) == sealed(name, 1, 100)
         self.not_below_the_truth(backend, place)
         assert {info.key for info in backend.coldest()} == {*NAMES}
-        # Every entry was written again, so counts that a killed writer left uncertain are counted
-        # again.
+        # Every entry was written again, which corrects counts that a killed writer left uncertain.
         self.agree(backend, place)
         assert list(self.leftovers(place)) == []

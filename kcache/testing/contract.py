@@ -1,4 +1,4 @@
-"""BackendContract: the pytest suite of what a backend promises, for anyone's backend.
+"""BackendContract: a pytest suite that tests what every backend promises.
 
 ```python
 from kcache.testing import BackendContract
@@ -83,10 +83,10 @@ class BackendContract(ProcessTests):
     confirm its own mistakes. A correct backend passes in well under a minute. A test that hangs is
     ended after a minute.
 
-    The tests fork and kill processes, where the system can fork.
+    If the system can fork, the tests fork and kill processes.
 
     Attributes:
-        machine_settings: Hypothesis's settings for `BackendMachine`; None stands for its defaults.
+        machine_settings: Hypothesis's settings for `BackendMachine`, or None for `DEFAULTS`.
     """
 
     machine_settings: hypothesis.settings | None = None
@@ -94,7 +94,7 @@ class BackendContract(ProcessTests):
     # -- values, sizes and recency -----------------------------------------------------------------
 
     def test_it_behaves_as_its_model(self) -> None:
-        """Values, sizes, recency and batches are those of a dict, whatever is done to them."""
+        """After any operations, values, sizes and recency are those of a model, which is a dict."""
         suite = self
 
         class Machine(BackendMachine):
@@ -104,7 +104,10 @@ class BackendContract(ProcessTests):
         run_state_machine_as_test(Machine, settings=self.machine_settings or DEFAULTS)
 
     def test_usage_is_never_below_the_truth_while_others_write(self, place: Path) -> None:
-        """While others put and delete, `usage` is at least what is held before and afterwards."""
+        """While others put and delete, `usage` counts at least each entry that exists all the time.
+
+        That is each entry that exists before and after the call of `usage`.
+        """
         self.needs("shared")
         with self.opened(place) as backend:
 
@@ -132,10 +135,10 @@ class BackendContract(ProcessTests):
             self.agree(backend, place, {key(1): b"done", key(2): b"done"})
 
     def test_a_large_cache_costs_no_more_than_a_small_one(self, place: Path) -> None:
-        """With more entries, `usage` and the start of `coldest` make no more calls.
+        """With more entries, `usage` and the start of `coldest` need no more calls and memory.
 
-        They use no more memory, either. A read-only handle, and one that opens after a crash, may
-        count afresh.
+        A read-only handle, and a handle that is opened after a crash, may need more, because they
+        may count all entries again. They are not tested here.
         """
         usages: list[tuple[int, int]] = []
         starts: list[tuple[int, int]] = []
@@ -152,9 +155,9 @@ class BackendContract(ProcessTests):
             assert more_size <= 2 * size + 65_536
 
     def test_more_than_max_size_is_put_or_refused(self, place: Path) -> None:
-        """The engine enforces the cap: a put beyond it works, or raises `BackendError`.
+        """A put beyond the cap, which only the engine enforces, works or raises `BackendError`.
 
-        In both cases, what was put stays whole and counted, and there is room again after deletes.
+        In both cases, the stored values stay whole and counted, and deletes make room again.
         """
         cap = 1 << 20
         with self.opened(place, max_size=cap) as backend:
@@ -176,7 +179,10 @@ class BackendContract(ProcessTests):
             self.agree(backend, place, {key(1): sealed(key(1), 1, cap // 2)})
 
     def test_a_place_that_is_something_else(self, tmp_path: Path) -> None:
-        """If the place is not a directory, only `BackendError` is raised."""
+        """If the place is a file, the backend raises `BackendError`, and leaves the file unchanged.
+
+        It creates no other file beside the place.
+        """
         self.needs("persistent")
         place = tmp_path / "a file"
         place.write_bytes(b"not a directory")
@@ -188,9 +194,9 @@ class BackendContract(ProcessTests):
     # -- read-only -------------------------------------------------------------------------------
 
     def test_reading_only_changes_nothing(self, place: Path) -> None:
-        """Reads find everything, no method changes anything, and `put` raises `BackendError`.
+        """A read-only handle finds all entries, changes nothing, and `put` raises `BackendError`.
 
-        A place that does not exist reads as an empty one, and is not created.
+        If the place does not exist, the handle finds nothing, and does not create the place.
         """
         self.needs("persistent")
         with self.opened(place, read_only=True) as early:
@@ -220,9 +226,10 @@ class BackendContract(ProcessTests):
     # -- closed ----------------------------------------------------------------------------------
 
     def test_a_handle_that_is_closed_or_has_lost_its_place(self, place: Path) -> None:
-        """Each method, and an iteration that has begun, works or raises `BackendError`.
+        """After `close`, or without its place, each method works or raises `BackendError`.
 
-        If the place was removed, a handle of a backend that `heals` works again.
+        The same is true of an iteration that has begun. After the place was removed, the next put
+        of a backend that `heals` creates it again.
         """
         for act in EVERYTHING.values():
             for removed in (False, True) if self.persistent else (False,):
@@ -251,7 +258,7 @@ class BackendContract(ProcessTests):
                 shutil.rmtree(place, ignore_errors=True)
 
     def test_opening_many_times_leaks_nothing(self, place: Path) -> None:
-        """Handles that are opened and closed leave no file open, and no leftovers on the medium."""
+        """After handles were opened and closed, no file is open, and there are no leftovers."""
         with self.opened(place) as backend:
             backend.put(key(1), b"value")
         opened = len(_open_files(Path("/")))
@@ -270,7 +277,7 @@ class BackendContract(ProcessTests):
     # -- the medium is gone, or damaged ----------------------------------------------------------
 
     def test_what_repair_mends_stays_mended(self, place: Path) -> None:
-        """After damage, `check(repair=True)` leaves a place in which `check` finds nothing."""
+        """After values were damaged and `check(repair=True)` was called, `check` finds nothing."""
         with self.opened(place) as backend:
             names = self.fill(backend, 6, size=3000)
             for name, damage in zip(
@@ -288,7 +295,7 @@ class BackendContract(ProcessTests):
     # -- other people's files ----------------------------------------------------------------------
 
     def test_a_directory_of_others_is_left_alone(self, place: Path) -> None:
-        """A place with other files is rejected with `BackendError`, and nothing changes."""
+        """A place with files of other programs is rejected with `BackendError`, and not changed."""
         self.needs("persistent", "refuses_strangers")
         (place / "photos").mkdir(parents=True)
         for name in ("notes", "counters", "lock", "photos/one"):
@@ -303,7 +310,7 @@ class BackendContract(ProcessTests):
         assert self.snapshot(place) == before
 
     def test_what_is_larger_than_the_cap_is_not_read(self, place: Path) -> None:
-        """A read of a value that grew far beyond the cap returns None or raises `BackendError`."""
+        """If a stored value is far beyond the cap, a read returns None or raises `BackendError`."""
         self.needs("bounds_reads")
         with self.opened(place, max_size=_CAP) as backend:
             for name in (key(1), key(2)):

@@ -1,4 +1,4 @@
-"""A clock that stands still, a backend in memory, and one that fails on demand."""
+"""Test doubles: a clock that stands still, a backend in memory, a backend that fails on demand."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from kcache.backend import Backend, EntryInfo, Usage, WrappingBackend, increasing
 from kcache.util.forks import after_fork
 
-#: 2026-01-01, so that a backend which mixes this clock with the system's is soon found.
+#: 2026-01-01. If a backend mixes this clock with the system's clock, a test soon fails.
 START = 1_767_225_600_000_000_000
 
 
 class FakeClock:
-    """A clock for backends and engines: call it for nanoseconds, call `seconds` for seconds.
+    """A clock for backends and engines, whose time changes only when `advance` is called.
 
-    Threads: several may read it; only one may advance it.
+    Threads: several threads may read the time; only one may advance it.
 
     Args:
         now_ns: the time at which it starts, in nanoseconds since the epoch.
@@ -34,17 +34,18 @@ class FakeClock:
         return self.now_ns / 1e9
 
     def advance(self, seconds: float = 1.0) -> None:
-        """Let `seconds` pass."""
+        """Advance the clock by `seconds`."""
         self.now_ns += round(seconds * 1e9)
 
 
 class MemoryBackend(Backend):
-    """Values in a dict, least recently used first; they end with the object.
+    """Stores values in a dict, least recently used first. The values are lost with the object.
 
-    Threads: may share it. Processes: each has its own values; a forked child continues with a copy.
+    Threads: several threads may use one object. Processes: each process has its own values. A
+    forked child starts with a copy of its parent's values.
 
     Args:
-        clock: returns nanoseconds since the epoch, for recency.
+        clock: returns the time of a use, in nanoseconds since the epoch.
 
     Attributes:
         values: the values, least recently used first. Only read this; to change it, use `put` and
@@ -66,7 +67,7 @@ class MemoryBackend(Backend):
         return self.values.get(key)
 
     def put(self, key: str, value: bytes) -> int:
-        """Hold `value` under `key`; return its length."""
+        """Store `value` under `key`; return its length."""
         with self._lock:
             self._size += len(value) - len(self.values.pop(key, b""))
             self.values[key] = value
@@ -74,7 +75,7 @@ class MemoryBackend(Backend):
         return len(value)
 
     def delete(self, key: str) -> int:
-        """Delete `key`; return the length of its value, 0 if it was absent."""
+        """Delete `key`; return the length of its value, or 0 if `key` was absent."""
         with self._lock:
             freed = len(self.values.pop(key, b""))
             self._used.pop(key, None)
@@ -89,7 +90,7 @@ class MemoryBackend(Backend):
                 self._used[key] = self._now()
 
     def usage(self) -> Usage:
-        """Return the sum of the lengths and the number of values."""
+        """Return the sum of the lengths of all values, and their number."""
         with self._lock:
             return Usage(self._size, len(self.values))
 
@@ -109,7 +110,7 @@ class MemoryBackend(Backend):
                 yield EntryInfo(name, len(value), used)
 
     def close(self) -> None:
-        """Count the call."""
+        """Count the call in `closed`."""
         self.closed += 1
 
     def after_fork(self) -> None:
@@ -118,19 +119,20 @@ class MemoryBackend(Backend):
 
 
 class FaultyBackend(WrappingBackend):
-    """Passes each call to another backend, records it, and fails on demand.
+    """Passes each call to another backend, records the call, and fails on demand.
 
-    Threads, processes: as the inner backend. The recorded calls belong to this object.
+    The guarantees for threads and processes are those of the inner backend. Each object records
+    only its own calls, in this process.
 
     Args:
-        inner: the other backend; None stands for a new `MemoryBackend`.
+        inner: the other backend. The default is a new `MemoryBackend`.
 
     Attributes:
-        faults: method name -> an exception, which each call raises, or a function, which each call
-            calls first.
+        faults: maps the name of a method either to an exception, which every call of the method
+            raises, or to a function, which is run before every call.
         calls: names of the methods that were called, in order.
-        damage: a function that changes a value before `get` or `use` returns it, such as `flipped`
-            or `truncated`; None leaves values unchanged.
+        damage: a function that changes a value before `get` or `use` returns it, such as the
+            result of `flipped` or `truncated`. If it is None, values are not changed.
     """
 
     def __init__(self, inner: Backend | None = None) -> None:
@@ -146,7 +148,7 @@ class FaultyBackend(WrappingBackend):
         return self._damaged(super().use(key))
 
     def inner_for(self, method: str) -> Backend:
-        """Record a call; return the inner backend, unless the call is to fail."""
+        """Record a call of `method`; return the inner backend, or raise the fault of the method."""
         self.calls.append(method)
         fault = self.faults.get(method)
         if isinstance(fault, BaseException):

@@ -1,4 +1,4 @@
-"""BackendMachine: compares a backend with a dict in the order of use, by random operations."""
+"""BackendMachine: does random operations on a backend, and compares the backend with a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYS = [
     *map(key, range(3)),
 ]
 
-#: Sizes of values: around 0, around those of pages of 4, 16 and 64 KiB, and large.
+#: Sizes of values: small ones, others near 4, 8, 16 and 64 KiB (the sizes of pages), and 1 MiB.
 SIZES = [
     *(0, 1, 2, 15, 255, 256, 1000, 2000, 2048),
     *(size + more for size in (4096, 8192, 16384, 65536) for more in (-17, -1, 0, 1, 17)),
@@ -51,10 +51,12 @@ _LISTINGS = st.sampled_from(["coldest", "scan"])
 
 
 class BackendMachine(RuleBasedStateMachine):
-    """Compares one handle of a backend, with its own place and clock, with a model.
+    """Compares a handle of a backend with a model: a dict of values, least recently used first.
+
+    The handle has a place and a clock of its own.
 
     Args:
-        suite: opens the backend, and looks at its medium.
+        suite: opens the backend, and reads its medium.
     """
 
     def __init__(self, suite: ContractBase) -> None:
@@ -78,7 +80,7 @@ class BackendMachine(RuleBasedStateMachine):
 
     @rule(change=_CHANGES)
     def change(self, change: tuple[str, int | None]) -> None:
-        """Put, delete or touch; a returned size is that on the medium, whatever is replaced."""
+        """`put` returns the size that the medium holds for the value, `delete` the size it held."""
         name, size = change
         before = self.suite.look(self.place).get(name, 0)
         returned = self._do(name, size)
@@ -88,7 +90,7 @@ class BackendMachine(RuleBasedStateMachine):
             assert self.suite.look(self.place)[name] == returned <= size + self.backend.overhead
 
     def _do(self, name: str, size: int | None) -> int:
-        """Do something to an entry, and to its model; return what the backend returns."""
+        """Put, delete or touch an entry of backend and model; return what the backend returns."""
         self.suite.pass_time(self.clock)
         value, _ = self.model.pop(name, (None, 0))
         returned = 0
@@ -112,7 +114,7 @@ class BackendMachine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(KEYS))
     def use(self, name: str) -> None:
-        """`use` returns the same, and counts as a use."""
+        """`use` returns the value that was put, and counts as a use."""
         self.suite.pass_time(self.clock)
         value = self.model.pop(name, None)
         assert self.backend.use(name) == (None if value is None else value[0])
@@ -127,9 +129,10 @@ class BackendMachine(RuleBasedStateMachine):
         nests: bool,
         fails: bool,
     ) -> None:
-        """A batch sees its own changes, and may nest. If it fails, it leaves all of them or none.
+        """Changes of a batch are visible in the batch, also in an inner batch.
 
-        The exception reaches the caller.
+        If a batch fails, either all of its changes stay or none, and the exception reaches the
+        caller.
         """
         before, reached = dict(self.model), not fails
         with suppress(StopError):
@@ -160,7 +163,7 @@ class BackendMachine(RuleBasedStateMachine):
 
     @rule(listing=_LISTINGS, changes=_SEVERAL)
     def iterate(self, listing: str, changes: list[tuple[str, int | None]]) -> None:
-        """An iteration yields each entry once, and each changed entry at most once."""
+        """An iteration yields each entry once, and a changed entry at most once."""
         unchanged = self.model.keys() - {name for name, _ in changes}
         found: list[str] = []
         left = list(changes)
@@ -173,7 +176,10 @@ class BackendMachine(RuleBasedStateMachine):
 
     @rule()
     def list_all(self) -> None:
-        """`coldest` sorts by last use. Sizes are the medium's, and times those of the clock."""
+        """`coldest` yields entries in the order of last use.
+
+        In `coldest` and `scan`, sizes are those on the medium, and times are those of the clock.
+        """
         sizes = self.suite.look(self.place)
         infos = list(self.backend.coldest())
         if self.suite.exact_order:
@@ -186,15 +192,15 @@ class BackendMachine(RuleBasedStateMachine):
 
     @rule()
     def set_the_clock_back(self) -> None:
-        """The uses of one handle stay in their order, although the clock is set back."""
-        self.change((KEYS[0], 0))  # a handle that has used nothing does not know the time
+        """After the clock was set back, later uses of the same handle still count as later."""
+        self.change((KEYS[0], 0))  # only a handle that has read the clock can notice that
         self.clock.advance(-3600)
         self.behind, self.was_behind = self.behind + 3600, True
 
     @precondition(lambda self: self.suite.shared and not self.behind and hasattr(os, "fork"))
     @rule(changes=_SEVERAL)
     def change_in_another_process(self, changes: Sequence[tuple[str, int | None]]) -> None:
-        """The changes of another process are seen, its uses once it has closed its handle."""
+        """A handle finds the changes of another process, and its uses after it has closed."""
         own = self.backend
 
         def work() -> None:
@@ -212,7 +218,10 @@ class BackendMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.suite.persistent)
     @rule()
     def open_anew(self) -> None:
-        """A new handle finds the same, once the clock is right again."""
+        """A new handle finds the same entries as the closed one, in the same order of use.
+
+        Before, the clock is set right, if it was set back.
+        """
         self.clock.advance(self.behind + 1)
         self.behind = 0.0
         self.backend.close()
@@ -221,7 +230,7 @@ class BackendMachine(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:
-        """The usage is what the medium holds."""
+        """The medium has the keys of the model, and `usage` is what the medium holds."""
         sizes = self.suite.look(self.place)
         assert sizes.keys() == self.model.keys()
         assert self.backend.usage() == (sum(sizes.values()), len(sizes))
