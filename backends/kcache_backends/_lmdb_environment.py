@@ -48,7 +48,7 @@ _CLOSED = "the program has closed descriptors that LMDB had open"
 
 
 class Environment:
-    """The LMDB database of one real path, shared by all its users in this process.
+    """The LMDB database at one real path, shared by all backends in this process that use it.
 
     A process must not open an LMDB file twice, so `of` returns the existing environment if there is
     one. The database is closed with the last reference to this object. A damaged database is
@@ -334,7 +334,7 @@ class Environment:
             return
         self._close()
         if self._lost or is_ending():
-            raise BackendError(f"{self.root}: {self._lost or 'the interpreter ends'}")
+            raise BackendError(f"{self.root}: {self._lost or 'the interpreter is shutting down'}")
         self._numbers, self._file = {}, None  # after an interrupt here, the next call opens again
         self._open()
         if self.env is not None:

@@ -191,7 +191,7 @@ def _open(root: str, map_size: int, *, read_only: bool) -> lmdb.Environment:
         pages, size = env.info()["last_pgno"] + 1, os.path.getsize(data_of(root))
         if pages > 2 and size < pages * env.stat()["psize"]:
             # reading the missing pages would kill this process
-            raise lmdb.CorruptedError(f"{size} bytes of {pages} pages")
+            raise lmdb.CorruptedError(f"the file has {size} bytes, too few for its {pages} pages")
         env.reader_check()
     except BaseException:
         env.close()

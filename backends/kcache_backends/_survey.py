@@ -146,7 +146,7 @@ def problems(folder: str, count: ShardCount | None, *, repair: bool = False) -> 
     elif count[:2] != found:
         yield (
             f"shard {shard}: its counter has (bytes, entries) = ({count.bytes}, {count.entries}), "
-            f"and the files {found}"
+            f"but its files have {found}"
         )
     if orphans:
         yield f"shard {shard}: {_files(orphans, 'temporary ')} without a writer"

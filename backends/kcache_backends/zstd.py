@@ -2,7 +2,8 @@
 
 A stored value is four bytes, ``KCZ`` and a letter, and then
 
-``r``  the value as it is, if compression would not make it smaller;
+``r``  the value as it is, if compression would not make it smaller, or if the value is larger than
+       `MAX_SIZE` or the cap, or would exceed `MAX_RATIO`;
 ``z``  one Zstandard frame (RFC 8878) that states the size of its content.
 """
 
@@ -127,7 +128,7 @@ def zstd_file(
 ) -> ZstdBackend:
     """Return the backend called `zstd`: compressed values in files."""
     with importing:
-        from kcache_backends.file import FileBackend  # noqa: PLC0415  the other backend stays unloaded
+        from kcache_backends.file import FileBackend  # noqa: PLC0415  only this backend
 
     inner = FileBackend(directory, max_size=max_size, read_only=read_only)
     return ZstdBackend(inner, level=level, max_size=max_size)
@@ -146,7 +147,7 @@ def zstd_lmdb(
         ConfigError, BackendError: in the same cases as for `LmdbBackend` and `ZstdBackend`.
     """
     with importing:
-        from kcache_backends.lmdb import LmdbBackend  # noqa: PLC0415  the other backend stays unloaded
+        from kcache_backends.lmdb import LmdbBackend  # noqa: PLC0415  only this backend
 
     inner = LmdbBackend(directory, max_size=max_size, read_only=read_only)
     return ZstdBackend(inner, level=level, max_size=max_size)

@@ -108,7 +108,7 @@ class CompileService:
             self.answers().warm_up()
 
     def answers(self) -> NvrtcHandler:
-        """Return the handler of NVRTC's questions. The first call opens the cache.
+        """Return the handler that answers NVRTC calls. The first call opens the cache.
 
         Raises:
             ConfigError: a setting has a wrong value, or the cache's directory is unsafe.
@@ -130,7 +130,11 @@ class CompileService:
         return {"settings": self._settings, "counts": {**self.counts.as_dict(), **of_cache}}
 
     def close(self) -> None:
-        """Close the cache, if it was opened. A program that ended early first gets its warnings."""
+        """Close the cache, if it was opened.
+
+        Before, wait up to `_LAST_WARNINGS` seconds until all warnings are written, because the
+        program may have ended early.
+        """
         if self.complaining is not None:
             self.complaining.join(_LAST_WARNINGS)
         if self.remotes is not None:
@@ -240,7 +244,7 @@ class Counts:
             self._counts["failed" if failed else "hits" if hit else "misses"] += 1
 
     def handed(self, reason: str) -> None:
-        """Count a compile that the program or this daemon left to the real NVRTC for a reason."""
+        """Count a compile that was left to the real NVRTC, and the reason."""
         with self._lock:
             self._counts["handed_over"] += 1
             self._reasons[_bounded(reason, self._reasons)] += 1
@@ -257,7 +261,7 @@ class Counts:
             self._names[_bounded(_name_of(process), self._names)] += 1
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all counts in types that JSON has."""
+        """Return all counts as a dict that can be converted to JSON."""
         with self._lock:
             return {**self._counts, "reasons": dict(self._reasons), "names": dict(self._names)}
 
@@ -276,7 +280,7 @@ def _name_of(process: int) -> str:
 
 
 def since(before: dict[str, Any], counts: dict[str, Any]) -> dict[str, Any]:
-    """Return how much `counts` exceed `before`; both are in the form of `Counts.as_dict`."""
+    """Return `counts` minus `before`; both are in the form of `Counts.as_dict`."""
     plain = counts.keys() - {"reasons", "names"}
     difference: dict[str, Any] = {name: counts[name] - before[name] for name in plain}
     for name in ("reasons", "names"):

@@ -108,7 +108,7 @@ class NvrtcHandler:
             raise DeclinedError(f"{type(error).__name__}: {error}") from error
 
     def about(self, path: bytes, standing: bytes) -> Release:
-        """Return version and architectures of the NVRTC at `path`, as a client names it.
+        """Return version and architectures of the NVRTC at `path`, which a client has sent.
 
         Raises:
             DeclinedError, KcacheError, OSError: version and architectures can't be determined.
@@ -148,7 +148,10 @@ class NvrtcHandler:
             self._rehearse(os.fsencode(found.path))
 
     def _rehearse(self, path: bytes) -> None:
-        """Look up a program that no cache contains, and stop before the compile."""
+        """Look up a program that no cache contains, and stop before the compile.
+
+        So everything that a hit needs is loaded.
+        """
         (major, _), _ = self.about(path, self._standing)
         text = b"// no program has this source\n"
         self.cache._rehearse_for(
@@ -183,16 +186,16 @@ class NvrtcHandler:
         headers = (text for _, text in program.headers)
         texts = program.source, program.name, *program.options, *headers
         if any(map(are_own_files, texts)):
-            raise DeclinedError("a text has a path in /proc or /dev")
+            raise DeclinedError("the source, a header or an option has a path in /proc or /dev")
         if len(dict(program.headers)) != len(program.headers):
             raise DeclinedError("two headers with the same name")
         if self._known(program.library)[1][0][0] != program.major:
             raise DeclinedError("NVRTC is not of the major version that the program expects")
 
     def _check_standing(self, standing: bytes) -> None:
-        """Raise DeclinedError if a path may name another file for the client, or with other rights.
+        """Raise DeclinedError if the client's standing differs from that of this process.
 
-        See `protocol.standing`.
+        A path could then name another file for the client, or the client could have other rights.
         """
         if standing != self._standing:
             raise DeclinedError(
@@ -207,12 +210,12 @@ class NvrtcHandler:
         status = os.stat(path)
         stamp = status.st_ino, status.st_size, status.st_mtime_ns
         if self._stamps.setdefault(path, stamp) != stamp:
-            raise DeclinedError("NVRTC was replaced")
+            raise DeclinedError("NVRTC was replaced after its first use")
 
     # -- asking the cache --------------------------------------------------------------------------
 
     def _asked(self, program: Program) -> tuple[Caller, CompileRequest]:
-        """Return the caller of a program, with its NVRTC and directory, and the program's request.
+        """Return the caller of a program (its NVRTC, directory and variables), and the request.
 
         Raises:
             DeclinedError: kcache can't make a request of the program.
@@ -271,7 +274,7 @@ def _log(program: Program, raw_log: bytes) -> bytes:
 def _failed(program: Program, error: CompileError) -> Answer:
     result, raw_log = error.result, error.raw_log
     if result not in (_COMPILATION, _INVALID_OPTION) or not raw_log:
-        raise DeclinedError("the compile failed")
+        raise DeclinedError("the compile failed with an unusual result code or without a log")
     if result == _COMPILATION and _FAILED_EARLY not in raw_log:
         raise DeclinedError("the compile failed after it made PTX")
     return Answer(result, b"\0", b"", b"", _log(program, raw_log), [], hit=False)
@@ -287,7 +290,7 @@ def _decoded(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise DeclinedError("a text is not UTF-8") from None
+        raise DeclinedError("a text of the program is not UTF-8") from None
 
 
 # -- versions and architectures of NVRTC builds ----------------------------------------------------

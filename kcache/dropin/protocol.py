@@ -30,7 +30,7 @@ COMPILE, QUERY, NOTE, NVCC = b"compile", b"query", b"note", b"nvcc"
 
 
 class DeclinedError(Exception):
-    """kcache might not answer as NVRTC would, so the real NVRTC is called; see the message."""
+    """kcache can't answer as NVRTC would, so the real NVRTC answers; the message is the reason."""
 
 
 def standing() -> bytes:
@@ -51,7 +51,7 @@ def standing() -> bytes:
 
 
 class Program(NamedTuple):
-    """An NVRTC program as the client passed it, and what the compile depends on at the client.
+    """An NVRTC program as the client passed it, and the client's state that a compile depends on.
 
     Attributes:
         major: NVRTC's major version.
@@ -98,7 +98,7 @@ class Answer(NamedTuple):
 
 
 def unpack_program(fields: Sequence[bytes]) -> Program:
-    """Return the program in a `COMPILE` message, whose `fields` are given without the first one.
+    """Return the program in the fields of a `COMPILE` message, without the message's first field.
 
     Raises:
         WireError: the fields are not those of a program.

@@ -24,7 +24,7 @@ from kcache.nvcc.request import Roots, Start
 
 
 def start_of(recorded: Mapping[str, Any], stack: ExitStack) -> Start:
-    """Return the start of nvcc that was recorded, in directories that exist.
+    """Return a start of nvcc that repeats a recorded start in directories that exist.
 
     Args:
         recorded: what `Start.recorded` has returned.

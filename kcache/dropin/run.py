@@ -105,7 +105,7 @@ def run(
 
 
 def _check_recording(path: str) -> None:
-    """Print a warning if kernels can't be recorded in the file; the daemon would only log this."""
+    """Print a warning if kernels can't be recorded at `path`; the daemon would only log this."""
     from kcache.errors import ConfigError  # noqa: PLC0415
     from kcache.warm.recording import refuse_other_file  # noqa: PLC0415
 
@@ -189,8 +189,8 @@ def _prepare(
 def _report_remotes(variables: Mapping[str, str]) -> None:
     """Start a process that warns of remotes that do not answer.
 
-    The daemon that answers this program was started for another one, and can't write to this
-    standard error.
+    The daemon that answers this program was started by another program, and can't write to this
+    program's standard error.
     """
     service = spawn.Daemon("trouble", "kcache.dropin.compile_service", b"")
     with suppress(OSError):  # the program works without the warnings
@@ -300,8 +300,8 @@ def _watch(command: Sequence[str], added: Mapping[str, str]) -> int:
 def _is_outdated(number: int) -> bool:
     """Return whether `number` is a SIGCONT after which the process group was stopped again.
 
-    `_witness` does not recognise such a SIGCONT, because the later stop has discarded the SIGCONT
-    that was pending in the second process.
+    The program must not get such a SIGCONT. `_witness` does not recognise it, because the later
+    stop has discarded the SIGCONT that was pending in the second process.
     """
     stops = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
     return number == signal.SIGCONT and not stops.isdisjoint(signal.sigpending())
@@ -321,7 +321,7 @@ def _release_files() -> None:
 
 
 def _witness() -> Callable[[int], bool]:
-    """Return a function that returns whether a signal was sent to the whole process group.
+    """Return a function that decides whether a signal was sent to the whole process group.
 
     The program has already received such a signal, so the launcher must not send it again. To find
     out, this function starts a second process in the group. The second process blocks all signals,
@@ -391,7 +391,7 @@ def _end_server(socket: str) -> None:
 
 
 def _die_of(number: int) -> None:
-    """End this process by the signal that ended the program, but without a core dump."""
+    """End this process by the signal `number`, which ended the program, but without a core dump."""
     import resource  # noqa: PLC0415
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -403,7 +403,7 @@ def _die_of(number: int) -> None:
 
 
 def _die_with(launcher: int) -> None:
-    """Let the kernel kill this process when the launcher ends; exit if it has already ended."""
+    """Let the kernel kill this process when the launcher ends; exit if the launcher has ended."""
     import ctypes  # noqa: PLC0415
 
     prctl = getattr(ctypes.CDLL(None), "prctl", None)

@@ -1,4 +1,4 @@
-"""RunEnvironment: reads the launcher's environment, and makes those of the program and the daemon.
+"""RunEnvironment: reads the launcher's environment, and makes the program's and the daemon's.
 
 `kcache.config` and `kcache.environment` also read the environment. They are not imported here,
 because that would take as long as everything else that `kcache run` does before the program starts

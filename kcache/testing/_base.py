@@ -110,7 +110,7 @@ def key(number: object) -> str:
 def sealed(name: str, number: int, size: int) -> bytes:
     """Return a value of `size` bytes (at least 16) for the key `name`, which `intact` recognises.
 
-    Values for the same key differ in `number`.
+    Different numbers give different values.
     """
     stream = hashlib.sha256(f"{name} {number} {size}".encode()).digest()
     return (number.to_bytes(8, "little") + stream * (size // len(stream) + 1))[:size]
@@ -168,7 +168,7 @@ def anything(backend: Backend, random: Random, names: Sequence[str], largest: in
 
 
 def work_of(act: Callable[[], object]) -> tuple[int, int]:
-    """Run `act` twice; return how many functions it calls, and how many bytes it needs at most."""
+    """Run `act` twice; return the number of its function calls and its peak of allocated bytes."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -278,7 +278,7 @@ class ContractBase:
         """Fail a test if a thread of the backend still runs afterwards."""
         before = threading.active_count()
         yield
-        assert threading.active_count() <= before, "a thread is left"
+        assert threading.active_count() <= before, "a thread of the backend still runs"
 
     def opened(self, place: Path, **options: Any) -> closing[Backend]:  # noqa: ANN401
         """Open the backend for a `with` block, which closes it; `options` are those of `open`."""
@@ -288,10 +288,10 @@ class ContractBase:
         """Skip the test if one of these attributes of the class is false."""
         for each in attributes:
             if not getattr(self, each):
-                pytest.skip(f"{each} is false")
+                pytest.skip(f"the attribute {each} is false")
 
     def pass_time(self, clock: FakeClock) -> None:
-        """Advance the clock by so much that a use before and a use afterwards keep their order."""
+        """Advance the clock so far that uses before and after this call keep their order."""
         clock.advance(2 * self.resolution / 1e9)
 
     def fill(self, backend: Backend, count: int, *, size: int = 100) -> list[str]:
@@ -304,7 +304,10 @@ class ContractBase:
     def agree(
         self, backend: Backend, place: Path, expected: Mapping[str, bytes] | None = None
     ) -> None:
-        """Assert that `usage` agrees with `look`, and keys and values with `expected`, if given."""
+        """Assert that `usage` agrees with `look`.
+
+        If `expected` is given, assert that the medium has its keys, and the backend its values.
+        """
         sizes = self.look(place)
         assert backend.usage() == (sum(sizes.values()), len(sizes))
         if expected is not None:

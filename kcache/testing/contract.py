@@ -104,9 +104,9 @@ class BackendContract(ProcessTests):
         run_state_machine_as_test(Machine, settings=self.machine_settings or DEFAULTS)
 
     def test_usage_is_never_below_the_truth_while_others_write(self, place: Path) -> None:
-        """While others put and delete, `usage` counts at least each entry that exists all the time.
+        """While others put and delete, `usage` counts at least the entries that exist all the time.
 
-        That is each entry that exists before and after the call of `usage`.
+        These are the entries that `look` finds both before and after the call of `usage`.
         """
         self.needs("shared")
         with self.opened(place) as backend:
@@ -135,7 +135,7 @@ class BackendContract(ProcessTests):
             self.agree(backend, place, {key(1): b"done", key(2): b"done"})
 
     def test_a_large_cache_costs_no_more_than_a_small_one(self, place: Path) -> None:
-        """With more entries, `usage` and the start of `coldest` need no more calls and memory.
+        """With more entries, `usage` and the start of `coldest` need no more calls or memory.
 
         A read-only handle, and a handle that is opened after a crash, may need more, because they
         may count all entries again. They are not tested here.
@@ -226,10 +226,10 @@ class BackendContract(ProcessTests):
     # -- closed ----------------------------------------------------------------------------------
 
     def test_a_handle_that_is_closed_or_has_lost_its_place(self, place: Path) -> None:
-        """After `close`, or without its place, each method works or raises `BackendError`.
+        """After `close`, or after the place was removed, a method works or raises `BackendError`.
 
-        The same is true of an iteration that has begun. After the place was removed, the next put
-        of a backend that `heals` creates it again.
+        The same is true of an iteration that has begun. If the attribute `heals` is true, a put
+        creates a removed place again.
         """
         for act in EVERYTHING.values():
             for removed in (False, True) if self.persistent else (False,):

@@ -121,8 +121,8 @@ class MemoryBackend(Backend):
 class FaultyBackend(WrappingBackend):
     """Passes each call to another backend, records the call, and fails on demand.
 
-    The guarantees for threads and processes are those of the inner backend. Each object records
-    only its own calls, in this process.
+    The guarantees for threads and processes are those of the inner backend. Each object records its
+    own calls. Calls in a forked child are not recorded in the parent.
 
     Args:
         inner: the other backend. The default is a new `MemoryBackend`.

@@ -80,7 +80,7 @@ class BackendMachine(RuleBasedStateMachine):
 
     @rule(change=_CHANGES)
     def change(self, change: tuple[str, int | None]) -> None:
-        """`put` returns the size that the medium holds for the value, `delete` the size it held."""
+        """`put` returns the new value's size on the medium, and `delete` that of the old value."""
         name, size = change
         before = self.suite.look(self.place).get(name, 0)
         returned = self._do(name, size)
@@ -200,7 +200,10 @@ class BackendMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.suite.shared and not self.behind and hasattr(os, "fork"))
     @rule(changes=_SEVERAL)
     def change_in_another_process(self, changes: Sequence[tuple[str, int | None]]) -> None:
-        """A handle finds the changes of another process, and its uses after it has closed."""
+        """A handle finds the puts and deletes of another process.
+
+        It also finds the uses, after the other process has closed its own handle.
+        """
         own = self.backend
 
         def work() -> None:
@@ -220,7 +223,7 @@ class BackendMachine(RuleBasedStateMachine):
     def open_anew(self) -> None:
         """A new handle finds the same entries as the closed one, in the same order of use.
 
-        Before, the clock is set right, if it was set back.
+        If the clock was set back, it is corrected first.
         """
         self.clock.advance(self.behind + 1)
         self.behind = 0.0
