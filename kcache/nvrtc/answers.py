@@ -1,4 +1,4 @@
-"""Answers: what the operating system answered to the compiler in one compile, and its encoding.
+"""Answers: encodes what the operating system has answered to the compiler in one compile.
 
 The result of a compile depends only on its request and on these answers. They come from the trace
 of the compile, which has every question that the compiler asked the operating system, and the
@@ -266,8 +266,8 @@ def _is_directory(path: str, search: HeaderSearch) -> bool:
     """Return whether `path` is the working directory of the compile.
 
     The working directory is not stored as an answer, because every compile has one. `path` may also
-    be the value of `PWD`, which may spell this directory differently, because LLVM looks that up,
-    too.
+    be the value of `PWD`, because LLVM looks that up, too. `PWD` may spell the working directory
+    differently, for example with a symbolic link.
     """
     path = _bare(path)
     if path == search.directory:

@@ -43,7 +43,7 @@ class Compiled(NamedTuple):
 
     Attributes:
         artifact: what the compile produced.
-        identity: the identity of the compiler that ran; see `library`.
+        identity: the identity of the compiler that ran; see the module `library`.
         version: the version of that compiler, (major, minor).
         trace: what the compiler asked the operating system; None if that was not recorded.
         problem: why the result must not be cached; empty if it may be cached.
@@ -76,10 +76,10 @@ def compile_tracked(
 ) -> tuple[Compiled, DependencySet | None]:
     """Compile `request`, and return the result with its dependency set.
 
-    If headers change during the compile, it is repeated, at most `MAX_REPEATS` times. After the
-    compile, the files on disk matched the returned dependency set. It is None if the request is
-    self-contained, or if the result must not be cached (see `Compiled.problem`). The digests of the
-    headers that were read are added to `digests`. Raises the same errors as `compile_request`.
+    If headers change during the compile, the compile is repeated, at most `MAX_REPEATS` times. The
+    dependency set matches the files on disk. It is None if the request is self-contained, or if the
+    result must not be cached (see `Compiled.problem`). The digests of the headers that were read
+    are added to `digests`. Raises the same errors as `compile_request`.
     """
     run: Compiled | None = None
     for _ in range(1 + MAX_REPEATS):
@@ -108,7 +108,7 @@ def compile_tracked(
         dependency_set = DependencySet(answers.encode())
         if dependency_set.holds(request, digests):
             return run, dependency_set
-        log.debug("headers of %s changed during the compile; it is repeated", request.source_name)
+        log.debug("headers of %s changed during the compile; compiling again", request.source_name)
     assert run is not None
     return run._replace(problem="headers changed during the compile"), None
 
@@ -122,7 +122,7 @@ def _unusable(request: Request, trace: Trace, answers: Answers) -> str:
     # If files exist at the names of two in-memory texts, both might be the same file.
     there = sum(each.kind == PathKind.FILE for each in trace.files.values())
     if request.self_contained and (there > 1 or not answers.has_names_only()):
-        return "it looks for files or variables, although its source and its options name none"
+        return "the compiler looks for files or variables, although the request names none"
     return ""
 
 
@@ -152,7 +152,7 @@ def compile_request(
     if request.search.directory == NO_DIRECTORY:  # no worker can enter it
         return _compile_here(request, path, "the working directory was removed")
     if _names_own_files(request):
-        return _compile_here(request, path, "it names files that belong to this process")
+        return _compile_here(request, path, "the request names files that belong to this process")
     pool = shared(limits.workers)
     try:
         ask = _ask(request)._replace(clock=request.key, slots=limits.slots)
@@ -223,7 +223,7 @@ def _answered(request: Request, hello: Hello, reply: Reply) -> Compiled:
     artifact, trace = reply.artifact, reply.trace
     problem = "" if trace is None else trace.unfollowed
     if not artifact.outputs:  # such as with --optix-ir alone
-        problem = "it has neither PTX, CUBIN nor LTOIR"
+        problem = "the compiler made neither PTX, CUBIN nor LTOIR"
     return Compiled(artifact, hello.identity, hello.version, trace, problem)
 
 
@@ -266,7 +266,7 @@ def _failure(request: Request, rejected: Reply, archs: tuple[int, ...]) -> Compi
 
 
 class _Here:
-    """The NVRTC libraries that this process has loaded, and the lock that is held by a compile."""
+    """The NVRTC libraries that this process has loaded, and a lock that each compile holds."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -39,7 +39,7 @@ def include_paths() -> tuple[str, ...]:
     The directories contain `cuda_fp16.h`, `cub/...`, `thrust/...`, `cuda/std/...` and the like,
     which NVRTC does not find by itself. They belong to the packages `nvidia-cuda-runtime` and
     `nvidia-cuda-cccl`, or else to the toolkit that contains NVRTC, to a conda environment or to
-    another toolkit. The directory of headers that are not installed is left out.
+    another toolkit. A directory whose headers are not installed is left out.
     """
     return tuple(dict.fromkeys(filter(None, map(folder_of, _PROBES))))
 

@@ -72,7 +72,7 @@ class Item(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """The description of an entry, and the entry itself, or None if the entry can't be used."""
+    """The description of an entry, and the entry itself; `entry` is None if it can't be used."""
 
     item: Item
     entry: Entry | None

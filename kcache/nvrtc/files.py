@@ -222,7 +222,7 @@ class FileDigests:
 
 
 def is_fresh(stamp: Stamp, read_at: int) -> bool:
-    """Return whether the stamp might stay the same if its file changed after `read_at`."""
+    """Return whether a file might keep this `stamp` although it has changed after `read_at`."""
     return stamp == NO_STAMP or max(stamp[1], stamp[2]) >= read_at - FRESH_NS
 
 

@@ -114,7 +114,7 @@ class DependencySet:
     # -- whether it holds ------------------------------------------------------------------------
 
     def holds(self, request: Request, digests: FileDigests) -> bool:
-        """Return whether every question of the compile would now get the answer in the set.
+        """Return whether every question of the compile would now get the same answer as in the set.
 
         If so, this process remembers the verified stamps.
         """

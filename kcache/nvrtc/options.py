@@ -336,7 +336,10 @@ class Option(NamedTuple):
 
     @property
     def bundled(self) -> str | None:
-        """The directory into which the option installs the compiler's own headers, or None."""
+        """The directory into which the option installs the compiler's own headers.
+
+        None if the option is not `--use-bundled-headers`, or if its directory has an unusual form.
+        """
         is_one = self.name == BUNDLED and re.fullmatch(_BUNDLED_DIRECTORY, self.value or "")
         return self.value if is_one else None
 
@@ -373,7 +376,7 @@ class ParsedOptions(tuple[Option, ...]):
 
     @property
     def arch(self) -> str | None:
-        """The architecture that the last option for it names; None if there is no such option."""
+        """The value of the last option `--gpu-architecture`; None if there is no such option."""
         found = [each.value for each in self if each.name == "--gpu-architecture"]
         return found[-1] if found else None
 

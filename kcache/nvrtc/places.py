@@ -95,7 +95,7 @@ def conditions(
 
 
 def readings(condition: str, request: Request) -> list[Request]:
-    """Return the other readings of `request` for which the answers must hold, by `condition`.
+    """Return the other readings of `request` for which the answers must hold due to `condition`.
 
     The module's docstring explains readings. The list is empty if the condition simply holds.
 
@@ -150,7 +150,7 @@ def _shown_in(request: Request, outputs: list[bytes]) -> Iterator[str]:
         if prefix:
             texts[prefix] = _shown(search, root)
     outputs += [table for each in outputs for table in _tables(each)]
-    outputs += [each.replace(b"\0", b"") for each in outputs]  # wide literals have NULs in a text
+    outputs += [each.replace(b"\0", b"") for each in outputs]  # wide literals contain NULs
     for text in sorted(texts, key=len, reverse=True):
         raw = os.fsencode(text)
         if any(raw in output for output in outputs):
@@ -198,9 +198,10 @@ def log_at(search: HeaderSearch, log: bytes) -> bytes:
 
 
 def _spelled(search: HeaderSearch) -> dict[bytes, int]:
-    """Return a mapping of the source's name and the roots, as messages contain them, to numbers.
+    """Return path -> number for the paths with which a message of the compiler may begin.
 
-    The source's name has the number 0. If two paths are equal, the mapping has the smaller number.
+    The source's name has the number 0, and the roots in `prefixes` have the numbers from 1. A path
+    that occurs twice has the smaller number.
     """
     paths = (search.source_name, *search.prefixes)
     numbered = ((path.encode("utf-8", "surrogateescape"), n) for n, path in enumerate(paths))

@@ -23,7 +23,7 @@ ABSOLUTE = -1
 #: row. A space at the beginning is dropped or kept, depending on the spelling of the option. `-I-`
 #: names no directory.
 _odd = re.compile(r"\A[\s=]|\s\Z|//|\A-?\Z").search
-#: Matches the beginning of a path in `/proc`, `/dev/fd` or of `/dev/stdin` and the like, but not a
+#: Matches the beginning of a path such as `/proc/self/fd/3`, `/dev/fd/3` or `/dev/stdin`, but not a
 #: division by a variable with the name `proc`.
 _own = re.compile(
     rb"/(?:(?<=[\s\"'<=(,]/)|(?<=\A/)|(?<=-I/))(?:dev/std|(?:proc|dev/fd)(?:/|\Z))"

@@ -49,7 +49,7 @@ class Watched(NamedTuple):
 
     Attributes:
         stamp: the stamp of the directory when the files were absent; `NO_STAMP` if an unchanged
-            stamp does not prove that they still are.
+            stamp would not prove that the files are still absent.
         names: the paths, below the directory, of the absent files; None if another process has
             checked them.
         plain: the names of entries of the directory that were not links.
@@ -232,8 +232,8 @@ def _appeared(
 ) -> Iterator[Difference]:
     """Yield a difference for each absent file that now exists, and for each new link.
 
-    A new link has the path of a file that was not a link. Only paths in directories whose status
-    has changed are checked.
+    A new link is at a path that was not a link during the compile. Only paths in directories whose
+    status has changed are checked.
     """
     known = state.directories
     if known is None:

@@ -26,7 +26,7 @@ _LONGEST_NAME = 256
 
 
 class ImportTable:
-    """The slots of one loaded library, by the names of their functions.
+    """The slots through which one loaded library calls functions of other libraries.
 
     Args:
         path: the path of the library, as `/proc/self/maps` has it.

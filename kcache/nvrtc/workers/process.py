@@ -92,7 +92,7 @@ def credentials() -> tuple[object, ...]:
 
 
 class WorkerProcess:
-    """A worker process, as the program that uses it represents it.
+    """The object by which a program starts, uses and ends one worker process.
 
     Threads: Only one thread may use the object at a time, but any thread may call `stop`.
     Processes: The worker exits when this process exits, even if this process is killed by SIGKILL.

@@ -16,8 +16,8 @@ A question that can't be answered like this (about a pipe, a process to start, a
 passed to the operating system and recorded as unfollowed: the result is not cached.
 
 According to strace, NVRTC 12.4 to 13.5 call only `fopen`, `__xstat`, `getenv`, `getcwd` and
-functions for the time; with precompiled headers, they also write files. A call of any other
-function that is in `_hook_all` is recorded as unfollowed.
+functions for the time; with precompiled headers, they also write files. Many other functions, which
+a future release might call, are redirected only to record a call as unfollowed.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ class Recorder:
         return real(when) if self._poison is None else ctypes.addressof(self._poison)
 
     def tidy(self) -> None:
-        """Remove the files of automatic precompiled headers, which NVRTC keeps until it exits."""
+        """Remove automatic precompiled headers, which NVRTC would keep until the process exits."""
         for path in self._files.written:
             folder = os.path.dirname(path)
             if os.path.basename(folder).startswith(_AUTOMATIC):

@@ -99,7 +99,8 @@ class VirtualFiles:
 
     Attributes:
         answers: path, as the compiler has spelled it -> answer.
-        written: files that the compiler has opened to write them; it may also read them itself.
+        written: files that the compiler has opened to write them. If it reads such a file later, it
+            gets the real file.
     """
 
     def __init__(self, unfollowed: list[str]) -> None:
