@@ -121,7 +121,8 @@ class Environment:
             return found
 
     def __del__(self) -> None:
-        with suppress(Exception):
+        # In the meantime, `of` may return this object to another thread, which then opens it.
+        with suppress(Exception), _held(self._busy, SHORT_WAIT):
             self._close()
 
     def _failed(self, operation: str, error: lmdb.Error | OSError) -> BackendError:

@@ -4,6 +4,7 @@ import gc
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from faults.stepper import Stepper
 from kcache import CacheEngine, open_engine
 from kcache.util import locks
 from kcache.util.open_file import OwnFile, open_own
-from kcache_backends import _lmdb_environment
+from kcache_backends import _lmdb_environment, _lmdb_files
 
 OPENING, WRITING = 0, 1
 CAP = 2_000_000
@@ -119,6 +120,33 @@ def test_the_threads_of_a_process_wait_at_the_same_time(tmp_path: Path, vain: li
         puts = [partial(engine.put, key(n), sealed(n, 2, 100)) for n in range(8)]
         assert not any(run_all(*puts))
         assert vain.count(PATIENCE) == 1
+
+
+def test_a_database_that_a_thread_opens_while_another_one_frees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It closed the database in the middle of the other thread's transaction."""
+    freeing, real, first = threading.Event(), _lmdb_files.leads_to, opened(tmp_path)
+    assert first.put(key(1), sealed(1, 1, 100))
+    engines = [first]
+    del first
+    freer = threading.Thread(target=engines.clear)
+
+    def leads_to(number: int, file: tuple[int, int]) -> bool:
+        if threading.current_thread() is freer and not freeing.is_set():
+            freeing.set()
+            time.sleep(0.3)
+        return real(number, file)
+
+    monkeypatch.setattr(_lmdb_files, "leads_to", leads_to)
+    freer.start()
+    assert freeing.wait(60)
+    with opened(tmp_path) as engine:
+        with engine.backend.batch():
+            assert engine.put(key(2), sealed(2, 1, 100))
+            freer.join()
+        assert has(engine, 1)
+        assert has(engine, 2)
 
 
 def read_and_stop(place: Path, stop: Callable[[], None]) -> None:
