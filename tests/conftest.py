@@ -1,4 +1,4 @@
-"""What every test shares: a clean environment, and what the machine may lack."""
+"""Fixtures of all tests: a clean environment, and skips for parts that a machine may lack."""
 
 import ctypes.util
 import os
@@ -18,17 +18,19 @@ import kcache
 _CCCL = ("nvidia/cu13/include/cccl", "nvidia/cuda_cccl/include", "nvidia/cu12/include/cccl")
 
 
-# Where there is a driver, NVRTC has a cache of its own: 12.9 and 13.0 return what they made with
-# `--ftz=true` for the same source without. It would be no judge of what a compile gives.
+# If there is a driver, NVRTC uses a cache of its own. In 12.9 and 13.0, it can return the result of
+# a compile with `--ftz=true` for the same source without that option. Then the tests could not
+# decide whether kcache's result is right.
 os.environ.setdefault("CUDA_CACHE_DISABLE", "1")
 
-# A run in the background of a shell may ignore Ctrl-C, and so would every process that a test starts.
+# A shell may start a run in the background with Ctrl-C ignored. Then every process that a test
+# starts would ignore it, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _missing(reason: str) -> None:
-    """Skip, unless the run was asked for with a compiler: then what is missing is a failure."""
+    """Skip the test, or fail it if `TEST_NVRTC_MAJOR` is set: then nothing may be missing."""
     if os.environ.get("TEST_NVRTC_MAJOR"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -40,27 +42,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# The same random examples in every run, so that a green run stays green; or others in each, and
-# more of them, and a failure says how to repeat it.
+# `same` has the same random examples in every run, so that a green run stays green. `others` has
+# other and more examples in every run, and a failure prints how to repeat it.
 settings.register_profile("same", derandomize=True, max_examples=40)
 settings.register_profile("others", print_blob=True)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Have one worker more than cores: now and then a test waits."""
+    """Return one more than the number of cores, because some tests wait and leave a core idle."""
     return (os.cpu_count() or 1) + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the random examples."""
+    """Load the profile of Hypothesis that decides about the random examples."""
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("others" if config.getoption("--long") else "same")
 
 
 @pytest.fixture(scope="session")
 def long(pytestconfig: pytest.Config) -> bool:
-    """Whether the long version of a test is asked for."""
+    """Whether the option `--long` was given."""
     return bool(pytestconfig.getoption("--long"))
 
 
@@ -75,7 +77,7 @@ def _clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def nvrtc() -> tuple[int, int]:
-    """NVRTC's version; skips where it is missing."""
+    """NVRTC's version. The test is skipped if NVRTC is not installed."""
     from kcache.errors import CompilerNotFoundError
     from kcache.nvrtc import compiler
 
@@ -92,7 +94,7 @@ def nvrtc() -> tuple[int, int]:
 
 @pytest.fixture(scope="session")
 def cccl() -> Path:
-    """The include directory of CCCL, from its wheel; skips where it is missing."""
+    """The include directory of CCCL in its wheel. The test is skipped if it is not installed."""
     for folder in dict.fromkeys((*sys.path, *site.getsitepackages())):
         for name in _CCCL:
             found = Path(folder, name)
@@ -110,13 +112,13 @@ def cache(tmp_path: Path) -> Iterator[kcache.KernelCache]:
 
 @pytest.fixture(scope="session")
 def top(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all tests: a worker compiles for one working directory only."""
+    """One folder for all tests, because a worker compiles for a single working directory."""
     return tmp_path_factory.mktemp("project") / "tree"
 
 
 @pytest.fixture
 def tree(top: Path) -> Iterator[Path]:
-    """A project folder with nothing in it, which is the working directory."""
+    """An empty project folder, which is the working directory during the test."""
     top.mkdir(exist_ok=True)
     lay(top, {})
     with chdir(top):
@@ -124,7 +126,10 @@ def tree(top: Path) -> Iterator[Path]:
 
 
 def _no_gpu() -> str | None:
-    """Return why there is no GPU to use, or None; loading CUDA without a driver can hang."""
+    """Return why no GPU can be used, or None if one can.
+
+    This asks the driver itself, because importing a CUDA package without a driver can hang.
+    """
     name = ctypes.util.find_library("cuda")
     try:
         driver = ctypes.CDLL(name or "libcuda.so.1")
@@ -137,7 +142,7 @@ def _no_gpu() -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for `--long` alone, and skip what needs a GPU where there is none."""
+    """Leave out tests marked `long` without `--long`; skip those marked `gpu` without a GPU."""
     if not config.getoption("--long"):
         left_out = {item for item in items if item.get_closest_marker("long")}
         config.hook.pytest_deselected(items=list(left_out))

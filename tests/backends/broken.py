@@ -1,4 +1,4 @@
-"""Backends that are wrong, each in one way, for the contract to find out."""
+"""Broken backends: each is wrong in one way, which a test of the contract has to detect."""
 
 import os
 import threading
@@ -25,7 +25,7 @@ class Partial(MemoryBackend):
 
 
 class Undercounting(MemoryBackend):
-    """Takes the old value off twice when it is replaced."""
+    """Subtracts the size of an old value twice when a put replaces it."""
 
     def put(self, key: str, value: bytes) -> int:
         held = len(self.values.get(key, b""))
@@ -65,7 +65,7 @@ class Swallowing(MemoryBackend):
 
 
 class Stuck(MemoryBackend):
-    """Keeps its lock when a batch fails."""
+    """Does not release its lock when a batch fails."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -86,7 +86,7 @@ class Stuck(MemoryBackend):
 
 
 class Foreign(FileBackend):
-    """Lets the medium's own errors out."""
+    """Raises the medium's own errors instead of BackendError."""
 
     @contextmanager
     def _translated(self, operation: str) -> Generator[None]:
@@ -94,7 +94,7 @@ class Foreign(FileBackend):
 
 
 class LockFile(FileBackend):
-    """Excludes others with a file that only its maker removes."""
+    """Locks with a file, which stays if the process that created it is killed."""
 
     def put(self, key: str, value: bytes) -> int:
         name = f"{self._root}/lock"
@@ -106,14 +106,14 @@ class LockFile(FileBackend):
         else:
             raise BackendError("locked")
         try:
-            time.sleep(0.002)  # long enough that a kill hits somebody who holds it
+            time.sleep(0.002)  # so long that some kills hit a process that holds the lock
             return super().put(key, value)
         finally:
             os.unlink(name)
 
 
 class LosingUses(FileBackend):
-    """Notes uses, writes them before it iterates, and forgets them at the end."""
+    """Keeps uses in memory, writes them only before it iterates, and so loses them when closed."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -135,7 +135,7 @@ class LosingUses(FileBackend):
 
 
 class Unasked(FileBackend):
-    """Records uses even where it was opened for reading only."""
+    """Records uses even if it was opened for reading only."""
 
     def use(self, key: str) -> bytes | None:
         with suppress(FileNotFoundError):
@@ -144,7 +144,7 @@ class Unasked(FileBackend):
 
 
 class Leaking(FileBackend):
-    """Leaves a file open."""
+    """Leaves a file open after each put."""
 
     def put(self, key: str, value: bytes) -> int:
         stored = super().put(key, value)
@@ -153,7 +153,7 @@ class Leaking(FileBackend):
 
 
 class ForkUnsafe(FileBackend):
-    """Has a lock that a child inherits as it is."""
+    """Has a lock that a forked child inherits in its present state, perhaps locked forever."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -165,7 +165,7 @@ class ForkUnsafe(FileBackend):
             return super().put(key, value)
 
 
-#: Which test detects which backend.
+#: Each broken backend, and the test of the contract that detects it.
 CAUGHT: list[tuple[Callable[..., Any], str]] = [
     (Partial, "test_it_behaves_as_its_model"),
     (Undercounting, "test_it_behaves_as_its_model"),
@@ -184,7 +184,7 @@ CAUGHT: list[tuple[Callable[..., Any], str]] = [
 
 
 def suite_of(broken: Callable[..., Any]) -> BackendContract:
-    """Return the contract over a broken backend."""
+    """Return the contract suite for a broken backend."""
     base = FileSuite if issubclass(broken, FileBackend) else MemorySuite  # type: ignore[arg-type]
 
     class Suite(base):  # type: ignore[misc, valid-type]

@@ -1,6 +1,7 @@
-"""Looks at an LMDB database from another process: in one process LMDB opens a file only once.
+"""Reads and changes an LMDB database in another process, as a process may open it only once.
 
-Run as a script, it answers requests on its input, a line of JSON each; `Looker` asks them.
+Run as a script, this module answers the requests that `Looker` sends to its standard input. Each
+request and each answer is a line of JSON.
 """
 
 import atexit
@@ -14,7 +15,7 @@ from typing import Any
 
 
 class Looker:
-    """A process that looks, started when first asked; ends with its input."""
+    """A client of a process that runs this module. The first request starts the process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -75,7 +76,7 @@ def _answer(command: str, place: str, *arguments: str) -> Any:
                 rows = cursor.iternext(values=True)
                 return {name[1:].hex(): len(value) for name, value in rows if name[:1] == b"v"}
     value = base64.b64decode(arguments[1])
-    size += 2 * len(value) if len(value) > size else 0  # as a process with a larger cap would
+    size += 2 * len(value) if len(value) > size else 0  # as a process with a larger cap does
     with lmdb.open(folder, map_size=size, lib_version=0) as env, env.begin(write=True) as txn:
         return txn.replace(b"v" + bytes.fromhex(arguments[0]), value) and 1
 
@@ -89,7 +90,7 @@ def _serve() -> None:
             try:
                 answer = _answer(*request)
                 break
-            except (lmdb.Error, OSError):  # exchanged or removed at this moment
+            except (lmdb.Error, OSError):  # the file was replaced or removed at this moment
                 answer = {}
         print(json.dumps(answer), flush=True)
 

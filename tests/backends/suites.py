@@ -1,4 +1,4 @@
-"""How the contract suite opens each of our backends, and looks at its medium."""
+"""Suites: the contract suite for each backend of kcache, with access to the backend's medium."""
 
 import os
 import time
@@ -18,7 +18,7 @@ from kcache_backends.zstd import ZstdBackend
 
 
 class DiskSuite(BackendContract):
-    """A backend of ours, on a disk."""
+    """The contract for a backend of kcache that stores values on a disk."""
 
     backend: Callable[..., Backend]
 
@@ -35,7 +35,7 @@ class DiskSuite(BackendContract):
 
 
 class FileSuite(DiskSuite):
-    """Files, looked at as files."""
+    """The contract for the backend `file`. The medium is read as files."""
 
     backend = FileBackend
 
@@ -56,7 +56,7 @@ class FileSuite(DiskSuite):
 
 
 class LmdbSuite(DiskSuite):
-    """An LMDB database, looked at from another process."""
+    """The contract for the backend `lmdb`. Another process reads the database."""
 
     backend = LmdbBackend
 
@@ -73,20 +73,20 @@ class LmdbSuite(DiskSuite):
         return [name for name in ("old",) if (place / name).exists()]
 
     def snapshot(self, place: Path) -> Mapping[str, object]:
-        """All but the table of readers, in which those who read only enter themselves too."""
+        """Leave out the file of LMDB's table of readers, because read-only use changes it, too."""
         table = str(place / "db" / "lock.mdb")
         return {path: what for path, what in super().snapshot(place).items() if path != table}
 
 
 class ZstdFileSuite(FileSuite):
-    """Compressed values in files."""
+    """The contract for compressed values in files."""
 
     def open(self, place: Path, **options: Any) -> Backend:
         return ZstdBackend(super().open(place, **options))
 
 
 class ZstdLmdbSuite(LmdbSuite):
-    """Compressed values in LMDB."""
+    """The contract for compressed values in LMDB."""
 
     def open(self, place: Path, **options: Any) -> Backend:
         return ZstdBackend(super().open(place, **options))
@@ -98,7 +98,7 @@ def _pages(length: int) -> int:
 
 
 class MemorySuite(BackendContract):
-    """Values in this process, one backend per place."""
+    """The contract for values in the memory of this process. Each place has its own backend."""
 
     backend: Callable[..., MemoryBackend] = MemoryBackend
     persistent = False

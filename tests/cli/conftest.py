@@ -1,4 +1,4 @@
-"""What the tests of the command line share: real processes, the app in this one, and a kernel."""
+"""Fixtures: commands in new processes and in this process, and a source of a kernel."""
 
 import logging
 import os
@@ -20,14 +20,14 @@ Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
 class Said(NamedTuple):
-    """What a command that ran in this process returned and wrote."""
+    """The exit code and the output of a command that ran in this process."""
 
     code: int
     out: str
     err: str
 
     def clean(self) -> str:
-        """The output of a command that went well, and had nothing else to say."""
+        """Return the output, and assert that the command succeeded without a message."""
         assert (self.code, self.err) == (0, "")
         return self.out
 
@@ -56,7 +56,7 @@ def work(tree: Path, cache_directory: Path) -> Path:
 
 @pytest.fixture
 def run(cache_directory: Path) -> Run:
-    """Run `kcache ARGUMENT...` in a process of its own, by default with an empty standard input."""
+    """Run `kcache ARGUMENT...` in a new process, by default with an empty standard input."""
 
     def run(
         *arguments: str | Path, stdin: bytes = b"", **settings: str
@@ -75,7 +75,7 @@ def run(cache_directory: Path) -> Run:
 
 @pytest.fixture
 def here(cache_directory: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Said]]:
-    """Run `kcache ARGUMENT...` in this process, which warns as if it were a new one."""
+    """Run `kcache ARGUMENT...` in this process, which repeats warnings as if it were a new one."""
     from kcache.cli.app import app
 
     def here(*arguments: str | Path, **settings: str) -> Said:
@@ -97,5 +97,5 @@ def here(cache_directory: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[C
 
 @pytest.fixture(params=("file", "zstd+lmdb"))
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Two backends that have nothing in common, which every command then uses."""
+    """The backend that every command uses: one of two that share no code."""
     return use(request.param, monkeypatch)

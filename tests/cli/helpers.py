@@ -1,4 +1,4 @@
-"""Shared by the tests of the command line: caches with entries that no compiler had to make."""
+"""Helpers of the tests of the command line: caches whose entries were made without a compiler."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def kernel(
     flags: Iterable[str] = (),
     **sections: bytes,
 ) -> Entry:
-    """Returns an entry as the frontend makes it, of random bytes, so that zstd can't shrink it."""
+    """Returns a kernel's entry in the form of kcache's own, by default of incompressible bytes."""
     names = list(names)
     return Entry(
         sections or {"ptx": b"// PTX\n", "cubin": os.urandom(size)},
@@ -52,7 +52,7 @@ def kernel(
 
 
 def dependency_set(name: str, digest: bytes) -> DependencySet:
-    """Returns a set of one header that was read, and one that must be absent."""
+    """Returns a dependency set with one header that was read, and one that must be absent."""
     read, nothing = FileAnswer("f", 0, (1,) * 5, digest), FileAnswer("-", 0, (0,) * 5, b"")
     trace = Trace({f"inc/{name}": read, f"src/{name}": nothing}, {}, "", False)
     search = HeaderSearch("src/k.cu", ["inc"], directory="/here")
@@ -60,27 +60,27 @@ def dependency_set(name: str, digest: bytes) -> DependencySet:
 
 
 def manifest() -> Entry:
-    """Returns a manifest of one header that was read, and one that must be absent."""
+    """Returns a manifest with one header that was read, and one that must be absent."""
     return Manifest([dependency_set("lib/read.h", bytes(range(16)))]).to_entry()
 
 
 def fill(
     directory: Path, entries: Mapping[str, Entry], backend: str = "file", max_size: str = "1GiB"
 ) -> None:
-    """Puts entries into a cache, the first one least recently used."""
+    """Puts entries into a cache. The first one is then the least recently used."""
     with KernelCache(directory, backend=backend, memory_size=0, max_size=max_size) as cache:
         for name, entry in entries.items():
             assert cache.engine.put(name, entry)
 
 
 def damage(directory: Path, name: str, backend: str = "file") -> None:
-    """Puts bytes under a key that are no entry."""
+    """Puts bytes that are not an entry into a cache, under the key `name`."""
     with KernelCache(directory, backend=backend) as cache:
         cache.engine.backend.put(name, b"not an entry" * 10)
 
 
 def age(directory: Path, name: str, seconds: float) -> None:
-    """Has an entry of a file backend last been used so long before now."""
+    """Makes the last use of an entry of the backend `file` earlier by some seconds."""
     path = directory / "file" / name[:2] / name
     used = path.stat().st_mtime_ns - int(seconds * 1e9)
     os.utime(path, ns=(used, used))
@@ -93,7 +93,7 @@ def held(directory: Path, backend: str = "file") -> list[str]:
 
 
 def contents(directory: Path, backend: str = "file") -> dict[str, Entry]:
-    """Returns every entry of a cache that is sound and kcache's own."""
+    """Returns the entries of a cache that kcache would use, by key."""
     with KernelCache(directory, backend=backend, read_only=True, memory_size=0) as cache:
         keys = [info.key for info in cache.engine.backend.scan()]
         found = {name: cache.engine.get(name) for name in keys}
@@ -101,31 +101,31 @@ def contents(directory: Path, backend: str = "file") -> dict[str, Entry]:
 
 
 def recency(directory: Path, backend: str = "file") -> dict[str, int]:
-    """Returns when each entry was last used."""
+    """Returns when each entry was last used, in nanoseconds since the epoch, by key."""
     with KernelCache(directory, backend=backend, read_only=True) as cache:
         return {info.key: info.used_ns for info in cache.engine.backend.scan()}
 
 
 def rows(text: str) -> list[dict[str, object]]:
-    """Returns the objects of a JSON array."""
+    """Returns the objects in a JSON array."""
     return list(json.loads(text))
 
 
 def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Has every command use a backend; returns its name."""
+    """Sets `KCACHE_BACKEND`, so that every command uses this backend; returns its name."""
     monkeypatch.setenv("KCACHE_BACKEND", backend)
     return backend
 
 
 def can_become_nobody() -> bool:
-    """Tells whether this process may change its user."""
+    """Returns whether this process may change its user."""
     return os.name != "nt" and os.geteuid() == 0
 
 
 def as_nobody(*arguments: str | Path) -> tuple[int, str, str]:
-    """Runs `kcache ARGUMENT...` in a child that has no rights; returns exit code, output, errors.
+    """Runs `kcache ARGUMENT...` in a child as the user `NOBODY`; returns exit code, output, errors.
 
-    What the command imports must have been imported: a child may not be able to read it.
+    The modules that the command needs are imported first, as the child may not be able to read them.
     """
     import kcache.nvrtc.workers.nvrtc  # noqa: F401
     import kcache_backends.file  # noqa: F401

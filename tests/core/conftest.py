@@ -25,12 +25,12 @@ def _open_files(below: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
-    """Fails a test after which a thread runs, or a file below its directory is still open."""
+    """Fails a test if it leaves a thread running, or a file below its directory open."""
     pool.shared().close()  # another test may have compiled with it
     threads = threading.active_count()
     yield
     pool.shared().close()
-    assert threading.active_count() <= threads  # one of an earlier test may have ended
+    assert threading.active_count() <= threads  # a thread of an earlier test may have ended
     if _open_files(tmp_path):
-        gc.collect()  # closed with the engine or backend that the test let go of
+        gc.collect()  # closes the files of an engine or backend that the test no longer refers to
         assert _open_files(tmp_path) == []

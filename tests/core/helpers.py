@@ -1,4 +1,4 @@
-"""Shared by the tests of the core: keys, entries, looks at the raw directory."""
+"""Helpers of all tests: keys and entries, files of a file backend, threads and processes."""
 
 import hashlib
 import logging
@@ -34,21 +34,21 @@ _PYTHONPATH = os.pathsep.join(
     filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")))
 )
 NOBODY = 65534
-#: What an envelope begins with.
+#: The fields at the beginning of an envelope.
 HEADER = struct.Struct("<6sHQd32sHHI")
-#: For properties that are tried in a fraction of a second...
+#: Settings of Hypothesis for properties that take a fraction of a second to test.
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-#: ... and for the long versions of them.
+#: Settings of Hypothesis for the long versions of these tests.
 LONG = settings(QUICK, max_examples=1000)
 
 
 def key(number: object, head: str = "") -> str:
-    """Returns a key, which begins with `head`."""
+    """Returns the key that belongs to `number`, with `head` as its first digits."""
     return (head + hashlib.sha256(str(number).encode()).hexdigest())[:64]
 
 
 def entry(size: int = 100, fill: int = 0, **metadata: float) -> Entry:
-    """Returns an entry of `size` bytes of payload."""
+    """Returns an entry with `size` bytes of payload, all of which have the value `fill`."""
     return Entry({"cubin": bytes((fill % 256,)) * size}, metadata)
 
 
@@ -66,7 +66,16 @@ def envelope(
     sizes: Sequence[int] | None = None,
     **forged: object,
 ) -> bytes:
-    """Builds an envelope from the table in the format's description, with any field forged."""
+    """Returns an envelope, built by the table on the page about the format, without kcache's code.
+
+    Args:
+        name: the key.
+        sections: the title and the value of each section.
+        metadata: the encoded metadata.
+        producer: the name of the producer.
+        sizes: false sizes of the sections.
+        forged: false values of fields of the header, by name.
+    """
     lengths = [len(value) for _, value in sections] if sizes is None else sizes
     table = b"".join(
         bytes((len(title),)) + title + struct.pack("<Q", length)
@@ -87,12 +96,12 @@ def envelope(
 
 
 def seal(body: bytes) -> bytes:
-    """Appends the right checksum."""
+    """Returns `body` with its correct checksum appended."""
     return body + xxhash.xxh3_128_digest(body)
 
 
 class Tree(NamedTuple):
-    """What is in a file backend's directory: sizes of the entry files, and the other files."""
+    """The files in a file backend's directory: entries with their sizes, and temporary files."""
 
     entries: dict[str, int]
     temporary: list[Path]
@@ -103,7 +112,7 @@ class Tree(NamedTuple):
 
 
 def look(directory: Path | str) -> Tree:
-    """Looks at the files of a file backend, without using the backend."""
+    """Returns the files of a file backend, without using the backend's code."""
     entries: dict[str, int] = {}
     temporary: list[Path] = []
     for shard in Path(directory).glob("[0-9a-f][0-9a-f]"):
@@ -123,7 +132,7 @@ def look(directory: Path | str) -> Tree:
 
 
 def snapshot(place: Path) -> dict[str, tuple[object, ...]]:
-    """Returns name -> kind, rights, times and content of all that is below a directory."""
+    """Returns mode, links, times and content of a directory and everything below it, by path."""
     found: dict[str, tuple[object, ...]] = {}
     for path in sorted([place, *place.rglob("*")]):
         status = path.lstat()
@@ -138,7 +147,7 @@ def snapshot(place: Path) -> dict[str, tuple[object, ...]]:
 
 
 def path_of(directory: Path | str, name: str) -> Path:
-    """Returns the file in which a file backend keeps `name`."""
+    """Returns the path of the file in which a file backend stores the key `name`."""
     return Path(directory) / name[:2] / name
 
 
@@ -148,7 +157,7 @@ def together(count: int, work: Callable[[], object]) -> list[object]:
 
 
 def run_all(*works: Callable[[], object]) -> list[object]:
-    """Runs each in a thread, all from one moment on; returns what each returned or raised."""
+    """Runs each function in a thread; all start together. Returns what each returned or raised."""
     gate = threading.Barrier(len(works))
 
     def run(work: Callable[[], object]) -> object:
@@ -162,12 +171,12 @@ def run_all(*works: Callable[[], object]) -> list[object]:
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may do it")
 
-#: Whether QEMU runs the tests; `tests/aarch64.sh` sets the variable.
+#: Whether the tests run under QEMU; `tests/aarch64.sh` sets the variable.
 EMULATED = "TEST_EMULATED" in os.environ
 
 
 def not_emulated(reason: str) -> pytest.MarkDecorator:
-    """Skips a test under QEMU, which does what `reason` says."""
+    """Returns a mark that skips a test under QEMU; `reason` continues a sentence about QEMU."""
     return pytest.mark.skipif(EMULATED, reason=f"QEMU {reason}")
 
 
@@ -180,7 +189,7 @@ too_slow_in_qemu = not_emulated("is ten times slower, and this times or kills a 
 def run(
     *command: object, environ: Mapping[str, str | None] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end; None as a variable's value removes it."""
+    """Runs a program to its end. A variable whose value in `environ` is None is removed."""
     changed = environ or {}
     environment = {k: v for k, v in os.environ.items() if k not in changed}
     environment |= {k: v for k, v in changed.items() if v is not None}
@@ -193,7 +202,7 @@ def run(
 def python(
     code: str, *arguments: object, environ: Mapping[str, str | None] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs code in a fresh interpreter that finds the helpers of the tests."""
+    """Runs code in a new interpreter that can import the tests' helpers."""
     path = {"PYTHONPATH": _PYTHONPATH, **(environ or {})}
     return run(sys.executable, "-c", textwrap.dedent(code), *arguments, environ=path)
 
@@ -201,14 +210,14 @@ def python(
 def output_of(
     code: str, *arguments: object, environ: Mapping[str, str | None] | None = None
 ) -> str:
-    """Returns what code prints in a fresh interpreter; it must succeed."""
+    """Returns the output of code in a new interpreter, and asserts that the code succeeds."""
     done = python(code, *arguments, environ=environ)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()
 
 
 def started(code: str, *arguments: object, **more: Any) -> subprocess.Popen[str]:
-    """Starts code in such an interpreter, with pipes."""
+    """Starts code in a new interpreter that can import the tests' helpers, with pipes."""
     environ = {**os.environ, "PYTHONPATH": _PYTHONPATH, **more.pop("environ", {})}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command = [sys.executable, "-c", code, *map(str, arguments)]
@@ -216,18 +225,19 @@ def started(code: str, *arguments: object, **more: Any) -> subprocess.Popen[str]
 
 
 def fork(work: Callable[[], object], *, limit: int = 60) -> int:
-    """Runs `work` in a forked child that then exits without cleaning up; returns its pid.
+    """Runs `work` in a forked child, which then exits without cleaning up; returns the child's pid.
 
-    A child that takes longer than `limit` seconds, stops included, is ended.
+    A signal ends the child after `limit` seconds, including those in which the child is stopped.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, in 3.12
+        # Python 3.12 and later warn of a fork in a process with several threads.
+        warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid:
         return pid
     status = 1
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's would raise an exception
-    signal.alarm(limit)  # ends a child that waits for ever
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's handler would raise an exception
+    signal.alarm(limit)  # ends a child that waits forever
     try:
         work()
         status = 0
@@ -244,13 +254,15 @@ def command(
     before: Callable[[], object] = lambda: None,
     mixed: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command `kcache` in a forked child, which saves the start of an interpreter.
+    """Runs the command `kcache` in a forked child, which is faster than a new interpreter.
 
     Args:
-        before: what the child does first.
-        mixed: whether errors come among the output, as on a terminal.
+        words: the arguments of the command.
+        environ: variables that the child sets.
+        before: a function that the child calls first.
+        mixed: whether standard error goes into the output, as on a terminal.
     """
-    from kcache.cli import app  # noqa: F401  # here, and not in every child
+    from kcache.cli import app  # noqa: F401  # imported here, so that no child has to import it
 
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         given = list(map(str, words))
@@ -284,12 +296,12 @@ def _become_command(
 
 
 def in_child(work: Callable[[], object]) -> None:
-    """Runs `work` in a forked child, where nothing may go wrong."""
+    """Runs `work` in a forked child, and asserts that it succeeds."""
     assert wait(fork(work)) == 0
 
 
 def become_nobody() -> None:
-    """Has this process lose its rights, if it has some."""
+    """Changes this process's user to `NOBODY`, if the process is root."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
@@ -298,7 +310,7 @@ def become_nobody() -> None:
 
 @contextmanager
 def umask(mask: int) -> Iterator[None]:
-    """Has files made with these rights taken away, for the block."""
+    """Sets the umask for the block."""
     old = os.umask(mask)
     try:
         yield
@@ -308,7 +320,7 @@ def umask(mask: int) -> Iterator[None]:
 
 @contextmanager
 def nobodys_directory() -> Iterator[Path]:
-    """Makes a directory that user `NOBODY` owns, in a place that it can reach."""
+    """Yields a new directory that the user `NOBODY` owns and can reach."""
     with tempfile.TemporaryDirectory(prefix="kcache-nobody-") as name:
         os.chmod(name, 0o755)
         cache = Path(name) / "cache"
@@ -319,7 +331,7 @@ def nobodys_directory() -> Iterator[Path]:
 
 
 def has_ended(process: int) -> bool:
-    """Waits until a process that may be no child has ended."""
+    """Waits for at most a minute; returns whether a process, perhaps not a child, has ended."""
     try:
         descriptor = os.pidfd_open(process)
     except ProcessLookupError:
@@ -331,5 +343,5 @@ def has_ended(process: int) -> bool:
 
 
 def wait(pid: int) -> int:
-    """Waits for a child; returns its exit code, or minus the signal that killed it."""
+    """Waits for a child; returns its exit code, or minus the signal number if a signal killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -1,6 +1,6 @@
-"""Pages of the documentation, as a test sees them: their blocks, and the marks before these.
+"""Pages: the blocks of the documentation's pages, and the marks before the blocks.
 
-A mark is an HTML comment on a line before a block. `test_blocks.py` says what each one means.
+A mark is an HTML comment on a line before a block. `test_blocks.py` describes each mark.
 """
 
 import re
@@ -14,13 +14,14 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
-#: Marks that say how a block is tested: the words after `test:`.
+#: The words after `test:` in a mark. They decide how a block is tested.
 HOW = ("exit", "gpu", "slow", "by", "dockerfile", "workflow", "none")
-#: What `docs/from_code.py` writes. Its blocks are signatures, which `test_reference.py` compares.
+#: Matches the parts that `docs/from_code.py` writes. They are not read here, because
+#: `test_reference.py` compares them.
 _MADE = re.compile(r"^<!-- from the code: .*?^<!-- end -->$", re.DOTALL | re.MULTILINE)
 _MARK = re.compile(r"<!--\s*(file|test):\s*(.*?)\s*-->")
 _DIRECTIVES = ("{doctest}", "{literalinclude}")
-#: Directives that hold no code of their own.
+#: Directives that contain no code.
 _SILENT = ("{command}", "{eval-rst}", "{toctree}")
 _PARSER = MarkdownIt()
 
@@ -30,14 +31,14 @@ class Block:
     """A fenced block.
 
     Attributes:
-        page: relative to the repository, with forward slashes.
-        line: of the opening fence, from 1.
-        language: the first word after the fence, in lower case; `doctest` and `literalinclude`
-            stand for these directives, and an empty text for nothing.
-        text: what is in it, with a line break at the end.
-        file: the name that it is to be written to, or None.
-        marks: how it is to be tested: word -> what follows.
-        follows: whether nothing but marks stands between the block before it and this one.
+        page: path of the page, relative to the repository, with forward slashes.
+        line: number of the line with the opening fence, from 1.
+        language: the first word after the fence, in lower case, or an empty text if there is none;
+            `doctest` and `literalinclude` for these directives.
+        text: the content of the block, with a line break at the end.
+        file: the name of the file to which the content is written, or None.
+        marks: how the block is tested: maps the word of each mark to the text after it.
+        follows: whether there are only marks between the previous block and this one.
     """
 
     page: str
@@ -54,7 +55,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Returns every page that people read: at the root, in docs/ and beside the examples."""
+    """Returns the paths of all pages for users: at the root, in docs/ and in examples/."""
     built = DOCS / "_build"
     names = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
     found = [
@@ -72,7 +73,7 @@ def named(path: Path) -> str:
 
 @cache
 def blocks(path: Path) -> list[Block]:
-    """Returns the blocks of a page in order."""
+    """Returns the blocks of a page, in the order of the page."""
     page = named(path) if path.is_relative_to(ROOT) else path.name
     text = _MADE.sub(lambda made: "\n" * made[0].count("\n"), path.read_text(encoding="utf-8"))
     found: list[Block] = []
@@ -94,7 +95,7 @@ def blocks(path: Path) -> list[Block]:
 
 
 def _language(info: str) -> str | None:
-    """Returns a block's language, or None for what is no code."""
+    """Returns a block's language, or None for a directive that contains no code."""
     word = (info.split() or [""])[0].lower()
     assert not word.startswith("{") or word in (*_DIRECTIVES, *_SILENT), f"no test knows {word}"
     return None if word in _SILENT else word.strip("{}")
@@ -124,7 +125,7 @@ def spans(text: str) -> Iterator[tuple[int, str]]:
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
-    """Yields the lines outside of blocks, with their numbers."""
+    """Yields the number and the text of each line that is not in a block."""
     fences = [token.map for token in _PARSER.parse(text) if token.type == "fence"]
     inside = {number for lines in fences if lines for number in range(*lines)}
     for number, line in enumerate(text.splitlines()):

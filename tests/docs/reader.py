@@ -1,18 +1,18 @@
-"""Somebody who follows a page: one folder, one terminal, one block after the other.
+"""Reader: runs the blocks of a page one after the other, as a user in one folder and one terminal.
 
-What the reader types runs for real, with two exceptions. `pip`, `tox`, `docker` and `apt-get` are
-refused, since a test must not change the machine: `installing.py` runs what installs. And where a
-recipe for an image or a workflow is followed, those commands, and what needs another user
-(`useradd`, `chown`, ...), do nothing but succeed, since what they would install is there.
+The commands of a page are really run, with two exceptions. `pip`, `tox`, `docker` and `apt-get` are
+rejected, because a test must not change the machine; `test_installing.py` tests installations. In
+recipes for an image or a workflow, these commands, and those that need root (`useradd`, `chown`,
+...), succeed without doing anything, because what they would install is already there.
 
-Of a Dockerfile or a workflow of a CI service, this is translated, and nothing else:
+A Dockerfile or a workflow of a CI service is translated as follows:
 
-- absolute paths of an image (`/opt/kcache`) lie below a folder beside the page's own; those of the
-  system (`/bin`, `/usr`, ...) stay as they are;
-- `FROM`, `USER` and `uses:` have no effect; `COPY` copies from the page's folder, but for a wheel:
-  what it brings is there;
-- `pip`, `useradd`, `chown` and the like succeed and do nothing;
-- the only expression of a workflow that a test knows is `github.workspace`.
+- absolute paths in an image (`/opt/kcache`) become paths below a folder beside the page's folder;
+  those of the system (`/bin`, `/usr`, ...) are not changed;
+- `FROM`, `USER` and `uses:` have no effect; `COPY` copies files from the page's folder, except
+  wheels, because kcache is already installed;
+- `pip`, `useradd`, `chown` and similar commands succeed without doing anything;
+- `github.workspace` is the only expression of a workflow that is supported.
 """
 
 import doctest
@@ -35,20 +35,20 @@ from docs.pages import Block
 
 #: Commands that would change the machine.
 INSTALLING = ("pip", "pip3", "tox", "docker", "podman", "apt-get", "apt", "uv")
-#: Other things in a recipe that a test can't do.
+#: Commands in a recipe that need root.
 AS_ROOT = ("useradd", "groupadd", "adduser", "chown")
-#: The exit status of a refused command.
+#: The exit status of a rejected command.
 REFUSED = 97
 
 _SECONDS = 280
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
-#: A command of kcache's of which a shell makes nothing: it needs no shell and no new interpreter.
-#: What starts programs and servers gets both.
+#: Matches a `kcache` command without shell syntax. It needs no shell and no new interpreter.
+#: Commands that start programs or servers are run with both.
 _ALONE = re.compile(r"kcache (?!run\b|server\b)(?:[\w =.,:/+-]|'[^'\n]*')*\n?")
 
-#: Makes several shells behave as one terminal: variables that are not exported, the environment and
-#: the working directory survive.
+#: Makes several shells behave like one terminal: each gets the variables, the environment and the
+#: working directory of the shell before it.
 _TERMINAL = """
 if test -e {variables}; then source {variables}; fi
 _left() {{
@@ -59,8 +59,8 @@ _left() {{
 trap _left EXIT
 """
 
-#: Runs doctests that arrive as lines of JSON, all in one namespace, and answers with the failures.
-#: The programs of the doctests use standard output, so the answers go to another descriptor.
+#: A program that reads doctests as lines of JSON, runs them in one namespace, and answers with
+#: their failures. The doctests may print, so the answers go to another descriptor.
 _DOCTESTS = """
 import doctest, json, os, sys
 answers = os.fdopen(os.dup(1), "w")
@@ -81,11 +81,11 @@ for line in sys.stdin:
 
 
 class Reader:
-    """Follows a page in a folder.
+    """Runs the blocks of a page in a folder.
 
     Args:
-        place: an empty folder for this reader alone.
-        lenient: whether commands that install succeed without doing anything.
+        place: an empty folder that only this reader uses.
+        lenient: whether commands that install something succeed without doing anything.
     """
 
     def __init__(self, place: Path, *, lenient: bool = False) -> None:
@@ -116,7 +116,11 @@ class Reader:
     # -- blocks ------------------------------------------------------------------------------------
 
     def follow(self, block: Block) -> None:
-        """Does what a block says; raises AssertionError, with the place, where it goes wrong."""
+        """Runs a block, or compares it with the output of the previous block.
+
+        Raises:
+            AssertionError: the block fails, or the output differs; the message names the place.
+        """
         said, self._said = self._said, None
         if block.file is not None:
             target = self.cwd / block.file
@@ -124,7 +128,7 @@ class Reader:
             target.write_text(block.text, encoding="utf-8")
         elif block.language == "text":
             if not block.follows or said is None:
-                _fail(block, "this is nothing's output: no block that was run stands before it")
+                _fail(block, "expected a block that was run before this output")
             _compare(block, block.text, said)
         elif block.language == "python":
             (self.cwd / ".example.py").write_text(block.text, encoding="utf-8")
@@ -139,7 +143,7 @@ class Reader:
             parsed(block)
 
     def shell(self, block: Block, script: str) -> str:
-        """Runs a script; variables that it sets, and where it goes, hold for the next one."""
+        """Runs a script. Its variables and its working directory are kept for the next script."""
         if _ALONE.fullmatch(script):
             words = shlex.split(script)[1:]
             done = command(*words, environ=self.environ, before=self._enter, mixed=True)
@@ -154,7 +158,7 @@ class Reader:
         return said
 
     def _console(self, block: Block) -> None:
-        """Runs each command behind a `$`, and compares what it says with what stands below it."""
+        """Runs each command after a `$`, and compares its output with the lines below it."""
         steps = commands(block)
         for number, (line, wanted) in enumerate(steps, 1):
             last = number == len(steps)
@@ -163,7 +167,7 @@ class Reader:
             _compare(block, wanted, said, line)
 
     def _run(self, block: Block, arguments: list[str]) -> str:
-        """Runs a program to its end; returns all that it says, as a terminal shows it."""
+        """Runs a program to its end; returns its output and its errors, mixed as on a terminal."""
         try:
             done = subprocess.run(
                 arguments,
@@ -178,7 +182,7 @@ class Reader:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            _fail(block, f"it takes more than {_SECONDS} s, and has said: {error.output!r}")
+            _fail(block, f"the program takes more than {_SECONDS} s; its output: {error.output!r}")
         return self._ended(block, done)
 
     def _enter(self) -> None:
@@ -186,10 +190,10 @@ class Reader:
         os.environ.clear()
 
     def _ended(self, block: Block, done: subprocess.CompletedProcess[str]) -> str:
-        """Returns what a program said that has ended as the page says."""
+        """Returns the output of a program, and asserts that its exit status is the expected one."""
         wanted = int(block.marks.get("exit", 0))
         if done.returncode != wanted:
-            _fail(block, f"exit status {done.returncode}, not {wanted}:\n{done.stdout}")
+            _fail(block, f"expected exit status {wanted}, got {done.returncode}:\n{done.stdout}")
         return done.stdout
 
     def _doctest(self, block: Block) -> None:
@@ -209,22 +213,22 @@ class Reader:
         process.stdin.flush()
         answer = process.stdout.readline()
         if not answer:
-            _fail(block, f"the interpreter ended, with {process.wait()}")
+            _fail(block, f"the interpreter of the doctests exited with {process.wait()}")
         examples, told = json.loads(answer)
         if not examples:
-            _fail(block, "a doctest without a single example")
+            _fail(block, "the doctest has no example")
         if told:
             _fail(block, told)
 
 
 def commands(block: Block) -> list[tuple[str, str]]:
-    """Returns the commands of a console block, each with the output that stands below it."""
+    """Returns the commands of a console block, each with the expected output below it."""
     steps: list[tuple[str, str]] = []
     for line in block.text.splitlines(keepends=True):
         if line.startswith("$ "):
             steps.append((line[2:], ""))
         elif not steps:
-            _fail(block, "a console block begins with a command, behind `$ `")
+            _fail(block, "expected a command after `$ ` on the first line of a console block")
         elif line.startswith("> ") and not steps[-1][1]:
             steps[-1] = (steps[-1][0] + line[2:], "")
         else:
@@ -233,7 +237,11 @@ def commands(block: Block) -> list[tuple[str, str]]:
 
 
 def parsed(block: Block) -> object:
-    """Returns what a block of data says; raises AssertionError where it says nothing."""
+    """Returns the value of a block of JSON, TOML or YAML.
+
+    Raises:
+        AssertionError: the block is in another language, or malformed.
+    """
     if block.language not in ("json", "toml", "yaml"):
         _fail(
             block,
@@ -247,13 +255,13 @@ def parsed(block: Block) -> object:
             return tomllib.loads(block.text)
         return yaml.safe_load(block.text)
     except (ValueError, yaml.YAMLError) as error:
-        _fail(block, f"this is no {block.language}: {error}")
+        _fail(block, f"the block is not {block.language}: {error}")
 
 
 def _compare(block: Block, wanted: str, said: str, command: str = "") -> None:
     if not doctest.OutputChecker().check_output(wanted, said, _FLAGS):
         told = f"$ {command}" if command else ""
-        _fail(block, f"{told}\nthe page says:\n{wanted}\nit says:\n{said}")
+        _fail(block, f"{told}\nexpected, as on the page:\n{wanted}\ngot:\n{said}")
 
 
 def _fail(block: Block, message: str) -> NoReturn:
@@ -262,7 +270,7 @@ def _fail(block: Block, message: str) -> NoReturn:
 
 
 def _tools(folder: Path, *, lenient: bool) -> Path:
-    """Makes a folder with this interpreter's programs under the names that readers type."""
+    """Makes a folder of programs with the names that users type, such as `python` and `kcache`."""
     folder.mkdir(parents=True)
     beside = Path(sys.executable).parent
     programs = {
@@ -287,13 +295,13 @@ def _refusal(*, lenient: bool) -> str:
     return f'echo "$(basename "$0"): a test does not change the machine" >&2; exit {REFUSED}'
 
 
-# -- recipes for machines that a test does not have --------------------------------------------------
+# -- recipes for images and workflows ----------------------------------------------------------------
 
 _IMAGE = re.compile(r"(?<![\w./}~-])/(?=(?:app|data|home|opt)\b)")
 
 
 def follow(reader: Reader, block: Block) -> None:
-    """Does what a reader does with a block, a recipe for an image or a workflow among them."""
+    """Runs a block, which may also be a recipe for an image or a workflow."""
     if "dockerfile" in block.marks:
         _dockerfile(reader, block)
     elif "workflow" in block.marks:
@@ -303,7 +311,7 @@ def follow(reader: Reader, block: Block) -> None:
 
 
 def _dockerfile(reader: Reader, block: Block) -> None:
-    """Does what a Dockerfile says; raises AssertionError where a command fails."""
+    """Runs the commands of a Dockerfile; raises AssertionError if one fails."""
     root = reader.folder.with_name("image")
     root.mkdir(exist_ok=True)
     environ, reader.cwd = dict(reader.environ), root

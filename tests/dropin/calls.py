@@ -1,12 +1,12 @@
-"""Random calls on NVRTC's interface: run with a library's path, prints what every call returned.
+"""Calls: makes random calls of NVRTC's interface, and prints what every call returned.
 
     python calls.py LIBRARY SEED COUNT [threads]
 
-Calls are drawn from the seed alone, never from what a call returned, so that two libraries are asked
-the same. Right and wrong order, null pointers, unknown names, sources that don't compile.
+The calls depend on the seed alone, never on what a call returned, so that two libraries get the same
+calls: in right and wrong order, with null pointers, unknown names and sources that don't compile.
 
-Threads leave out precompiled headers: they belong to the process, so whichever thread comes first
-makes the one that the others use, and which one that is differs from run to run of NVRTC itself.
+With `threads`, no call uses precompiled headers. They belong to the process: the first thread makes
+one that the others use, and which thread is first differs from run to run of NVRTC itself.
 """
 
 import ctypes as c
@@ -48,7 +48,7 @@ OPTIONS = [
     [b"-arch=compute_90", b"--pch", b"--pch-verbose=true"],
 ]
 OUTPUTS = ["PTX", "CUBIN", "LTOIR", "OptiXIR", "ProgramLog", "TileIR", "NVVM"]
-#: Never called: two libraries have it at other addresses, and one compile is enough for it.
+#: A callback for `nvrtcSetFlowCallback`.
 CALLBACK = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p)(lambda _payload, _unused: 0)
 
 
@@ -57,7 +57,7 @@ def _digest(data: bytes) -> str:
 
 
 class Caller:
-    """Calls a library on a pool of programs, and notes what it returns."""
+    """Calls a library with several programs in turn, and records what the calls return."""
 
     def __init__(self, library: c.CDLL, seed: int, options: list[list[bytes]] = OPTIONS) -> None:
         self.library = library
@@ -128,8 +128,8 @@ class Caller:
         buffer = c.create_string_buffer(b"\xaa" * (size.value + 8), size.value + 8)
         results = [get(program, None)] if null else []
         results.append(get(program, buffer))
-        # The assembler tells how long it took; precompiled headers are named after the process:
-        # neither text nor size of such a log is the same in each run.
+        # A log may have the duration of the assembler, or a precompiled header's name with the
+        # process's id. The text and the size of such a log differ from run to run.
         told = re.sub(rb"[\d.]+ ms|auto_pch_\d+", b"?", buffer.raw)
         return "?" if told != buffer.raw else size.value, results, _digest(told)
 

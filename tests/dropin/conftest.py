@@ -1,4 +1,4 @@
-"""Programs under `kcache run`, with interface libraries that are built once."""
+"""Fixtures: programs under `kcache run`, and interface libraries that are built once."""
 
 import importlib.util
 import os
@@ -29,12 +29,12 @@ if sys.platform != "linux":
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interface libraries of the wheel, or, where it has none, built here."""
+    """The interface libraries of the wheel, or libraries that are built here if it has none."""
     folder = tmp_path_factory.mktemp("dropin") / "libraries"
     if (packaged := Path(build.__file__).with_name("lib")).is_dir():
         shutil.copytree(packaged, folder)
         for path in (folder, *folder.rglob("*")):
-            path.chmod(0o755)  # whatever others may do where the wheel is
+            path.chmod(0o755)  # others may be able to write to the installed wheel
         return folder
     if build.compiler() is None:
         pytest.skip("there is no C compiler")
@@ -43,7 +43,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compile_linked(real: Path, name: str, program: Path, *flags: str) -> Path:
-    """Compile a client in C that is linked with NVRTC."""
+    """Compile the client `name`, which is written in C, and link it with the NVRTC at `real`."""
     compiler, headers = build.compiler(), real.parent.parent / "include"
     if compiler is None or not (headers / "nvrtc.h").exists():
         pytest.skip("there is no C compiler, or no nvrtc.h")
@@ -54,12 +54,12 @@ def compile_linked(real: Path, name: str, program: Path, *flags: str) -> Path:
 
 @pytest.fixture(scope="session")
 def linked(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A program that is linked with NVRTC; it gets an include directory."""
+    """A program that is linked with NVRTC. Its argument is an include directory."""
     return compile_linked(real, "linked.c", tmp_path_factory.mktemp("linked") / "linked")
 
 
 def is_there(module: str) -> bool:
-    """Tells whether a test's program is installed; in the environment for clients it has to be."""
+    """Returns whether a module is installed. If it has to be (`TEST_CLIENTS`), fails the test."""
     with suppress(ModuleNotFoundError):
         if importlib.util.find_spec(module) is not None:
             return True
@@ -69,13 +69,13 @@ def is_there(module: str) -> bool:
 
 
 def needs(module: str) -> None:
-    """Skips a test whose program is not installed."""
+    """Skips a test if a module that it needs is not installed."""
     if not is_there(module):
         pytest.skip(f"{module} is not installed")
 
 
 class Told:
-    """What a program printed, and what `--stats` told about it."""
+    """The exit code and output of a program, and the counts that `--stats` printed about it."""
 
     def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
         self.code, self.output, self.errors = done.returncode, done.stdout, done.stderr
@@ -85,7 +85,7 @@ class Told:
 
 
 class Dropin:
-    """Runs programs with and without the drop-in, in one environment."""
+    """Runs programs with and without the drop-in, in the same environment."""
 
     def __init__(self, libraries: Path, folder: Path, runtime: Path) -> None:
         self.folder = folder
@@ -102,7 +102,7 @@ class Dropin:
         return self._run(list(map(str, command)), more)
 
     def same(self, *command: object, stats: bool = True, **more: str) -> Told:
-        """Run it with the drop-in: it ends and prints as without."""
+        """Run a program with the drop-in; assert the same exit code and output as without it."""
         bare, told = self.bare(*command, **more), self.run(*command, stats=stats, **more)
         assert (told.code, told.output) == (bare.code, bare.output), told.errors + bare.errors
         return told
@@ -123,7 +123,7 @@ class Dropin:
 
 
 class Fake:
-    """A server that does with each connection, in a thread of its own, what a test says."""
+    """A server that calls a function of a test with each connection, each in its own thread."""
 
     def __init__(
         self, folder: Path, do: Callable[[socket.socket], object], user: int | None = None
@@ -135,7 +135,7 @@ class Fake:
         self._open = [self._listener]
         self._listener.bind(self.path)
         own = os.geteuid()
-        os.seteuid(own if user is None else user)  # whoever listens is the peer
+        os.seteuid(own if user is None else user)  # the user who calls `listen` is the peer
         self._listener.listen(64)
         os.seteuid(own)
         self._threads = [threading.Thread(target=self._serve)]

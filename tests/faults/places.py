@@ -1,6 +1,6 @@
-"""Shared by the tests of faults: backends by name, looks at their medium, values that tell damage.
+"""Places: contents of the backends' media, entries that show damage, small disks, and processes.
 
-Nothing here uses a method under test: what a medium holds is read by another process, or by `os`.
+Nothing here uses a method under test: another process or `os` reads what a medium holds.
 """
 
 import contextlib
@@ -23,7 +23,8 @@ from kcache.util.locks import is_locked
 from kcache.util.open_file import open_own
 from kcache_backends._lmdb_records import stored_size
 
-#: One backend for each medium: files, and LMDB, that below Zstandard. The contract suite has all.
+#: One backend for each medium: files, and LMDB, here with compression. The contract suite tests all
+#: backends.
 NAMES = ("file", "zstd+lmdb")
 
 #: The largest size of the directories, the statistics, the counters and the tag on disk, in bytes.
@@ -44,27 +45,27 @@ def is_lmdb(name: str) -> bool:
 
 
 def truth(place: Path, name: str) -> dict[str, int]:
-    """Returns the stored size of every entry in a cache's directory, looked at from outside."""
+    """Returns the stored size of every entry in a cache's directory, without using the backend."""
     if is_lmdb(name):
         return {found: stored_size(size) for found, size in raw.look(place / name).items()}
     return look(place / name).entries
 
 
 def agrees(engine: CacheEngine, place: Path, name: str) -> None:
-    """Asserts that the usage which a backend tells is the truth."""
+    """Asserts that the usage which the backend returns is what its medium holds."""
     sizes = truth(place, name)
     assert engine.backend.usage() == (sum(sizes.values()), len(sizes))
 
 
 def leftovers(place: Path, name: str) -> list[Path]:
-    """Returns what interrupted writers have left, or what writers are working on."""
+    """Returns the temporary files of writers that were interrupted or are still running."""
     if is_lmdb(name):
         return [path for path in (place / name / "old",) if path.exists()]
     return look(place / name).temporary
 
 
 def disk_usage(place: Path) -> int:
-    """Returns what `du` says: the blocks of all that is below a directory, each file once."""
+    """Returns the bytes that all below a directory takes on disk, as `du` counts them."""
     blocks: dict[tuple[int, int], int] = {}
     for folder, _, files in os.walk(place):
         for path in (folder, *(os.path.join(folder, file) for file in files)):
@@ -75,7 +76,7 @@ def disk_usage(place: Path) -> int:
 
 
 def disk_bound(name: str, cap: int, *, writers: int, largest: int, entries: int) -> int:
-    """Returns the documented bound of `disk_usage`: of files or of the map, and what is fixed."""
+    """Returns the documented limit of `disk_usage` for a backend: its values and its other files."""
     if is_lmdb(name):
         return max(2 * cap, SMALLEST_MAP) + READERS + FIXED
     files = int((cap + writers * largest) * 1.02)
@@ -83,7 +84,7 @@ def disk_bound(name: str, cap: int, *, writers: int, largest: int, entries: int)
 
 
 def held_locks(place: Path, name: str) -> int:
-    """Returns how many of a cache's locks somebody holds."""
+    """Returns how many of a backend's locks are held by any process."""
     ranges = [(number, 1) for number in range(2)]
     path = place / name / "lock"
     if not is_lmdb(name):
@@ -93,11 +94,11 @@ def held_locks(place: Path, name: str) -> int:
         return sum(is_locked(file, start, length) for start, length in ranges)
 
 
-# -- entries that tell damage ----------------------------------------------------------------------
+# -- entries that show damage ----------------------------------------------------------------------
 
 
 def sealed(number: int, version: int, size: int) -> Entry:
-    """Returns an entry that `is_whole` can tell from any other; half of it can't be compressed."""
+    """Returns an entry that `is_whole` can distinguish from others; half of it is incompressible."""
     return Entry(
         {"cubin": _body(number, version, size)},
         {"number": number, "version": version, "size": size},
@@ -105,7 +106,7 @@ def sealed(number: int, version: int, size: int) -> Entry:
 
 
 def is_whole(number: int, found: Entry) -> bool:
-    """Tells whether `found` is an entry that `sealed` made for this number, and all of it."""
+    """Returns whether `found` is an undamaged entry that `sealed` made for `number`."""
     about = found.metadata
     version, size = about.get("version"), about.get("size")
     return (
@@ -117,7 +118,7 @@ def is_whole(number: int, found: Entry) -> bool:
 
 
 def has(engine: CacheEngine, number: int) -> bool:
-    """Tells whether there is an entry for this number, which must be whole then."""
+    """Returns whether the engine has an entry for `number`, and asserts that it is undamaged."""
     found = engine.get(key(number))
     assert found is None or is_whole(number, found), f"entry {number} is wrong"
     return found is not None
@@ -146,7 +147,7 @@ def mount(place: Path, *options: str) -> None:
 
 @contextmanager
 def mounted(place: Path, *options: str) -> Iterator[Path]:
-    """Mounts at `place`, for the block; skips the test where that is not possible."""
+    """Mounts a file system at `place` for the block, or skips the test if that is not possible."""
     place.mkdir(exist_ok=True)
     mount(place, *options)
     try:
@@ -156,7 +157,7 @@ def mounted(place: Path, *options: str) -> Iterator[Path]:
 
 
 def put_all(engine: CacheEngine, numbers: Iterable[int], version: int, size: int) -> None:
-    """Puts an entry for each of these numbers."""
+    """Puts an entry of `sealed` for each of these numbers."""
     for number in numbers:
         assert engine.put(key(number), sealed(number, version, size))
 
@@ -168,14 +169,15 @@ def put_all(engine: CacheEngine, numbers: Iterable[int], version: int, size: int
 def stopped(
     work: Callable[[Callable[[], None]], object], then: signal.Signals = signal.SIGCONT
 ) -> Iterator[int]:
-    """Runs `work` in a child, which stops where it calls its argument.
+    """Runs `work` in a child, and yields the child's pid when the child has stopped.
 
-    After the block it goes on to its end, or is killed.
+    `work` gets a function that stops the child. After the block, the signal `then` is sent to it:
+    the child continues to its end, or is killed.
     """
     pid = fork(lambda: work(lambda: os.kill(os.getpid(), signal.SIGSTOP)), limit=600)
     try:
         _, status = os.waitpid(pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status), f"it ended instead: {status}"
+        assert os.WIFSTOPPED(status), f"the child ended instead of stopping: {status}"
         yield pid
     finally:
         os.kill(pid, then)
@@ -183,13 +185,13 @@ def stopped(
 
 
 def make_socket(path: Path) -> None:
-    """Leaves the file of a socket, whose own path has to be short."""
+    """Makes the file of a socket. `bind` gets only its name, because the argument must be short."""
     with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:
         made.bind(path.name)
 
 
 def fill(disk: Path, *, leave: int = 0) -> Path:
-    """Fills a file system but for `leave` bytes; returns the file that does."""
+    """Fills a file system except for `leave` bytes; returns the file that fills it."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Stepper: does something at the n-th line of an operation, in the frames of the files that matter."""
+"""Stepper: calls a function at the n-th line of an operation, counted only in certain files."""
 
 import sys
 from collections.abc import Callable
@@ -7,14 +7,14 @@ from typing import Any
 
 
 class Stepper:
-    """Runs an action at the n-th point; each object is for one run.
+    """Calls a function at the n-th point of an operation. An object can be used for one run.
 
-    A point is a line, or the entry to or the return from a function.
+    A point is a line, or the entry to a function, or the return from a function.
 
     Args:
-        number: of the point, from 0; -1 only counts them.
-        action: what to do there.
-        files: parts of the paths of the files whose frames matter.
+        number: number of the point, from 0. With -1, the points are only counted.
+        action: the function to call at the point.
+        files: parts of paths. Only points in files whose paths contain one of them are counted.
     """
 
     def __init__(self, number: int, action: Callable[[], object], files: tuple[str, ...]) -> None:

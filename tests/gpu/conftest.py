@@ -1,6 +1,6 @@
-"""A device, a stream, and numpy arrays in device memory, by cuda.core alone.
+"""Fixtures: a device, a stream, and numpy arrays in device memory, by cuda.core alone.
 
-Every module here is marked `gpu`; `tests/conftest.py` skips what is, where there is no GPU.
+Every module in this folder is marked `gpu`. `tests/conftest.py` skips such tests if there is no GPU.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from kcache.util.cuda_driver import driver_version, open_library
 
 
 class Gpu:
-    """Device 0, current, with a stream of its own."""
+    """Device 0, which is made current, and a stream on it."""
 
     def __init__(self) -> None:
         import numpy
@@ -29,7 +29,7 @@ class Gpu:
         self.capability = 10 * major + minor
 
     def upload(self, array: Any) -> Any:
-        """Returns a cuda.core Buffer in device memory with the bytes of an array."""
+        """Copies an array into device memory; returns the cuda.core Buffer."""
         host = self._pinned.allocate(array.nbytes)
         self._bytes(host)[:] = self.numpy.frombuffer(array.tobytes(), "u1")
         buffer = self.device.allocate(array.nbytes, stream=self.stream)
@@ -38,7 +38,7 @@ class Gpu:
         return buffer
 
     def download(self, buffer: Any, dtype: str) -> Any:
-        """Returns a buffer's content, after everything in the current context is done."""
+        """Waits for all work of the current context, then returns the content of a buffer."""
         assert open_library().cuCtxSynchronize() == 0
         host = self._pinned.allocate(buffer.size)
         buffer.copy_to(host, stream=self.stream)
@@ -58,11 +58,11 @@ def gpu() -> Gpu:
 
 @pytest.fixture
 def arch(gpu: Gpu, nvrtc: tuple[int, int]) -> str:
-    """The device's architecture; skips where this NVRTC doesn't know it."""
+    """The device's architecture. The test is skipped if this NVRTC does not support it."""
     from kcache.nvrtc.compiler import hello
 
     if gpu.capability not in hello().archs:
-        pytest.skip(f"NVRTC {nvrtc} does not know sm_{gpu.capability}")
+        pytest.skip(f"NVRTC {nvrtc} does not support sm_{gpu.capability}")
     driver = driver_version() or (0, 0)
     if driver[0] < nvrtc[0]:
         pytest.skip(f"the driver is for CUDA {driver[0]}, NVRTC is of CUDA {nvrtc[0]}")
@@ -71,7 +71,7 @@ def arch(gpu: Gpu, nvrtc: tuple[int, int]) -> str:
 
 @pytest.fixture
 def jit(nvrtc: tuple[int, int]) -> None:
-    """Skips where the driver is older than NVRTC: it does not compile newer PTX."""
+    """Skips the test if the driver is older than NVRTC, because it can't compile newer PTX."""
     driver = driver_version() or (0, 0)
     if driver < nvrtc:
         pytest.skip(f"the driver is for CUDA {driver}, older than NVRTC {nvrtc}")

@@ -1,7 +1,7 @@
-"""Operations: what the guard measures, each prepared so that one call does nothing but itself.
+"""Operations: the operations whose system calls the guard counts, prepared so that one call is one.
 
-Run as a program, it does each operation a few times, and then once more between two marks that
-strace sees.
+Run as a program, this module does each operation three times, and then three more times, each
+between two marks that strace records.
 """
 
 import itertools
@@ -15,13 +15,14 @@ import kcache
 from kcache.entry import encode
 from kcache.nvrtc import files
 
-#: Looked at before and after an operation, to be found among the system calls: nothing is there.
+#: A path that does not exist. A stat below it, before and after an operation, marks the operation
+#: among the system calls.
 MARK = "/kcache-guard"
 PAYLOAD = 100 << 10
 #: How many headers the kernel with headers reads.
 HEADERS = 5
 KERNEL = 'extern "C" __global__ void k(int* out) {{ *out = {}; }}\n'
-#: A payload that does not compress, as machine code hardly does: the digests of numbers.
+#: An incompressible payload, made of digests of numbers. Machine code hardly compresses, either.
 _NOISE = b"".join(bytes.fromhex(kcache.hash_source(str(n))) for n in range(2 * PAYLOAD // 32))
 
 Operation = Callable[[], object]
@@ -32,7 +33,7 @@ def key(number: int | str) -> str:
 
 
 def entry(size: int = PAYLOAD, number: int = 0) -> kcache.Entry:
-    """Returns an entry with `size` bytes of payload, other ones for each number up to 100 Ki."""
+    """Returns an entry with `size` bytes of payload, which differ for each number up to 100 Ki."""
     metadata = {"kind": "kernel", "compile_seconds": 1.0}
     return kcache.Entry({"cubin": _NOISE[number : number + size]}, metadata)
 
@@ -47,7 +48,7 @@ def headers_in(folder: Path) -> str:
 
 
 def _engine(place: Path, backend: str) -> Iterator[tuple[str, Operation]]:
-    """Operations of an engine among the entries of `fill`."""
+    """Yield the name of each operation of an engine, and the operation, in a folder from `fill`."""
 
     def opened(memory: int = 0) -> kcache.CacheEngine:
         return kcache.open_engine(place, backend=backend, max_size=1 << 30, memory_size=memory)
@@ -73,7 +74,10 @@ def _engine(place: Path, backend: str) -> Iterator[tuple[str, Operation]]:
 
 
 def fill(place: Path, backend: str, count: int) -> None:
-    """Makes a cache of `count` entries; files are written straight to their places, which is faster."""
+    """Makes a cache of `count` entries.
+
+    For the backend `file`, most files are written without the backend, which is faster.
+    """
     plain = backend == "file"
     with (
         kcache.open_engine(place, backend=backend, max_size=1 << 30) as engine,
@@ -81,15 +85,15 @@ def fill(place: Path, backend: str, count: int) -> None:
     ):
         for number in range(min(count, 256) if plain else count):
             assert engine.put(f"{number % 256:02x}" + key(number)[2:], entry(64))
-    if plain:  # without its counters, it finds out by itself what is there
+    if plain:  # without the file of counters, the backend counts the entries itself
         os.unlink(place / "file/counters")
         for name in map(key, range(256, count)):
             (place / "file" / name[:2] / name).write_bytes(encode(name, entry(64)))
 
 
 def _kernels(place: Path, stack: ExitStack) -> Iterator[tuple[str, Operation]]:
-    """Hits of kernels, from memory and from files."""
-    files.FRESH_NS = -(1 << 62)  # type: ignore[misc]  # the headers are trusted at once
+    """Yield hits of kernels, from memory and from files, and a lookup that misses."""
+    files.FRESH_NS = -(1 << 62)  # type: ignore[misc]  # stamps of new headers are trusted at once
     source = headers_in(place / "inc")
     options = kcache.CompileOptions(arch="sm_80", include_paths=[place / "inc"])
     for name, text in (("", KERNEL.format(7)), (", headers", source)):
@@ -112,14 +116,14 @@ def _mark(name: str) -> None:
 
 
 def main(folder: str, what: str) -> None:
-    """Do the operations of a backend in a filled folder, or those with kernels in an empty one."""
+    """Do the operations of a backend in a filled folder, or those of `kernels` in an empty one."""
     with ExitStack() as stack:
         place = Path(folder)
         operations = _kernels(place, stack) if what == "kernels" else _engine(place, what)
         for name, operation in operations:
             for _ in range(3):
                 operation()
-            for _ in range(3):  # one of them may write statistics, which become due
+            for _ in range(3):  # one of the three may also write statistics
                 _mark(f"begin {name}")
                 operation()
                 _mark("end")

@@ -1,8 +1,8 @@
-"""Compiles Triton kernels for sm_90 without a GPU; prints a digest of each, and the counts.
+"""Compiles Triton kernels for sm_90 without a GPU; prints a digest of each, and the cache's counts.
 
     python triton_kernels.py FIRST COUNT
 
-The class that `TRITON_CACHE_MANAGER` names is the cache.
+The cache is of the class that `TRITON_CACHE_MANAGER` names.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""nvcc from wheels, a service to answer its starts, and what nvcc alone would have made."""
+"""Fixtures: nvcc from wheels, and a daemon that answers starts of nvcc."""
 
 import os
 import re
@@ -17,7 +17,8 @@ from kcache.dropin import run_environment as env
 if sys.platform != "linux":
     pytest.skip("the drop-in needs Linux", allow_module_level=True)
 
-#: What differs between two runs of nvcc alone: names of process ids, times and random numbers.
+#: Matches names with a process id, a time or a random number, which differ between two runs of nvcc
+#: without a cache.
 _MADE_UP = re.compile(
     rb"tmpxft_[0-9a-f]{8}_[0-9a-f]{8}|_[0-9a-f]{8}(?=_\d+_\w+_cu_)|_cu_[0-9a-f]{8}_\d+|(?<=_cu_)[0-9a-f]{8}"
 )
@@ -33,7 +34,7 @@ void launch(int* p) { kernel<<<1, 32>>>(p); }
 
 @pytest.fixture(scope="session")
 def wheels() -> Path:
-    """The folder of the wheels' toolkit."""
+    """The folder in which wheels have installed a CUDA toolkit; skips the test if there is none."""
     for folder in map(Path, sys.path):
         if (folder / "nvidia/cu13/bin/nvcc").is_file():
             return folder / "nvidia/cu13"
@@ -41,7 +42,7 @@ def wheels() -> Path:
 
 
 def toolkit(wheels: Path, folder: Path) -> Path:
-    """Makes a toolkit as an installation has it; its files are links, to be replaced only."""
+    """Makes a CUDA toolkit with the usual layout. Its files are links: tests may only replace them."""
     for name in ("bin", "lib", "nvvm/bin"):
         (folder / name).mkdir(parents=True)
         for path in (wheels / name).iterdir():
@@ -70,7 +71,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Service:
-    """A service with a cache of its own, and clients that ask it."""
+    """A daemon with a cache of its own, and clients that connect to it."""
 
     def __init__(self, folder: Path, libraries: Path, nvcc: Path) -> None:
         self.nvcc = nvcc
@@ -97,14 +98,14 @@ class Service:
     def run(
         self, *arguments: object, program: Path | None = None, **more: Any
     ) -> subprocess.CompletedProcess[bytes]:
-        """Start nvcc by the client."""
+        """Run nvcc by the client, which connects to the daemon."""
         more = {env.SOCKET: self.socket, **more}
         return self.start(self.client, program or self.nvcc, *arguments, **more)
 
     def alone(
         self, *arguments: object, program: Path | None = None, **more: Any
     ) -> subprocess.CompletedProcess[bytes]:
-        """Start nvcc itself."""
+        """Run nvcc itself, without kcache."""
         return self.start(program or self.nvcc, *arguments, **more)
 
     def kcache(self, *arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -114,7 +115,7 @@ class Service:
     def start(
         self, *command: object, cwd: Path | None = None, text: bool = False, **variables: str | None
     ) -> subprocess.CompletedProcess[Any]:
-        """Run a program to its end; None as a variable's value removes it."""
+        """Run a program to its end. A variable whose value is None is removed."""
         changed = {**self.environment, **variables}
         environment = {name: value for name, value in changed.items() if value is not None}
         words = [*map(str, command)]
@@ -123,7 +124,7 @@ class Service:
         )
 
     def begin(self, *arguments: str, cwd: Path, **how: Any) -> subprocess.Popen[bytes]:
-        """Start nvcc by the client, and do not wait for its end."""
+        """Start nvcc by the client, and return without waiting for its end."""
         environment = {**self.environment, env.SOCKET: self.socket}
         command = [self.client, self.nvcc, *arguments]
         return subprocess.Popen(command, cwd=cwd, env=environment, **how)
@@ -152,7 +153,7 @@ def write_project(folder: Path) -> Path:
 
 
 def written(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Returns the files below a folder that no project has from the start, with their modes."""
+    """Returns the mode and the content of each file below a folder, by its path."""
     return {
         path.relative_to(folder).as_posix(): (path.stat().st_mode, path.read_bytes())
         for path in sorted(folder.rglob("*"))
@@ -161,5 +162,5 @@ def written(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def comparable(content: bytes) -> bytes:
-    """Returns a file without what differs between two runs of nvcc alone."""
+    """Returns the content of a file without the parts that differ between two runs of nvcc."""
     return _MADE_UP.sub(b"?", content)

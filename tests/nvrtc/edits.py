@@ -1,4 +1,4 @@
-"""Edits: a tree of headers is compiled once, and each edit of it decides whether that is a hit."""
+"""Edits: compiles with a tree of headers once, and checks after which edits there is a hit."""
 
 import os
 import shutil
@@ -12,13 +12,13 @@ from nvrtc.reference import KERNEL, PTX, agree, next_tick
 import kcache
 from kcache.nvrtc import files
 
-#: A path, and what is there: a text, "/" (a folder), "-> PATH" (a link), "= PATH" (a hard link), or
-#: None (nothing).
+#: Maps paths to what is there: a file with this text, a folder ("/"), a symbolic link ("-> PATH"),
+#: a hard link ("= PATH"), or nothing (None).
 Tree = Mapping[str, str | None]
 
 
 class Case(NamedTuple):
-    """A tree, a source, and edits: after one of `misses` the kernel is another, after `hits` not."""
+    """A source, a tree, and edits of it. One of `misses` changes the kernel; none of `hits` does."""
 
     lines: str
     files: Tree
@@ -34,10 +34,10 @@ class Case(NamedTuple):
 
 
 def lay(top: Path, tree: Tree) -> None:
-    """Make a folder hold a tree, and nothing else; every file is a new one."""
+    """Make a folder contain a tree and nothing else. Every file is made anew."""
     for path in top.iterdir():
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    next_tick()  # within one tick of the clock, stamps could be the same
+    next_tick()  # within one tick of the clock, old and new files could have the same stamp
     for name, what in tree.items():
         _put(top / name, what)
 
@@ -57,10 +57,16 @@ def _put(path: Path, what: str | None) -> None:
 
 
 def check(cache: kcache.KernelCache, top: Path, name: str, case: Case) -> None:
-    """Compile once, and look up after each edit and after it was taken back.
+    """Compile a case once, and look it up after each edit and after each edit is undone.
 
-    Twice: as it is, and with all stamps trusted. What the last miss gives is compared with a bare
-    compile, too. `top` is the working directory, and `{tree}` stands for it; `name` is the case's.
+    This is done twice: with the usual rules, and with the stamps of new files trusted at once. After
+    the last of `misses`, the kernel is also compared with that of a compile without a cache.
+
+    Args:
+        cache: the cache.
+        top: the working directory. In the texts of the case, `{tree}` stands for it.
+        name: name of the case.
+        case: the case.
     """
 
     def at_home(text: str) -> str:

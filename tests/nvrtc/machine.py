@@ -1,14 +1,14 @@
-"""Random include trees under random edits, compared after each step with a fresh compile.
+"""Machine: edits a random include tree, and compares cache and compiler after each step.
 
-A program of its own, since what a compile that fails does to NVRTC lasts as long as the process.
-`python -m nvrtc.machine MODE SEED STEPS FOLDER` prints one line of JSON with what was counted, or
-ends with the steps that led to a failure. Modes:
+This is a program of its own, because a compile that fails changes NVRTC until the process ends.
+`python -m nvrtc.machine MODE SEED STEPS FOLDER` prints one line of JSON with counts, or fails and
+prints the steps that led to the failure. The modes are:
 
-*plain*: as it comes. *trust*: what a file holds is believed by its status at once, not after two
-seconds; each stamp in the manifests on disk must have been that of a file when it had the digest
-beside it.
-*together*: after each step three threads and a process ask at the same
-time for kernels, some of them with debug information, for link time, or such as do not compile.
+*plain*: with the usual rules.
+*trust*: the stamp of a file is trusted at once, not only after two seconds. For each stamp and digest
+in the manifests on disk, a file must have had this digest when it had this stamp.
+*together*: after each step, three threads and a process request kernels at the same time: some with
+debug information, some for link time, and some that do not compile.
 """
 
 import contextlib
@@ -33,7 +33,8 @@ from kcache.nvrtc.entries import MANIFEST, look_into
 from kcache.nvrtc.manifest import Manifest
 
 MODES = ("plain", "trust", "together")
-#: A manifest keeps 16 dependency sets; a run must not store more, or older ones are rightly forgotten.
+#: A run stores fewer than the 16 dependency sets that a manifest can have. Otherwise, the oldest
+#: ones would rightly be lost.
 MOST_STORED = 14
 
 
@@ -51,11 +52,11 @@ class Run:
         os.chdir(top)
         self.world = World(top, self.chance)
         self.cache = self.open()
-        #: States that were compiled, and where.
+        #: The states of the tree that were compiled, and the directories where that was done.
         self.states: dict[str, set[str]] = {}
         self.stored = 0
         self.refusal = ""
-        #: Stamp of a file -> the digest that it had under it.
+        #: Maps the stamps of files to the digests that the files had when they had these stamps.
         self.history: dict[files.Stamp, bytes] = {}
 
     def open(self) -> kcache.KernelCache:
@@ -72,7 +73,7 @@ class Run:
                 self.stored = 0
                 self.states.clear()
             if self.mode == "trust":
-                next_tick()  # otherwise two changes within one tick would not show
+                next_tick()  # two changes within one tick could have the same stamp
             if self.refusal and self.chance.random() < 0.8:
                 self.log.append(f"heal {self.world.heal(self.refusal)}")
             else:
@@ -101,7 +102,7 @@ class Run:
                 assert known == digest, "two contents under one stamp: the test itself is wrong"
 
     def check_stamps(self) -> None:
-        """Assert that no stamp on disk stands beside another file's digest."""
+        """Assert that each stamp in the manifests is stored with the digest that belongs to it."""
         if self.mode != "trust":
             return
         with kcache.open_engine(self.folder / "cache") as engine:
@@ -120,10 +121,10 @@ class Run:
             ):
                 if any(stamp):
                     self.counts["stamps"] += 1
-                    assert self.history[stamp] == digest, "a stamp beside another's digest"
+                    assert self.history[stamp] == digest, "a stamp is stored with a wrong digest"
 
     def check(self) -> None:
-        """Assert that cache and compiler agree, and that what is known is a hit."""
+        """Assert that the cache and the compiler agree, and that a state seen before is a hit."""
         world = self.world
         options = world.options()
         arguments: dict[str, Any] = {"headers": world.headers, "source_name": world.source_name}
@@ -144,7 +145,7 @@ class Run:
         state = world.state()
         if state in self.states:
             self.counts["seen before"] += 1
-            # A kernel that reaches a header in two ways may be good for its location alone.
+            # If a kernel includes a header by two paths, it may only be valid at its own location.
             moved = str(world.top) not in self.states[state]
             self.counts["moved"] += moved
             self.counts["moved and hit"] += moved and kernel.cached
@@ -152,7 +153,7 @@ class Run:
         self.states.setdefault(state, set()).add(str(world.top))
 
     def check_together(self) -> None:
-        """Assert the same of kernels that threads and a process ask for at the same time."""
+        """Assert that they agree when threads and a process request kernels at the same time."""
         world = self.world
         kinds: list[dict[str, Any]] = [{}, {"debug": True}, {"lto": True}, {"arch": "sm_90"}]
         arguments: dict[str, Any] = {"headers": world.headers, "source_name": world.source_name}

@@ -1,4 +1,4 @@
-"""What the tests compare with: NVRTC called directly, and processes of their own."""
+"""Reference: compiles with NVRTC without kcache, for comparison with what kcache returns."""
 
 import functools
 import json
@@ -38,7 +38,7 @@ extern "C" __global__ void rel(S s, float* o, int n)
 
 
 class Fresh(NamedTuple):
-    """What a plain compile gave; `log` alone if it failed."""
+    """The result of a compile without kcache. If the compile failed, only the log is set."""
 
     ptx: bytes | None
     cubin: bytes | None
@@ -66,10 +66,10 @@ def compile_fresh(
     headers: Mapping[str, str] | None = None,
     source_name: str = "kernel.cu",
 ) -> Fresh:
-    """Compile with plain `cuda.bindings.nvrtc`, in a process that gives what a new one gives.
+    """Compile with `cuda.bindings.nvrtc` alone; the result is that of a new process.
 
-    That is this one, as long as it compiles with nothing but options that are known to leave
-    nothing behind; for all others it is a new one.
+    If all options are known to have no effect on later compiles, this process compiles, else a new
+    process does. An equal compile that reads no files is not repeated.
     """
     if not are_harmless(parse_options(flags)):
         return compile_clean(source, flags, names=names, headers=headers, source_name=source_name)
@@ -81,7 +81,7 @@ def compile_fresh(
 
 
 def _is_alone(source: str, flags: Sequence[str], headers: Mapping[str, str] | None) -> bool:
-    """Tell whether nothing but the arguments decides: no directive, no macro of the compiler's."""
+    """Return whether a compile depends on its arguments alone: on no file and no macro of NVRTC."""
     told = any(name in flag for flag in flags for name in ("include", "-I", "__"))
     return not (headers or told or re.search(r"#|%:|\?\?|\\\n|__[A-Z]|_Pragma", source))
 
@@ -94,7 +94,7 @@ def _compile_once(
     source_name: str,
     _surroundings: tuple[object, ...],
 ) -> Fresh:
-    """Compile, unless this process has compiled the same before."""
+    """Compile, or return the result of an equal compile that this process has done before."""
     return _compile(source, flags, names, {}, source_name)
 
 
@@ -107,7 +107,7 @@ def compile_clean(
     source_name: str = "kernel.cu",
     env: Mapping[str, str] | None = None,
 ) -> Fresh:
-    """Compile with plain `cuda.bindings.nvrtc` in a process that has compiled nothing before."""
+    """Compile with `cuda.bindings.nvrtc` alone, in a process that has compiled nothing before."""
     request = [source, list(flags), list(names), dict(headers or {}), source_name]
     asked = json.dumps([{**os.environ, **(env or {})}, _here(), request])
     with _ASKING:
@@ -122,7 +122,7 @@ def compile_clean(
 
 
 def _here() -> str:
-    """Return the working directory; nothing if it is gone."""
+    """Return the working directory, or an empty text if it no longer exists."""
     with suppress(FileNotFoundError):
         return os.getcwd()
     return ""
@@ -133,9 +133,9 @@ _ASKING = threading.Lock()
 
 @functools.cache
 def _server(_pid: int) -> subprocess.Popen[str]:
-    """Return a process that has imported the bindings and loaded no compiler; it ends with this one.
+    """Return a process that forks a child for each compile. It ends when this process ends.
 
-    It forks for each compile, which saves the import.
+    It has imported the bindings and not loaded NVRTC, so no child has to import them.
     """
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command = [sys.executable, os.path.abspath(__file__)]
@@ -143,7 +143,7 @@ def _server(_pid: int) -> subprocess.Popen[str]:
 
 
 def _serve() -> None:
-    """Answer what `compile_clean` asks, each time from a new child."""
+    """Answer the requests of `compile_clean`, each in a new child."""
     import cuda.bindings.nvrtc  # noqa: F401
 
     for line in sys.stdin:
@@ -207,7 +207,10 @@ def agree(
     source_name: str = "kernel.cu",
     extra_key: bytes = b"",
 ) -> kcache.CompiledKernel | None:
-    """Ask the cache, and assert that a fresh compile gives the same; None if both refuse."""
+    """Return the cache's kernel, and assert that a fresh compile gives the same outputs.
+
+    Returns None if the source compiles neither with the cache nor without it.
+    """
     expected = compile_fresh(
         source, options.flags(), names=names, headers=headers, source_name=source_name
     )
@@ -230,7 +233,7 @@ def agree(
 
 
 def agreed(*args: Any, **kwargs: Any) -> kcache.CompiledKernel:
-    """`agree`, where the source compiles."""
+    """Do the same as `agree`, and assert that the source compiles."""
     kernel = agree(*args, **kwargs)
     assert kernel is not None
     return kernel
@@ -243,7 +246,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def next_tick() -> None:
-    """Wait until a file that is written gets another time."""
+    """Wait until the clock of file times has ticked, so that a file gets another time."""
     before = time.clock_gettime_ns(5)
     while time.clock_gettime_ns(5) == before:
         pass

@@ -1,4 +1,4 @@
-"""What the tests of workers share: one worker to talk to, and what it is asked."""
+"""Talk: helpers of the tests of workers: a worker process, requests to it, and its replies."""
 
 import os
 from collections.abc import Generator, Mapping, Sequence
@@ -53,7 +53,7 @@ def ask(
 
 @contextmanager
 def worker(path: str | None = None) -> Generator[WorkerProcess]:
-    """Have a new worker."""
+    """Yield a new worker process, which is ended after the block."""
     process = WorkerProcess(path or library.require().path)
     try:
         process.start(environment.variables())
@@ -63,7 +63,7 @@ def worker(path: str | None = None) -> Generator[WorkerProcess]:
 
 
 def fresh_of(reply: Reply) -> Fresh:
-    """Return what a worker made in the form of what a plain compile gives."""
+    """Return the reply of a worker in the form in which `compile_fresh` returns its result."""
     made = reply.artifact
     log = (made.raw_log or b"").decode(errors="replace").strip("\0 \n")
     if reply.status != Status.COMPILED:
@@ -93,7 +93,7 @@ def used(pid: int) -> float:
 
 
 def child(what: tuple[str, int]) -> bool:
-    """Runs in a process of `multiprocessing`."""
+    """Return whether a cache has a kernel. This function runs in a process of `multiprocessing`."""
     place, number = what
-    with KernelCache(place) as cache:  # nothing is compiled in a process that was forked so
+    with KernelCache(place) as cache:
         return cache.get_or_compile(KERNEL.replace("V", str(number)), (), ARCH).cached

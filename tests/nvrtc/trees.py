@@ -1,4 +1,4 @@
-"""World: a random include tree, what can happen to it, and a request that reads it."""
+"""World: a random include tree, random edits of it, and a request that includes its headers."""
 
 import os
 import random
@@ -32,7 +32,7 @@ def defined(name: str, value: object) -> str:
 
 
 class Writer:
-    """Writes random text of headers and of a source."""
+    """Writes random headers and a random source."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -113,7 +113,7 @@ class Writer:
 
 
 class World:
-    """A folder with headers, what can happen to it, and a request that reads it."""
+    """A folder with headers, random edits of it, and a request that includes the headers."""
 
     def __init__(self, top: Path, chance: random.Random) -> None:
         self.top = top
@@ -148,7 +148,7 @@ class World:
         self.history.setdefault(path, []).append(text)
         try:
             write(self.top / path, text)
-        except OSError:  # a link into a folder that is gone, or in a circle
+        except OSError:  # the path is a link into a missing folder, or a circle of links
             (self.top / path).unlink()
             write(self.top / path, text)
 
@@ -157,7 +157,7 @@ class World:
         return sorted(str(path.relative_to(self.top)) for path in found)
 
     def state(self) -> str:
-        """Return all that a compile of the request can depend on, as text."""
+        """Return everything that a compile of the request can depend on, as text."""
         inodes: dict[int, int] = {}
         found: list[object] = [self.paths, self.absolute, sorted(self.headers.items()), self.extra]
         for where in self.files():
@@ -172,7 +172,7 @@ class World:
     # -- edits -----------------------------------------------------------------------------------
 
     def step(self) -> str:
-        """Do one random thing; return it in words."""
+        """Do one random edit; return a description of it."""
         edits = [self.change] * 4 + [self.revert] * 6 + [self.shadow] * 3 + [self.appear] * 3
         edits += [self.disappear] * 2 + [self.move] * 2 + [self.delete, self.touch, self.secret]
         edits += [self.rename, self.link, self.link, self.hard_link, self.copy, self.swap_folders]
@@ -230,7 +230,7 @@ class World:
         return path
 
     def secret(self) -> str:
-        """Change a file in place, and put its times back; its size stays."""
+        """Change a file in place without changing its size, and restore its times."""
         path = self.any_file()
         file = self.top / path
         if file.is_file():
@@ -246,7 +246,7 @@ class World:
         return path
 
     def _place_for(self, target: str) -> Path | None:
-        """Return a free place for another file of the name of `target`, if that is there."""
+        """Return a free path for another file with the name of `target`, if that file exists."""
         path = self.top / self.chance.choice(FOLDERS) / self.named(target)[0]
         if path == self.top / target or not (self.top / target).is_file():
             return None
@@ -283,7 +283,7 @@ class World:
         return f"{one} {two}"
 
     def no_links(self) -> str:
-        """Every link becomes a copy, as an archive would unpack it."""
+        """Replace every link by a copy, as unpacking an archive does."""
         for path in map(self.top.joinpath, self.files()):
             if path.exists() and (path.is_symlink() or path.stat().st_nlink > 1):
                 text = path.read_text()
@@ -292,7 +292,7 @@ class World:
         return ""
 
     def move(self) -> str:
-        """Move the whole tree elsewhere."""
+        """Move the whole tree to another directory."""
         self.places += 1
         to = self.top.with_name(f"tree{self.places % 3}" + "x" * (self.places % 2))
         os.chdir("/")
@@ -305,7 +305,7 @@ class World:
         return ""
 
     def heal(self, log: str) -> str:
-        """Make the header that the compiler did not find."""
+        """Make the header that the compiler did not find according to `log`, or revert a change."""
         match = re.search(r'cannot open source file "([^"]+)"', log)
         if match is None or match[1].startswith("/"):
             return self.revert()

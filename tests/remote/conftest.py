@@ -1,4 +1,4 @@
-"""Fixtures: the servers, each started once for the tests of a process."""
+"""Fixtures: servers, each of which is started once for all tests of a process."""
 
 import os
 import socket
@@ -16,7 +16,7 @@ from kcache.remote.storage import Storage
 
 @pytest.fixture(autouse=True)
 def _no_clients_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the proxies of whoever runs the tests, and with credentials of the tests' own."""
+    """Remove the user's proxies from the environment, and set credentials for the tests."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -36,7 +36,7 @@ def hosts(
 
 @pytest.fixture
 def store() -> Iterator[Open]:
-    """Opens clients of addresses, and closes them after the test."""
+    """A function that opens the client of an address, which is closed after the test."""
     with ExitStack() as stack:
 
         def opens(url: str, more: str = NO_HURRY) -> Storage:
@@ -47,7 +47,7 @@ def store() -> Iterator[Open]:
 
 
 def _for_the_session(start: Callable[[Path], AbstractContextManager[object]]) -> object:
-    """Returns a fixture: a server that is started once, in a folder of its own."""
+    """Returns a fixture for a server that is started once, in a folder of its own."""
 
     @pytest.fixture(scope="session")
     def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
@@ -65,7 +65,7 @@ s3 = _for_the_session(servers.s3)
 
 @pytest.fixture
 def server() -> Iterator[RawServer]:
-    """A server; yields its port, what it sends, and what it was asked."""
+    """A server: its port, a list for the answer to send, and the requests that it has received."""
     answers: list[bytes] = []
     asked: list[bytes] = []
 
@@ -73,7 +73,7 @@ def server() -> Iterator[RawServer]:
         asked.append(client.recv(1 << 16))
         client.sendall(answers[0])
         client.shutdown(socket.SHUT_WR)
-        while client.recv(1 << 16):  # or the answer may be lost with a reset
+        while client.recv(1 << 16):  # unread bytes would cause a reset, which may lose the answer
             pass
 
     with answering(answer) as port:

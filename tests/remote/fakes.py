@@ -1,4 +1,4 @@
-"""Remotes in memory, and a service in this process, so that a test can see and break everything."""
+"""Fakes: remotes in memory, and a daemon in this process, which a test can inspect and break."""
 
 import os
 import socket
@@ -20,25 +20,29 @@ from kcache.remote.signing import make_sealer
 from kcache.remote.storage import RemoteTooLong, Storage, Stored, open_storage
 from kcache.util import log
 
-#: No answer on a loaded machine is too slow.
+#: Addresses whose limits are so high that no answer is too slow on a busy machine.
 PATIENT = "http://memory?slow=60&connect_timeout=60&timeout=60"
 LEASES = "redis://memory?leases=1&slow=60&connect_timeout=60&timeout=60"
 
 
-#: The most bytes that a test's client reads, and a value that it stores.
+#: The most bytes that a client reads in a test, and a value to store.
 MOST = 1 << 20
 VALUE = os.urandom(100 << 10)
-#: Long enough for a loaded machine, where a test is not about time.
+#: Timeouts that are long enough for a busy machine, for tests that are not about time.
 NO_HURRY = "connect_timeout=60&timeout=60"
 Open = Callable[..., Storage]
-#: A server of the fixture `server`: its port, what it sends, and what it was asked.
+#: What the fixture `server` yields: a server's port, the answers that it sends, and the requests
+#: that it has received.
 RawServer = tuple[int, list[bytes], list[bytes]]
 HEAD = b"HTTP/1.1 200 OK\r\n"
 SOUND = HEAD + b"Content-Length: 3\r\n\r\nabc"
 
 
 class MemoryClient:
-    """A remote in memory. `trouble` is called before each operation, and may raise or wait."""
+    """A remote in memory. `trouble` is called before each operation, and may raise or wait.
+
+    `answer` is called with each value that is read, and returns the value that the client gets.
+    """
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -90,14 +94,14 @@ class MemoryClient:
 
 
 def manifest(key: str, *sets: bytes) -> bytes:
-    """The envelope of a manifest with dependency sets."""
+    """Return the envelope of a manifest with these dependency sets."""
     payload = {f"set{number}": raw for number, raw in enumerate(sets)}
     return encode(key, Entry(payload, {"kind": "manifest"}))
 
 
 @contextmanager
 def opened(text: str) -> Iterator[Storage]:
-    """The client of an address, which is closed after the block."""
+    """Yield the client of an address, which is closed after the block."""
     client = open_storage(*addresses(text))
     try:
         yield client
@@ -122,7 +126,7 @@ def remote(client: MemoryClient, address: str = PATIENT) -> GuardedStorage:
 def client_at(
     path: str, *remotes: Address, warn: Callable[[str], object] = log.warning_once
 ) -> DaemonClient:
-    """A client of the service at a path, which is not started if it is not there."""
+    """Return a client of the daemon at a path. The client never starts a daemon."""
 
     def found() -> str:
         if not os.path.exists(path):
@@ -134,7 +138,7 @@ def client_at(
 
 @contextmanager
 def service(folder: Path, *remotes: GuardedStorage) -> Iterator[DaemonClient]:
-    """A service in a thread, and a client of it."""
+    """Run a daemon in a thread, and yield a client of it."""
     path = str(folder / "socket")
     served = Server(socket.socket(fileno=bound(path)), path, RemoteDaemon(remotes))
     thread = threading.Thread(target=served.serve, kwargs={"persistent": True})
@@ -150,7 +154,7 @@ def service(folder: Path, *remotes: GuardedStorage) -> Iterator[DaemonClient]:
 
 @contextmanager
 def answering(answer: Callable[[socket.socket], object]) -> Iterator[int]:
-    """A server that does this with each connection, in a thread of its own; yields its port."""
+    """Run a server that calls `answer` with each connection in a thread; yield its port."""
 
     def serve() -> None:
         with suppress(OSError):
@@ -170,7 +174,7 @@ def answering(answer: Callable[[socket.socket], object]) -> Iterator[int]:
 
 
 def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for a condition that has to come true."""
+    """Wait until a condition is true, and assert that it becomes true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come true"

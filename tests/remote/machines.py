@@ -1,4 +1,4 @@
-"""Machines: caches with directories and services of their own, and real remotes between them."""
+"""Machines: caches that have their own directories and daemons, as if on different machines."""
 
 import shutil
 import tempfile
@@ -24,18 +24,18 @@ def of_client(cache: kcache.KernelCache) -> DaemonClient:
 
 
 def service_of(client: DaemonClient) -> dict[str, Any] | None:
-    """Return the status of the service of a client, if there is one."""
+    """Return the status of a client's daemon, or None if it does not run."""
     return status(client.path())
 
 
 def of_remote(cache: kcache.KernelCache, remote: int = 0) -> dict[str, Any]:
-    """What the service of a cache has counted of a remote."""
+    """Return the counts of a remote in the daemon of a cache."""
     return dict(service_of(of_client(cache))["remotes"][remote])
 
 
 def end_services(folder: Path) -> None:
-    """End the services with sockets in a folder, after their uploads."""
-    for path in list(map(str, folder.rglob("remotes-*"))):  # the services remove their folders
+    """End the daemons whose sockets are in a folder, and wait until their uploads are done."""
+    for path in list(map(str, folder.rglob("remotes-*"))):  # daemons remove their folders
         told = status(path)
         if told is not None:
             ask(path, STOP)
@@ -43,7 +43,7 @@ def end_services(folder: Path) -> None:
 
 
 class Machines:
-    """Makes caches, each on a machine of its own: another directory, another service."""
+    """Opens caches as if each were on a machine of its own, with its own directory and daemon."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder = folder
@@ -52,12 +52,12 @@ class Machines:
         self._stack = ExitStack()
 
     def cache(self, name: str, remote: str, **settings: Any) -> kcache.KernelCache:
-        """Open the cache of a machine; the same name has the same directory and service."""
+        """Open the cache of the machine `name`, with the directory and the daemon of this name."""
         folder = self._runtime / name
         folder.mkdir(mode=0o700, exist_ok=True)
         self._monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
         cache = kcache.KernelCache(self._folder / f"cache-{name}", remote=remote, **settings)
-        of_client(cache)  # is made as long as the variable keeps its value
+        of_client(cache)  # the client has to be made before the variable changes
         return self._stack.enter_context(cache)
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
-"""Proxy: a server on loopback that hands on to another one, and does to the answers what it is told.
+"""Proxy: a server on loopback that forwards to another server, and damages or delays the answers.
 
-It knows no protocol, so it serves Redis, HTTP and S3 alike. What it does is a `Faults`, which can be
-exchanged at any time and holds for the next bytes on every connection:
+It has no code for any protocol, so it works for Redis, HTTP and S3. Its attribute `faults` can be
+replaced at any time, and applies to the next bytes on every connection:
 
     with Proxy(("127.0.0.1", port)) as proxy:
-        proxy.faults = Faults(damage=1.0)   # one bit of every piece of an answer
-        ...  # a client of proxy.port
-        proxy.faults = Faults()             # all is well again
+        proxy.faults = Faults(damage=1.0)   # flip one bit of every piece of an answer
+        ...  # use a client of proxy.port
+        proxy.faults = Faults()             # no more faults
 """
 
 import random
@@ -24,17 +24,19 @@ _PIECE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What a proxy does to what it hands on. Without arguments it does nothing.
+    """The faults that a proxy adds to the bytes that it forwards; by default none.
 
     Attributes:
-        delay: seconds that each piece of an answer waits (a piece is what one `recv` returns).
-        damage: the probability that one bit of a piece of an answer is turned.
-        keep: bytes at the beginning of a piece that are never damaged: status lines and headers.
-        truncate: bytes of the answers of a connection after which it is closed.
-        swap: a request for a key (64 hex digits) asks for the key that was asked for before it.
-        hole: connections are accepted, and nothing ever comes back.
-        refuse: connections are closed (reset) as soon as they are made.
-        drip: answers come a byte at a time, with this many seconds between two of them.
+        delay: seconds by which each piece of an answer is delayed (a piece is what one `recv`
+            returns).
+        damage: the probability that one bit of a piece of an answer is flipped.
+        keep: number of bytes at the beginning of a piece that are never damaged, so that status
+            lines and headers are not.
+        truncate: number of bytes of answers after which a connection is closed.
+        swap: whether the key in a request (64 hex digits) is replaced by the key requested before.
+        hole: whether connections are accepted, but never answered.
+        refuse: whether connections are reset as soon as they are accepted.
+        drip: seconds between two bytes of an answer; if it is 0, bytes are not sent one by one.
     """
 
     delay: float = 0.0
@@ -48,18 +50,18 @@ class Faults:
 
 
 class Proxy:
-    """A TCP proxy on a free port of 127.0.0.1; a context manager that ends every connection.
+    """A TCP proxy on a free port of 127.0.0.1. As a context manager, it closes itself at the end.
 
-    Threads: `faults` may be exchanged by any thread. Each connection has two threads of its own.
+    Threads: any thread may replace `faults`. Each connection has two threads of its own.
 
     Args:
-        upstream: host and port of the server behind it, which need not be there.
+        upstream: host and port of the server to forward to. It need not be running.
     """
 
     def __init__(self, upstream: tuple[str, int]) -> None:
         self.upstream = upstream
         self.faults = Faults()
-        #: How many connections there were.
+        #: How many connections were accepted.
         self.connections = 0
         self._random = random.Random(0)
         self._before: bytes | None = None
@@ -87,7 +89,7 @@ class Proxy:
             thread.join(timeout=30)
 
     def drop(self) -> None:
-        """End every connection that is open now, as a server that is killed does."""
+        """End every open connection, as if the server were killed."""
         with self._lock:
             sockets = list(self._open)
         for each in sockets:
@@ -187,6 +189,6 @@ class Proxy:
 
 
 def _end(connection: socket.socket) -> None:
-    """End a connection in both directions; a thread that reads from it wakes up."""
+    """End a connection in both directions, so that a thread that reads from it wakes up."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

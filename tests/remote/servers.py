@@ -1,4 +1,4 @@
-"""Servers: real ones, started for a test on free ports of 127.0.0.1, and ended with it."""
+"""Servers: starts real servers for a test, on free ports of 127.0.0.1, and ends them after it."""
 
 import os
 import secrets
@@ -18,13 +18,13 @@ from typing import NamedTuple
 import pytest
 from core.helpers import run
 
-#: Seconds until a server that was started has to answer, on a loaded machine.
+#: Seconds that a server may take from its start to its first answer on a busy machine.
 START = 60.0
 
 
 @contextmanager
 def frozen(process: int) -> Iterator[None]:
-    """Stops a process for the block: it has come to a halt when the block begins."""
+    """Stops a process for the block. All its threads have stopped when the block begins."""
     os.kill(process, signal.SIGSTOP)
     try:
         deadline = time.monotonic() + START
@@ -44,7 +44,7 @@ def _state(thread: Path) -> str:
 
 
 def program(name: str, package: str) -> str:
-    """Return the path of a program; skips where it is missing, which CI does not allow."""
+    """Return the path of a program. If it is missing, the test is skipped, or fails in CI."""
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin")
     if found is None:
         missing(f"there is no {name} (Debian: apt-get install {package})")
@@ -52,7 +52,7 @@ def program(name: str, package: str) -> str:
 
 
 def missing(reason: str) -> None:
-    """Skip, or fail where `TEST_REMOTES` says that everything has to be there."""
+    """Skip the test, or fail it if `TEST_REMOTES` is set, because then nothing may be missing."""
     if os.environ.get("TEST_REMOTES"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -105,7 +105,7 @@ def _running(command: list[str], log: Path, **options: object) -> Iterator[subpr
 
 
 class Redis(NamedTuple):
-    """A redis-server."""
+    """A running redis-server."""
 
     port: int
     process: subprocess.Popen[bytes]
@@ -113,7 +113,7 @@ class Redis(NamedTuple):
 
 @contextmanager
 def redis(place: Path, *more: str, port: int | None = None) -> Iterator[Redis]:
-    """Start a redis-server that keeps nothing on disk."""
+    """Start a redis-server that stores nothing on disk."""
     pytest.importorskip("redis", reason="the package redis is missing")
     path = program("redis-server", "redis-server")
     place.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def redis(place: Path, *more: str, port: int | None = None) -> Iterator[Redis]:
 
 @contextmanager
 def redis_cluster(place: Path) -> Iterator[list[Redis]]:
-    """Start six of them as a cluster: three that write, and three copies."""
+    """Start a cluster of six redis-servers: three primaries and three replicas."""
     client = program("redis-cli", "redis-tools")
     with ExitStack() as stack:
         nodes = []
@@ -216,7 +216,7 @@ http {{
 
 @contextmanager
 def nginx(place: Path, more: str = "") -> Iterator[Nginx]:
-    """Start an nginx; `more` goes into its server."""
+    """Start an nginx. `more` is added to the block `server` of its configuration."""
     path = program("nginx", "nginx-light")
     port, tls_port = free_port(), free_port()
     for name in ("files", "tmp"):
@@ -243,7 +243,7 @@ def nginx(place: Path, more: str = "") -> Iterator[Nginx]:
 
 
 def certificate(path: Path, key: Path) -> Path:
-    """Write a certificate for 127.0.0.1 and localhost; return that of the CA which signed it."""
+    """Write a certificate for 127.0.0.1 and localhost; return the path of the CA's certificate."""
     ca, ca_key = path.with_suffix(".ca"), path.with_suffix(".cakey")
     name = "subjectAltName=IP:127.0.0.1,DNS:localhost"
     leaf = ["-addext", name, "-addext", "basicConstraints=CA:FALSE", "-CA", str(ca)]
@@ -266,7 +266,7 @@ def certificate(path: Path, key: Path) -> Path:
 
 
 class S3(NamedTuple):
-    """Moto's server, with a bucket `kernels`."""
+    """A server of Moto, which behaves like S3, with a bucket `kernels`."""
 
     port: int
     process: subprocess.Popen[bytes]
@@ -278,7 +278,7 @@ class S3(NamedTuple):
 
 @contextmanager
 def s3(place: Path) -> Iterator[S3]:
-    """Start a server that answers as S3 does."""
+    """Start a server that behaves like S3."""
     try:
         import moto  # noqa: F401
         import obstore  # noqa: F401

@@ -92,7 +92,10 @@ def warm(
 def read_wanted(
     file: str, archs: tuple[str, ...], stack: contextlib.ExitStack
 ) -> tuple[list[ListedKernel], list[Start]]:
-    """Return what a list has: kernels, and starts of nvcc in directories that `stack` removes."""
+    """Return the kernels and the recorded nvcc commands that `file` lists.
+
+    The commands run in directories that are removed when `stack` is closed.
+    """
     return read_list(file, archs), [start_of(each, stack) for each in read_starts(file)]
 
 
@@ -137,7 +140,7 @@ def _compile(
 
 
 def listed(start: Start) -> ListedKernel:
-    """Return a start of nvcc as a kernel of a list."""
+    """Return an nvcc command in the form of a listed kernel, for messages and JSON."""
     request = start.request
     about = CompileRequest("", (), request.options, source_name=request.source_name)
     return ListedKernel(about, None, request.source_name, (request.key, None))
