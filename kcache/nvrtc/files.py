@@ -199,7 +199,7 @@ class FileDigests:
             paths: the paths of the files.
             digests: the digests of the files in the same order, one after the other.
             stored: the stamp that each file had when its digest was last verified, or `NO_STAMP`.
-            verified: to this list, the present stamp of each file that has its digest is appended.
+            verified: a list to which the present stamp of each unchanged file is appended.
         """
         get, stat_ = self._known.get, os.stat
         for at, path, stamp in zip(itertools.count(0, SIZE), paths, stored, strict=False):

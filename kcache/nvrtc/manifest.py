@@ -134,7 +134,7 @@ class DependencySet:
         Args:
             request: the request, whose location decides where the files are.
             digests: what this process knows about the contents of files.
-            verified: to this list, the stamps of the files that do not differ are appended.
+            verified: a list to which the stamps of the files that do not differ are appended.
 
         Raises:
             CorruptEntryError: the set is malformed.

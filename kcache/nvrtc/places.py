@@ -20,9 +20,9 @@ machine, if the recorded answers hold there and if its *conditions* hold there, 
   nested like this.
 
 There is one limit. A kernel that only *computes* with the letters of a path (its length, a hash, a
-single letter) does not contain the path. If such a kernel is used at another location, it still has
-the letters of the path in its compile. With `relocation="off"`, every kernel is used only at its
-own location. gcc's `-fmacro-prefix-map` and ccache's `base_dir` have the same limit.
+single letter) does not contain the path. If such a kernel is used at another location, its values
+are still those of the location where it was compiled. With `relocation="off"`, every kernel is used
+only at its own location. gcc's `-fmacro-prefix-map` and ccache's `base_dir` have the same limit.
 """
 
 from __future__ import annotations

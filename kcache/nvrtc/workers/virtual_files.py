@@ -95,7 +95,7 @@ class VirtualFiles:
     """The files of one compile: each path has one answer, even if the file changes.
 
     Args:
-        unfollowed: to this list, the questions that can't be recorded are appended, in words.
+        unfollowed: a list to which the questions that can't be recorded are appended, in words.
 
     Attributes:
         answers: path, as the compiler has spelled it -> answer.
