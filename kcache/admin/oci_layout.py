@@ -159,7 +159,7 @@ def _encoded(value: Json) -> bytes:
 def bundle_at(path: str) -> Generator[str]:
     """Yield the path of the bundle that is at `path`, or in the directory at `path`.
 
-    A directory contains a file `kernels.kcb`, or it is an OCI image layout. From a layout, the
+    Such a directory contains a file `kernels.kcb`, or it is an OCI image layout. From a layout, the
     bundle is unpacked into a temporary file, which is removed at the end of the block.
 
     Raises:

@@ -193,12 +193,12 @@ def portable(key: str, entry: Entry, kernels: Collection[str]) -> Entry | None:
 
 
 def missing_part(engine: CacheEngine, item: Item, entry: Entry) -> tuple[str, Entry | None]:
-    """Return how an entry of another cache is imported, and the entry to put, if any.
+    """Return a word for how an entry of another cache is imported, and the entry to put, if any.
 
-    The first is `"added"` if this cache does not have the entry, which is then put as it is. It is
+    The word is `"added"` if this cache does not have the entry, which is then put as it is. It is
     `"merged"` if the entry is a manifest with dependency sets that this cache's manifest does not
-    have; the entry to put is then this cache's manifest with these sets added. Otherwise, it is
-    `"present"`, and nothing is put.
+    have; the entry to put is then this cache's manifest with these sets added. Otherwise, the word
+    is `"present"`, and there is no entry to put.
     """
     there = look_into(engine.backend, EntryInfo(item.key, 0, 0))
     if there is None or there.entry is None:

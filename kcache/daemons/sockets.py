@@ -108,7 +108,7 @@ def bound(path: str) -> int:
     listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     try:
         listener.bind(made)
-        os.chmod(made, 0o600)  # the umask decided until now
+        os.chmod(made, 0o600)  # `bind` leaves the mode to the umask
         listener.listen(BACKLOG)
         os.rename(made, path)
     except OSError:

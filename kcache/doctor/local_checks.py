@@ -290,7 +290,7 @@ def _probe(folder: str, path: str) -> str:
     if done.stdout.strip() == "True":
         return ""
     errors = done.stderr.strip().splitlines()
-    return errors[-1] if errors else "NVRTC has functions that this version of kcache has not"
+    return errors[-1] if errors else "NVRTC has functions that this version of kcache lacks"
 
 
 def diagnose_program(name: str) -> Iterator[Finding]:

@@ -101,7 +101,7 @@ class Address(NamedTuple):
 
     @property
     def hosts(self) -> str:
-        """The host and its port, the hosts of a cluster with commas between them, or the bucket."""
+        """The bucket, or the host with its port. A comma separates the hosts of a cluster."""
         return self.location.partition("/")[0]
 
     @property

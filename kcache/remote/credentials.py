@@ -5,8 +5,8 @@ An HTTP server gets the first credentials that are found: in the address
 `KCACHE_REMOTE_TOKEN`, or in `~/.netrc`. Redis gets those in the address, but the password in the
 file that `password_file` names takes precedence. The credentials for an object store come from the
 environment, the user's profile or the machine's identity. No credentials come from the working
-directory. Credentials are sent only to the servers of the address, and, unless the address itself
-contains them, only through TLS or within this machine.
+directory. Credentials are sent only to the servers of the remote. Unless the address itself
+contains them, they are sent only through TLS or within this machine.
 """
 
 from __future__ import annotations

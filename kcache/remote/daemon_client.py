@@ -89,7 +89,7 @@ class DaemonClient:
         self._warn = warn
         self._kept: list[Channel] = []
         self._lock = threading.Lock()
-        #: The socket of the last connection.
+        #: The path and the identity of the socket of the last connection.
         self._socket: tuple[str, tuple[int, int] | None] = "", None
         after_fork(self)
 

@@ -124,7 +124,10 @@ class SignedStorage(HttpValues):
 
 
 class ObjectStorage:
-    """The values in a bucket of Google or Azure, or in a bucket of S3 without credentials.
+    """The values in a bucket to which obstore itself sends the requests.
+
+    These are buckets of Google, of Azure without a shared access signature, and, without
+    credentials, of S3.
 
     A store without conditional writes replaces values unconditionally. AWS, GCS, Azure, MinIO and
     Ceph have conditional writes.
