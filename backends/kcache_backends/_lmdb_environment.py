@@ -99,7 +99,7 @@ class Environment:
         self._patience = Backoff(PATIENCE)
         #: Held by the thread that writes, also while it waits for other processes.
         self._writer = threading.RLock()
-        #: Held to write, to open and to close; and whether a fork holds it.
+        #: Held to write, open or close the database; and whether a fork holds it.
         self._busy, self._suspended = threading.RLock(), False
         after_fork(self)
 
@@ -185,8 +185,9 @@ class Environment:
     def _current(self, recent: bool) -> lmdb.Environment | None:
         """Return the database that is at the path now, or None; open it if necessary.
 
-        While another thread writes to a database that was replaced, that database is still read.
-        With `recent`, the path is checked only every `LOOK_AGAIN` seconds.
+        If the open database was replaced while another thread is writing to it, it is returned,
+        because it can't be closed yet. With `recent`, the path is checked only every `LOOK_AGAIN`
+        seconds.
         """
         now = time.monotonic()
         if recent and now < self._look_at and (env := self.env) is not None:
@@ -223,7 +224,7 @@ class Environment:
                 yield own
                 return
             patience = PATIENCE if patience is None else patience
-            with (  # not an ExitStack, which is a reference cycle
+            with (  # an ExitStack would be a reference cycle
                 _held(self._writer, patience),
                 self._locked(_WRITING, patience),
                 _held(self._busy, patience),
@@ -257,7 +258,7 @@ class Environment:
                 with suppress(lmdb.Error):
                     txn.abort()
                 reason = self._error or error
-                # After an error of LMDB or the disk, uses are dropped: they could fail again.
+                # After an error of LMDB or the disk, uses are dropped: they could cause it again.
                 if not isinstance(reason, (lmdb.Error, OSError)):
                     self.uses = uses | self.uses
                 self._recover(reason)
@@ -345,8 +346,8 @@ class Environment:
     def _open(self) -> None:
         """Open the database for writing, or only for reading if writing is not permitted.
 
-        `self.env` is assigned at once, because a process can't open the database a second time if
-        an interrupt loses the first object.
+        `self.env` is assigned at once. If an interrupt lost the new object, this process could not
+        open the database again.
         """
         if not self.read_only:
             try:
@@ -373,7 +374,7 @@ class Environment:
             try:
                 self._patience.lock(file, which, seconds=patience)
                 yield file
-            finally:  # a forked child may have a copy of the file
+            finally:  # a forked child's copy of the file would keep the lock
                 unlock(file, which)
 
     def _is_whole(self) -> bool:

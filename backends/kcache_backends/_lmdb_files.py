@@ -68,7 +68,7 @@ def data_of(root: str) -> str:
 
 
 def failed(operation: str, path: str, error: lmdb.Error | OSError) -> BackendError:
-    """Return the exception of a backend for an error of LMDB or of the operating system."""
+    """Return the BackendError for an error of LMDB or of the operating system in an operation."""
     code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
     # LMDB reports EIO for a short write, as on a full disk.
     if code in NO_ROOM or (code == errno.EIO and is_nearly_full(path, 0)):

@@ -61,9 +61,9 @@ def _pack(count: ShardCount) -> bytes:
 
 
 def _check(size: int, entries: int, under_way: int, records: int = 1) -> int:
-    """Return the check of a record. For sums over `records` records, return the sum of the checks.
+    """Return the check of a record, modulo 2**64.
 
-    The result is reduced to 64 bits.
+    If the arguments are sums over several records, the result is the sum of the records' checks.
     """
     return (size * _ODD[0] + entries * _ODD[1] + under_way * _ODD[2] + records * _SALT) & _MASK
 
@@ -78,8 +78,8 @@ def _unpack(raw: bytes) -> ShardCount | None:
 def open_counters(path: str, make: Callable[[], object], patience: Backoff) -> ShardCounters:
     """Open the file of the counters for reading and writing; create it if it does not exist.
 
-    In a new file, the records of shards that exist already are invalid, so that these shards are
-    counted. All other records are zero.
+    If shards exist already when the file is created, their records are invalid at first, so that
+    these shards are counted. All other records are zero.
 
     Args:
         path: the path of the file.
@@ -153,7 +153,7 @@ class ShardCounters:
         return [_unpack(raw[at : at + _RECORD.size]) for at in range(0, _ALL.size, _RECORD.size)]
 
     def write(self, shard: int, count: ShardCount) -> None:
-        """Write the record of one shard; the caller holds the shard's lock."""
+        """Write the record of one shard, which the caller has locked."""
         pwrite(self.file.fd, _pack(count), shard * _RECORD.size)
 
     def totals(self) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from kcache_backends._lmdb_files import DAMAGE, has_room
 
 #: The file may grow to this many times the cap. At 1.25 times, fragmentation would leave no room.
 MAP_FACTOR = 2
-#: ... but at least to this many bytes.
+#: ... or to this many bytes, if that is more.
 SMALLEST_MAP = 1 << 20
 #: The largest cap, in bytes. The map takes up twice the cap in the address space of a process,
 #: which has 128 TiB:
@@ -26,7 +26,8 @@ SMALLEST_MAP = 1 << 20
 LARGEST_CAP = 16 << 40
 #: Uses are noted in memory first, so that a read needs no write transaction. At most `MAX_TOUCHED`
 #: uses are noted. Each write transaction writes all of them, and so does the first use that comes
-#: `TOUCH_AFTER` nanoseconds after the first noted one. A use takes 10 us and 2 pages of memory.
+#: `TOUCH_AFTER` nanoseconds after the first noted one. Each use that is written takes 10 us, and 2
+#: pages of memory.
 MAX_TOUCHED = 1024
 TOUCH_AFTER = 30_000_000_000
 #: How many rows one read transaction of `coldest` or `scan` reads. A longer transaction would keep
@@ -193,7 +194,7 @@ class LmdbBackend(Backend):
         not block writers, so a file that is being written may look damaged.
         """
         with importing:
-            from lmdb import verify  # noqa: PLC0415  it reads the bytes of the file
+            from lmdb import verify  # noqa: PLC0415  only for a check
 
         environment = self._opened()
         self._write_uses(SHORT_WAIT)

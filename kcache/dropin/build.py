@@ -73,11 +73,11 @@ def compiler() -> str | None:
 
 
 def build(folder: str, *, flags: Sequence[str] = (), toolchain: Toolchain | None = None) -> None:
-    """Compile all libraries, and create `folder` with them. If a library fails, create nothing.
+    """Compile all libraries into a new `folder`. If one can't be compiled, create no folder.
 
     Args:
-        folder: where to put the libraries. If the folder already has files, perhaps from another
-            build at the same time, these files are kept, and the new libraries are dropped.
+        folder: where to put the libraries. If the folder already has files, such as those of
+            another build at the same time, they are kept, and the new libraries are deleted.
         flags: further flags for the interface libraries, such as a sanitizer's.
         toolchain: by default, the C compiler of this machine.
 

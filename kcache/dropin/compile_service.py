@@ -52,7 +52,7 @@ def make(settings: bytes, group: int, stderr_fd: int) -> CompileService:
 
 
 def _complain(service: CompileService, stderr_fd: int, group: int) -> None:
-    """Warn the program of wrong settings and of remotes that do not answer, while it runs.
+    """While the program runs, warn it of wrong settings and of remotes that do not answer.
 
     If no setting of kcache is in the environment, nothing is checked, because the imports would
     delay the first answer.
@@ -132,8 +132,8 @@ class CompileService:
     def close(self) -> None:
         """Close the cache, if it was opened.
 
-        Before, wait up to `_LAST_WARNINGS` seconds until all warnings are written, because the
-        program may have ended early.
+        First wait up to `_LAST_WARNINGS` seconds until all warnings are written, because the
+        program may have ended before that.
         """
         if self.complaining is not None:
             self.complaining.join(_LAST_WARNINGS)

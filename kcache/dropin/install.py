@@ -26,8 +26,8 @@ def install() -> None:
     second call, or a call under `kcache run`, does nothing. Some packages open NVRTC by an absolute
     path, even if another NVRTC is loaded. Only `kcache run` can answer the calls of these packages.
 
-    Threads: any thread may call this. Fork: a child process uses the same daemon, which exits when
-    this process exits. The child process then uses the real NVRTC.
+    Threads: any thread may call this. Fork: a child process uses the same daemon. The daemon exits
+    when this process exits; from then on, the child process uses the real NVRTC.
 
     Raises:
         DropinError: NVRTC is already loaded, this is not Linux, the interface library is missing

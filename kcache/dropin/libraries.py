@@ -88,7 +88,7 @@ def find_usable(environment: Mapping[str, str]) -> str | None:
 
 
 def problem(environment: Mapping[str, str]) -> str:
-    """Return the reason why `kcache run` can't use the cache here; an empty text if it can."""
+    """Return the reason why `kcache run` can't use the cache here, or an empty text if it can."""
     try:
         find_usable(environment)
     except (MissingError, OSError) as error:

@@ -258,7 +258,7 @@ class BackendContract(ProcessTests):
                 shutil.rmtree(place, ignore_errors=True)
 
     def test_opening_many_times_leaks_nothing(self, place: Path) -> None:
-        """After handles were opened and closed, no file is open, and there are no leftovers."""
+        """After handles were opened and closed, no file stays open, and nothing is left over."""
         with self.opened(place) as backend:
             backend.put(key(1), b"value")
         opened = len(_open_files(Path("/")))

@@ -44,7 +44,7 @@ DEFAULTS = hypothesis.settings(
     print_blob=True,
 )
 
-#: A change: the key, and the size of the value to put; None deletes, and -1 touches.
+#: A change is a pair of a key and the size of the value to put, or None to delete, or -1 to touch.
 _CHANGES = st.tuples(st.sampled_from(KEYS), st.sampled_from([*SIZES, None, None, -1, -1]))
 _SEVERAL = st.lists(_CHANGES, max_size=6)
 _LISTINGS = st.sampled_from(["coldest", "scan"])
@@ -69,7 +69,7 @@ class BackendMachine(RuleBasedStateMachine):
         self.backend: Backend = suite.open(self.place, clock=self.clock)
         #: The values, least recently used first, and the time of the last use.
         self.model: dict[str, tuple[bytes, int]] = {}
-        #: Seconds by which the clock is behind, and whether it ever was.
+        #: By how many seconds the clock is set back, and whether it was ever set back.
         self.behind, self.was_behind = 0.0, False
 
     def teardown(self) -> None:
@@ -90,7 +90,7 @@ class BackendMachine(RuleBasedStateMachine):
             assert self.suite.look(self.place)[name] == returned <= size + self.backend.overhead
 
     def _do(self, name: str, size: int | None) -> int:
-        """Put, delete or touch an entry of backend and model; return what the backend returns."""
+        """Put, delete or touch an entry in backend and model; return what the backend returns."""
         self.suite.pass_time(self.clock)
         value, _ = self.model.pop(name, (None, 0))
         returned = 0
