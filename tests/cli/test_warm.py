@@ -265,7 +265,7 @@ def test_uncacheable_kernels_are_reported(
     (project / "kernels.toml").write_text(f'defaults.arch = "sm_80"\n{kernels}')
     done = here("warm", "kernels.toml")
     assert done.code == 0
-    assert "warning: 1 can't be cached (KCACHE_LOG=debug shows the reasons)" in done.err
+    assert "warning: 1 kernel can't be cached (KCACHE_LOG=debug shows the reasons)" in done.err
     monkeypatch.setenv("KCACHE_MAX_SIZE", "1KB")
     monkeypatch.setenv("KCACHE_BACKEND", "zstd")
     done = here("warm", "kernels.toml")
