@@ -95,7 +95,7 @@ def open_counters(path: str, make: Callable[[], object], patience: Backoff) -> S
     except FileNotFoundError:
         make()
         file = open_own(path, os.O_RDWR | os.O_CREAT)
-    if os.fstat(file.fd).st_size < _ALL.size:  # no process has locked a shard yet
+    if file.status.st_size < _ALL.size:  # no process has locked a shard yet
         patience.lock(file, 0, _ALL.size)
         if os.fstat(file.fd).st_size < _ALL.size:
             found, empty = {*os.listdir(os.path.dirname(path))}, _pack(ShardCount(0, 0))

@@ -61,7 +61,9 @@ class OwnFile(FileIO):
     uses kcache.
     """
 
-    __slots__ = ()
+    __slots__ = ("status",)
+    #: The file's status when `open_own` opened it.
+    status: os.stat_result
     # Without this, Python warns about each file that is closed with its last reference.
     __del__ = FileIO.close
 
@@ -131,7 +133,8 @@ def open_own(path: str, flags: int) -> OwnFile:
                 f"it is {_NO_FILE[error.errno]}, not a file of kcache", path
             ) from error
         raise
-    if problem := owner_problem(os.fstat(file.fd)):
+    file.status = os.fstat(file.fd)
+    if problem := owner_problem(file.status):
         file.close()
         raise NotOursError(f"it is {problem}", path)
     after_fork(file)
