@@ -1,4 +1,4 @@
-"""ProgramCache: kcache as the cache of `cuda.core.Program.compile(cache=)`, and `compile`."""
+"""ProgramCache: kcache as the cache of cuda.core's `Program`; and `compile`, which also caches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TARGETS = ("cubin", "ptx", "ltoir")
 
 
 class ProgramCache(ProgramCacheResource):  # type: ignore[misc]
-    """A cache for `Program.compile(cache=)`: checked, capped, shared and counted as `KernelCache`.
+    """Cache for `Program.compile(cache=)`, checked, capped, shared and counted like `KernelCache`.
 
     If the cache fails, `get` and item assignment log the failure and raise no error, because the
     error would reach the caller of `Program.compile`. For wrong arguments, all methods raise the

@@ -168,7 +168,8 @@ class LocalFiles:
     def _sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes of the recorded files in a folder, by name.
 
-        A record that belongs to another user is ignored, and so are paths that leave the folder.
+        A record that belongs to another user is ignored, and so is a recorded name that is the path
+        of a file elsewhere.
         """
         with suppress(*_ODD), open_own(self.path(folder, _RECORD), os.O_RDONLY) as record:
             named = json.loads(record.read(MAX_NOTE)).items()

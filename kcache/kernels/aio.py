@@ -47,7 +47,7 @@ class AsyncFront:
         after_fork(self)
 
     def after_fork(self) -> None:
-        """Begin without threads and pending requests. Called at first, and in a forked child."""
+        """Begin without threads and pending requests, at first and in a forked child."""
         #: By key and location of the request: when the compile began, and its future.
         self._pending: dict[tuple[str, str], tuple[float, Future[CompiledKernel]]] = {}
         self._looking = ThreadPoolExecutor(_LOOKING, "kcache-look")

@@ -123,7 +123,7 @@ class LocalTier:
     def keep(
         self, request: Request, manifest: Manifest, holding: DependencySet, *, keep: bool
     ) -> None:
-        """Store the stamps of `holding` with its manifest, for other processes.
+        """Store the stamps of `holding`, so that other processes need not read the files again.
 
         Nothing is stored if `keep` is false, or if no file had to be read to verify `holding`.
         """

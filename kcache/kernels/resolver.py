@@ -137,8 +137,8 @@ class Resolver:
     ) -> CompiledKernel | None:
         """Return the kernel that another thread has just made, if it is valid for this request.
 
-        It is not valid if a header was edited after that compile had read it, or if it was compiled
-        at another location.
+        The kernel is not valid if a header was edited after the compile had read the header, or if
+        the kernel was compiled at another location.
         """
         if dependency_set is not None:
             # At another location, the paths in the log would be wrong.

@@ -305,8 +305,8 @@ class Context(NamedTuple):
         """Make this context the calling thread's current context during the block.
 
         Raises:
-            StaleKernelError: either the device was reset, or this context is neither the current
-                context nor the primary context of the device.
+            StaleKernelError: either the device was reset, or `on` makes another context of the
+                device current.
             DeviceError: this process is a forked child of the process that made the context.
         """
         gone = self.active and not _is_active(self.device)

@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
 #: The first field of the message that a client sends after a compile.
 MADE = b"nvcc-made"
-#: The reason if nvcc itself failed. The caller has already seen its output.
+#: The answer's reason if nvcc itself failed. The user has already seen nvcc's output.
 FAILED = b"nvcc failed"
 
 
 class NotStoredError(Exception):
-    """Nothing may be written to the cache, so the client need not record the compile."""
+    """Nothing may be written to the cache, so the client does not have to record the compile."""
 
 
 class NvccHandler:
     """Answers starts of nvcc from a cache.
 
-    Threads: several may use one object.
+    Threads: may be called from several threads at the same time.
 
     Args:
         cache: the cache.
-        recorder: path of the recorder's library.
+        recorder: path of the library that nvcc's tools preload to be recorded.
     """
 
     def __init__(self, cache: KernelCache, recorder: str) -> None:
@@ -55,12 +55,12 @@ class NvccHandler:
         after the compile, and returns the answer to that message.
 
         Args:
-            question: the fields that follow its kind and the client's standing (user, root
-                directory and mount namespace).
+            question: the fields of the question, without its kind and the client's standing (user,
+                root directory and mount namespace).
             client: the connection to the client.
 
         Raises:
-            WireError, OSError: the question is malformed, or the client has exited.
+            WireError, OSError: either the question is malformed, or the client has exited.
         """
 
         def compiles(start: Start, digests: FileDigests) -> tuple[Compiled, DependencySet | None]:
@@ -86,7 +86,7 @@ class NvccHandler:
     def _compiled(
         self, start: Start, client: Client, digests: FileDigests
     ) -> tuple[Compiled, DependencySet | None]:
-        """Make the client compile; return the result, and what it depends on."""
+        """Make the client compile; return the result, and what the result depends on."""
         roots = b"".join(os.fsencode(path) + b"\0" for path in start.roots.directories)
         began = time.perf_counter()
         preloaded = [self._recorder, *filter(None, [start.environment.get("LD_PRELOAD")])]
@@ -101,7 +101,7 @@ class NvccHandler:
             seconds = time.perf_counter() - began
             client.waits_since = time.monotonic()
             if kind != MADE:
-                raise WireError("no recording")
+                raise WireError("the client did not send a recording")
             if reason:
                 raise RefusedError(reason.decode())
             recording = Recording(start, raw)
@@ -119,7 +119,7 @@ def _stored(
     seconds: float,
     digests: FileDigests,
 ) -> tuple[Artifact, DependencySet]:
-    """Return the artifact of a compile, and the dependency set that leads to it.
+    """Return what a compile made, and the dependency set under which it can be stored.
 
     Raises:
         RefusedError, OSError, ValueError: the result must not be stored.
@@ -131,8 +131,8 @@ def _stored(
     made = read(start.roots, recording.outputs, texts, has_lines=recording.has_lines)
     prefixes = start.roots.prefixes
     shown = recording.shown | made.shown
-    # A path in an output may come from a source text, which is the same at every location. A root
-    # that a source text names must therefore have the same path there, too.
+    # A path in an output may come from a source text, which is the same at every location. So if a
+    # source text contains the path of a root, the root must have the same path at every location.
     if made.numbered:
         spelled = {root: os.fsencode(start.roots.directories[root - 1]) for root in made.numbered}
         shown |= {
@@ -157,7 +157,7 @@ def _stored(
 
 
 def _within(request: Request, recording: Recording) -> Iterator[str]:
-    """Yield the conditions for roots below which a text may name a file; see `nvrtc.places`."""
+    """Yield a condition for each root below which a text may name a file; see `nvrtc.places`."""
     asked = {name: words for name, words in questions(request).items() if name.startswith(WITHIN)}
     missing = {os.fsencode(word) for words in asked.values() for word in words}
     for text in recording.texts():

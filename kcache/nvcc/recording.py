@@ -1,7 +1,7 @@
-"""Recording: what the recorder wrote about one run of nvcc: the system's answers, and the outputs.
+"""Recording: what the recorder wrote about one run of nvcc: answers of the system, and outputs.
 
-`native/recorder.c` lists the kinds of records. If anything could not be followed, the recording is
-rejected, and the compile is not stored.
+`native/recorder.c` lists the kinds of records. If a tool did anything that the recorder can't
+follow, the recording is rejected, and the result of the compile is not stored.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from kcache.nvrtc.search import ABSOLUTE, RootedPath
 if TYPE_CHECKING:
     from kcache.nvcc.request import Start
 
-#: The errors of a path that does not exist.
+#: The answers about a path that does not exist.
 _MISSING = {str(-errno.ENOENT), str(-errno.ENOTDIR)}
 #: Files that are the same for all users, or that no output depends on.
 _HARMLESS = re.compile(r"/dev/(null|tty|u?random)$|/proc/(self/|cpuinfo$|meminfo$)|/sys/devices/")
 _SYSTEM = re.compile(r"/(dev|proc|sys)/")
-#: A program, and a clock that it reads in every compile, and on which no output depends. If the
-#: source asks for the date or the time, compilers read other clocks.
+#: Matches a program and a clock that this program reads in every compile, although no output
+#: depends on it. If the source contains the date or the time, the compilers read other clocks.
 _CLOCKS = re.compile(
     r"(cicc|cudafe\+\+|ptxas|fatbinary|nvlink|nvcc|sh|dash|bash) |(cc1|cc1plus) gettimeofday$"
 )
@@ -38,7 +38,7 @@ _ABOUT_MACHINE = re.compile(r"__nvcc_device_query|nvidia-smi")
 _BINDING = re.compile(
     r"--device-[cw]\b|[\x1f ]--?[fd]?lto\b|\x1f-g(?!enerate)[^\x1f]*\x1f|--device-debug"
 )
-#: Subdirectories in which the dynamic loader also searches, for kinds of processors.
+#: Subdirectories for kinds of processors, in which the dynamic loader also looks for libraries.
 _VARIANTS = (
     "glibc-hwcaps",
     "tls",
@@ -50,14 +50,14 @@ _VARIANTS = (
     "atomics",
 )
 _LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
-#: The ends of a path and of its parent directories.
+#: Matches where a path or one of its parent directories ends.
 _ENDS = re.compile(r"(?<=[^/])(?=/|$)")
 _ELF = b"\x7fELF"
 _LOADER_FILES = ("/etc/ld.so.cache", "/etc/ld.so.preload")
 
 
 class RefusedError(Exception):
-    """The recording can't be used; the message has the reason, in a few words."""
+    """The recording can't be used; the message gives the reason."""
 
 
 class Record(NamedTuple):
@@ -70,7 +70,7 @@ class Record(NamedTuple):
 
 
 class Recording:
-    """One recording, with the records of each kind together.
+    """The records of one run of nvcc, sorted by kind.
 
     Args:
         start: the start of nvcc that was recorded.
@@ -78,14 +78,17 @@ class Recording:
 
     Attributes:
         outputs: absolute path of each file that was written and still exists -> whether it is a new
-            file, because it was removed first or renamed to this path.
-        shown: the numbers of the roots that the preprocessed source text names.
-        bound: whether the outputs may name any root, or must differ between locations.
-        variables: the variables that the tools asked for.
-        has_lines: whether there are line tables, which name roots.
+            file: either an old file at this path was removed first, or another file was renamed to
+            this path.
+        shown: the numbers of the roots whose paths are in the preprocessed source text.
+        bound: whether the outputs may contain the path of any root, or must differ between
+            locations.
+        variables: the names of the environment variables that the tools read.
+        has_lines: whether outputs have line tables, which contain the paths of roots.
 
     Raises:
-        RefusedError: something could not be followed.
+        RefusedError: a tool did something that can't be followed; so the result may depend on more
+            than was recorded.
     """
 
     def __init__(self, start: Start, raw: bytes) -> None:
@@ -147,7 +150,8 @@ class Recording:
                 self._folders.add(self._start.path(name))
             case "!":
                 if answer != "opendir" or path.rstrip("/") != self._temporary:
-                    raise RefusedError(f"{answer} of {name or 'a descriptor'}")
+                    what = f"{answer} for {name or 'a descriptor'}"
+                    raise RefusedError(f"a tool called {what}, which can't be followed")
             case "W" | "N" | "U" | "V":
                 self._change(record)
             case _ if name:  # an empty path does not exist
@@ -156,7 +160,7 @@ class Recording:
     def _note_program(self, name: str, arguments: str) -> None:
         program = os.path.basename(name)
         if "=native" in arguments or _ABOUT_MACHINE.match(program):
-            raise RefusedError("a tool looks at this machine")
+            raise RefusedError("the output may depend on the hardware of this machine")
         whole = program.startswith("cc1") and "\x1f-E\x1f" not in arguments
         self.has_lines = self.has_lines or "line-info" in arguments or "lineinfo" in arguments
         if (
@@ -169,7 +173,7 @@ class Recording:
             self._resolved.add(self._start.path(name))
 
     def _search(self, name: str, folders: Iterable[str]) -> None:
-        """Add the program that execvp(3) finds by its name, and the paths that it tries before."""
+        """Add the program that execvp(3) finds in `folders`, and the paths that it tries before."""
         for folder in folders:
             path = self._start.path(os.path.join(folder, name))
             if os.path.isfile(path):
@@ -194,7 +198,7 @@ class Recording:
                 raise RefusedError(f"{name} is written")
         elif path not in self._written:
             if path in self._files or (answer == "=" and path not in self._removed):
-                raise RefusedError(f"{name} is read and written")
+                raise RefusedError(f"{name} is read and written by the compile")
             self._written[path] = path in self._removed
 
     def _answer(self, kind: str, path: str, answer: str) -> None:
@@ -231,7 +235,7 @@ class Recording:
         self._files[path] = stamp
 
     def _is_temporary(self, path: str) -> bool:
-        """Return whether the file at a path is a temporary one of nvcc."""
+        """Return whether `path` is that of a temporary file of nvcc."""
         folder, _, name = path.rpartition("/")
         return folder == self._temporary and name.startswith("tmpxft_")
 
@@ -246,25 +250,25 @@ class Recording:
                 raise RefusedError(f"{path} is not a regular file")
             self.bound = self.bound or path.endswith(".ii")  # kept, and not searched
             if self._is_temporary(path):
-                raise RefusedError(f"the temporary file {path} is left")
+                raise RefusedError(f"nvcc did not remove its temporary file {path}")
             yield path, is_new
 
     def texts(self) -> Iterator[bytes]:
-        """Yield the texts that the tools have read, and the command without the roots."""
+        """Yield the command, with numbers in place of the roots, and each text that a tool read."""
         yield os.fsencode("\n".join(map(self._start.roots.numbered, self._start.arguments)))
         for path in self._files:
             with open(path, "rb") as file:
                 head = file.read(len(_ELF))
-                if head != _ELF:  # not the tools themselves, which have 200 MB
+                if head != _ELF:  # the tools themselves are left out: they have 200 MB
                     yield head + file.read()
 
     # -- answers -----------------------------------------------------------------------------------
 
     def answers(self, digests: FileDigests) -> Answers:
-        """Return the answers; the caller has to check that they hold.
+        """Return the recorded answers; the caller has to check that they are still right.
 
         Raises:
-            RefusedError: a file was changed during the compile.
+            RefusedError: a file was changed or removed during the compile.
         """
         rooted, roots = self._start.roots.rooted, self._start.roots.directories
         self._add_libraries()
@@ -311,11 +315,11 @@ class Recording:
         )
 
     def _target(self, path: str) -> RootedPath:
-        """Return the target of a link, below a root; a relative target is returned as it is."""
+        """Return the target of a link: as a path below its root, or unchanged if it is relative."""
         return self._start.roots.rooted(path) if path[:1] == "/" else RootedPath(ABSOLUTE, path)
 
     def _add_libraries(self) -> None:
-        """Add the paths that the dynamic loader tried before it found each library."""
+        """Add the paths that the dynamic loader may have tried before it found each library."""
         for folder in self._folders:
             for variant in _VARIANTS:
                 if not os.path.isdir(f"{folder}/{variant}"):
@@ -330,7 +334,11 @@ class Recording:
                         self._missing.add(path)
 
     def _walk(self, path: str, links: dict[str, str], plain: set[str]) -> None:
-        """Add to `links` or `plain` what realpath(3) resolves, except for names above a root."""
+        """Add each path that realpath(3) looks up for `path` to `links` or to `plain`.
+
+        Directories above a root are left out. A target that does not exist is added to the missing
+        paths.
+        """
         at, parts = "", path.split("/")[::-1]
         while parts:
             part = parts.pop()
@@ -361,10 +369,12 @@ class Recording:
 def _read(
     digests: FileDigests, path: str, recorded: tuple[int, ...] | None
 ) -> tuple[bytes, tuple[int, ...], int]:
-    """Return digest, inode and mtime of a file that was read.
+    """Return digest, inode and mtime of a file that was read during the compile.
+
+    `recorded` is the stamp of the file when it was read, or None if it is unknown.
 
     Raises:
-        RefusedError: the file was changed after it was read.
+        RefusedError: the file was changed or removed after it was read.
     """
     try:
         status = os.stat(path)
@@ -373,7 +383,7 @@ def _read(
             raise RefusedError(f"{path} was changed during the compile")
         return digests.digest(path, status), (inode, device), int(status.st_mtime)
     except OSError as error:
-        raise RefusedError(f"{path} is gone: {error}") from error
+        raise RefusedError(f"{path} can't be read after the compile: {error}") from error
 
 
 def _times(
@@ -381,7 +391,7 @@ def _times(
     inodes: Mapping[RootedPath, Sequence[int]],
     seconds: Mapping[RootedPath, int],
 ) -> Iterator[tuple[int, int, RootedPath]]:
-    """Yield a group, a number and a path for files of equal content; see `Answers.times`."""
+    """Yield (group, number, path) for each file in `Answers.times`, where these are explained."""
     for group, paths in enumerate(alike(files)):
         times = [seconds[path] for path in paths]
         for path, time in zip(paths, times, strict=True):

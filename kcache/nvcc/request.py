@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from kcache.nvrtc.files import FileDigests
     from kcache.nvrtc.manifest import DependencySet
 
-#: Precedes the number of a root, which is one character, beginning with `_ZERO`.
+#: Precedes the number of a root in a text. The number N is the character `_ZERO` + N.
 _MARK = "\x01"
 _ZERO = 0x30
-#: Follows a mark that was in the text itself. No root has this number.
+#: Follows a `_MARK` that was in the original text. It is not the number of any root.
 _ITSELF = "!"
-#: For how many roots the recorder searches.
+#: Maximum number of roots, because the recorder searches for no more.
 _MAX_ROOTS = 64
 #: Variables that the C library and the shell read without `getenv`, which the recorder can't
 #: record.
@@ -42,7 +42,7 @@ _UNSEEN = re.compile(
     r"LC_|LD_|LANG|GLIBC_|BASH|MALLOC_|(?:TZ|LOCPATH|NLSPATH|GCONV_PATH|CHARSET|OUTPUT_CHARSET|ENV|IFS"
     r"|TMPDIR|SHELLOPTS|POSIXLY_CORRECT)$"
 )
-#: These, and the variables of nvcc and gcc that `recorded` may return.
+#: The variables that `Start.recorded` returns: those of `_UNSEEN`, and those of nvcc and gcc.
 _KNOWN = re.compile(
     rf"(?:{_UNSEEN.pattern})|(?:NV|CUDA|GCC_|CICC)|(?:.*PATH|.*FLAGS|.*_ROOT|PWD|TERM|TE?MP(DIR)?)$"
 )
@@ -50,23 +50,24 @@ _KNOWN = re.compile(
 _SOURCES = (".cu", ".cpp", ".cc", ".cxx", ".c")
 #: Matches a directory whose name make(1) or a shell would escape in a text.
 _ODD = re.compile(r"[^\w./+@%~,=-]")
-#: What precedes a path in an argument or a text, and what follows a root.
+#: Match what is before a path in an argument or a text, and what is after a root.
 _BEFORE = r"(?:(?<![^\s=,:;\"'`(\[<])|(?<=^-[ILBo])|(?<=^-MF)|(?<=^-isystem))"
 _BEHIND = r"(?![^/\s=,:;\"'`)\]>])"
-#: Treated as variables if nvcc has printed text: whether standard output and standard error are one
-#: file, in which their order matters; and whether one of them is a terminal, for colours.
+#: Two conditions that are stored like variables if nvcc has printed text. The first is whether
+#: standard output and standard error are one file, because then the order of their texts matters.
+#: The second is whether one of them is a terminal, because then texts may be coloured.
 STREAMS = ONE_STREAM, TERMINAL = "(one stream)", "(terminal)"
 
 
 class Roots(HeaderSearch):
-    """The roots of a start. Replaces them by numbers in paths and texts, and numbers by roots.
+    """The roots of a start; replaces roots in paths and texts by numbers, and numbers by roots.
 
-    Immutable, so safe to share between threads.
+    Threads: may be used by several threads at the same time, because it is immutable.
 
     Args:
-        directories: absolute paths; of equal paths, the first one counts.
+        directories: absolute paths; further copies of a path are ignored.
         directory: the working directory.
-        environment: the variables.
+        environment: the environment variables of the start.
 
     Attributes:
         directories: the roots.
@@ -95,7 +96,7 @@ class Roots(HeaderSearch):
         return ()
 
     def numbered_path(self, path: str) -> str:
-        """Return an absolute path with a number in place of its root."""
+        """Return an absolute path with a number in place of its root, if it is below a root."""
         root, below = self.rooted(path)
         below = below.replace(_MARK, _MARK + _ITSELF)
         return below if root == ABSOLUTE else f"{_MARK}{chr(_ZERO + root)}/{below}"
@@ -108,17 +109,20 @@ class Roots(HeaderSearch):
         return self._pattern.sub(lambda match: self._marks[match[1]], text)
 
     def named(self, text: str) -> str:
-        """Return a text of `numbered` with the roots of this start.
+        """Return `text`, a result of `numbered`, with the roots of this start for the numbers.
 
         Raises:
-            LookupError: the text has the number of a root that does not exist here.
+            LookupError: the text has the number of a root that this start does not have.
         """
         first, *others = text.split(_MARK)
         paths = {mark[1:]: path for path, mark in self._marks.items()} | {_ITSELF: _MARK}
         return first + "".join(paths[part[:1]] + part[1:] for part in others)
 
     def shown(self, content: bytes) -> set[int]:
-        """Return the numbers of the roots that a file shows, as text or as numbers in PTX."""
+        """Return the numbers of the roots whose paths are in the content of a file.
+
+        In PTX, a path may be a list of the numbers of its bytes.
+        """
         found: set[int] = set()
         for number, path in enumerate(self.directories, 1):
             raw = os.fsencode(path)
@@ -127,7 +131,7 @@ class Roots(HeaderSearch):
         return found
 
     def _digest_of(self, name: str) -> str | None:
-        """Return the digest of a variable, because its value may be a secret."""
+        """Return the digest of a variable's value, which may be a secret; None if it is not set."""
         value = self._environment.get(name)
         if value is None:
             return None
@@ -144,9 +148,10 @@ class Start(NamedTuple):
         one_stream: whether standard output and standard error are one file.
         terminal: whether one of the two is a terminal.
         arguments: all arguments, including argv[0].
-        environment: all variables except those of kcache.
-        roots: the directories.
-        compiles: starts nvcc and records it; None if the cache is only searched.
+        environment: all environment variables except those of kcache.
+        roots: the roots of the start.
+        compiles: called with the start to run nvcc and record the run; None if the cache is only
+            searched.
     """
 
     program: str
@@ -161,13 +166,16 @@ class Start(NamedTuple):
 
     @classmethod
     def of(cls, fields: Sequence[bytes]) -> Start:
-        """Return the start in the fields of a client's question, in the order of the attributes.
+        """Return the start that a client's question describes.
+
+        Args:
+            fields: `program` to `environment`, in the order of the attributes.
 
         Raises:
             WireError: the fields are malformed.
         """
         if len(fields) != 7:
-            raise WireError("no start of nvcc")
+            raise WireError(f"a start of nvcc: expected 7 fields, got {len(fields)}")
         program, directory = map(os.fsdecode, fields[:2])
         mask, one_stream, terminal = map(number_in, fields[2:5])
         arguments, texts = map(split_texts, fields[5:])
@@ -188,7 +196,7 @@ class Start(NamedTuple):
     ) -> Start:
         """Return the start of a program; `streams` are `one_stream` and `terminal`."""
         environment = _without_kcache(variables)
-        if environment.get("PWD") == directory:  # tools get the same without it
+        if environment.get("PWD") == directory:  # without it, tools find the same directory
             del environment["PWD"]
         found = [*_roots(program, directory, arguments, environment)]
         found += [*map(os.path.realpath, found)]  # tools also open files by these paths
@@ -200,8 +208,8 @@ class Start(NamedTuple):
     def request(self) -> Request:
         """The request to a cache. Its key covers everything that the caller passes.
 
-        It also covers the content of the sources, because programs compile many sources under one
-        name in random directories.
+        It also covers the content of the sources, because some programs compile many sources under
+        the same name, each in a random directory.
         """
         roots = self.roots
         number = roots.numbered
@@ -244,12 +252,19 @@ class Start(NamedTuple):
         )
 
     def compile(self, digests: FileDigests) -> tuple[Compiled, DependencySet | None]:
-        """Return what nvcc makes, and what that depends on; see `compiler.compile_tracked`."""
+        """Run nvcc; return its result and what this depends on, as `compile_tracked` does.
+
+        `compiles` must be set.
+        """
         assert self.compiles is not None
         return self.compiles(self, digests)
 
     def recorded(self) -> dict[str, Any]:
-        """Return what `kcache.dropin.recorded_starts` reads, including the sources' texts."""
+        """Return the start as data for JSON, including the texts of the sources.
+
+        `kcache.dropin.recorded_starts` reads it. Of the environment, only the variables in `_KNOWN`
+        are included.
+        """
         names = ("program", "directory", "mask", "one_stream", "arguments")
         found = {name: getattr(self, name) for name in names}
         known = {name: value for name, value in self.environment.items() if _KNOWN.match(name)}
@@ -265,7 +280,7 @@ class Start(NamedTuple):
                         yield path, file.read()
 
     def path(self, name: str) -> str:
-        """Return an absolute path for the path that a tool has named, otherwise unchanged."""
+        """Return the path that a tool has named as an absolute path, which is not normalized."""
         return name if name.startswith("/") else f"{self.directory}/{name}"
 
 

@@ -62,7 +62,7 @@ class ListedKernel(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The source and the requested names; if both are unnamed, the kernels in the source."""
+        """The source and the requested names, or the source's kernels if the list has neither."""
         request = self.request
         unnamed = not request.names and self.source in DEFAULT_NAMES
         return title_of(self.source, kernels_in(str(request.source)) if unnamed else request.names)
@@ -312,9 +312,10 @@ def _own_arch(options: CompileOptions) -> tuple[str, ...]:
 
 
 def _for_arch(options: CompileOptions, arch: str) -> CompileOptions:
-    """Return `options` with the architecture `arch`, in the field in which they have one now.
+    """Return `options` with the architecture `arch` instead of their own.
 
-    That is either `arch` or `extra_options`.
+    If `extra_options` name the architecture, it is replaced there. Otherwise, the field `arch` is
+    set.
     """
     extra = parse_options(options.extra_options)
     if options.arch is not None or extra.arch is None:

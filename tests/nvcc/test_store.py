@@ -63,8 +63,8 @@ BEGIN = ("B", "1", "/opt/cuda/bin/nvcc", "f 1 2 3 4 5")
     ("row", "reason"),
     [
         (("X", "1", "/bin/static", "static\x1f"), "could not be recorded"),
-        (("!", "1", "/somewhere", "opendir"), "opendir of /somewhere"),
-        (("!", "1", "", "connect"), "connect of a descriptor"),
+        (("!", "1", "/somewhere", "opendir"), "a tool called opendir for /somewhere"),
+        (("!", "1", "", "connect"), "a tool called connect for a descriptor"),
         (("O", "1", "/proc/1/maps", "f 1 2 3 4 5"), "/proc/1/maps is read"),
         (("O", "1", "k.cu", "!"), "changed a moment before"),
         (("O", "1", "k.cu", "-13"), "can't be read"),

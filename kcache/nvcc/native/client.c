@@ -5,9 +5,10 @@
    `kcache-nvcc --program PATH NVCC ARGUMENTS` by the library that `kcache run` preloads, where PATH
    is the file and NVCC is argv[0].
 
-   It asks the server of `kcache run`. On a hit, it writes the files as nvcc would. On a miss, it
-   runs nvcc with the recorder, and forwards its output, its signals and its status. In every other
-   case, the client executes nvcc in its own process, as if it had not been there. */
+   The client asks the server of `kcache run`. On a hit, it writes the files as nvcc would. On a
+   miss, it runs nvcc with the recorder, forwards signals to nvcc, and forwards nvcc's output and
+   status to the caller. In every other case, the client executes nvcc in its own process, so that
+   the caller notices no difference. */
 #define _GNU_SOURCE
 #include "../../dropin/native/dropin.h"
 #include "find.h"
@@ -41,12 +42,13 @@ struct call {
     char **argv;
 };
 
-/* Executes nvcc in this process. Without the process id, exec.c in nvcc would start the client. */
+/* Executes nvcc in this process. The variable has the process's id, because the library in exec.c,
+   which nvcc loads, would otherwise start the client again. */
 static void become(const struct call *call) {
     char number[16];
     sprintf(number, "%d", getpid());
     setenv(KN_PROCESS, number, 1);
-    syscall(SYS_execve, call->program, call->argv, environ); /* no hook sees it */
+    syscall(SYS_execve, call->program, call->argv, environ); /* not intercepted by a hook */
     int error = errno;
     fprintf(stderr, "%s: %s\n", call->program, strerror(error));
     _exit(error == ENOENT ? 127 : 126);
@@ -64,8 +66,8 @@ static bool find_at(const char *home, char to[PATH_MAX]) {
     return home != NULL && snprintf(to, PATH_MAX, "%s/bin/nvcc", home) < PATH_MAX && is_other(to);
 }
 
-/* Finds an nvcc that is not this program: in PATH if the caller named it `nvcc`, else in the order
-   in which programs search for the compiler. */
+/* Finds an nvcc that is not this program. If the caller named it `nvcc`, PATH is searched first.
+   Otherwise, the order is that in which other programs search for the compiler. */
 static bool find(bool is_named, char to[PATH_MAX]) {
     return (is_named && kn_find_in_path("nvcc", is_other, to)) || find_at(getenv("CUDA_HOME"), to) ||
            find_at(getenv("CUDA_PATH"), to) || kn_find_in_path("nvcc", is_other, to) ||
@@ -90,7 +92,8 @@ static bool read_call(int argc, char **argv, struct call *call) {
     return true;
 }
 
-/* Whether the options ask for something other than a compile, or depend on this machine. */
+/* Returns whether the options request something other than a compile, or whether their effect
+   depends on this machine. */
 static bool is_declined(char **argv) {
     static const char *const options[] = {
         "-",      "-V",     "--version", "-h",   "--help",   "-dryrun", "--dryrun",
@@ -108,15 +111,15 @@ static bool is_declined(char **argv) {
     return argv[1] == NULL;
 }
 
-/* Whether a standard stream is closed: the next file that is opened would get its number, and
-   nvcc's text. */
+/* Returns whether a standard stream is closed. If so, the next file that is opened would get the
+   stream's number, and nvcc's text would be written into that file. */
 static bool is_stream_closed(void) {
     return fcntl(0, F_GETFD) < 0 || fcntl(1, F_GETFD) < 0 || fcntl(2, F_GETFD) < 0;
 }
 
 /* -- questions --------------------------------------------------------------------------------- */
 
-/* Puts texts as one field; each ends in a NUL. */
+/* Puts several texts into a message as one field, in which each ends in a NUL. */
 static void put_texts(struct kd_message *message, char **texts) {
     size_t size = 0;
     for (char **each = texts; *each != NULL; each++)
@@ -130,7 +133,8 @@ static void put_texts(struct kd_message *message, char **texts) {
     free(joined);
 }
 
-/* Whether standard output and standard error are one file, in which their order matters. */
+/* Returns whether standard output and standard error are one file. Then the order of their texts
+   matters. */
 static bool is_one_stream(void) {
     struct stat out, error;
     return fstat(1, &out) == 0 && fstat(2, &error) == 0 && out.st_dev == error.st_dev &&
@@ -176,8 +180,8 @@ static bool write_all(int fd, const char *data, size_t size) {
     return true;
 }
 
-/* Whether nvcc would only create or replace a file here. Links, pipes, devices and files of other
-   users are left to nvcc. */
+/* Returns whether nvcc would only create or replace a regular file at this path. Links, pipes,
+   devices and files of other users are left to nvcc. */
 static bool is_plain(const char *path) {
     struct stat status;
     if (lstat(path, &status) != 0)
@@ -196,8 +200,9 @@ static bool write_file(const char *path, mode_t mode, bool is_new, struct kd_byt
     return close(fd) == 0 && written;
 }
 
-/* Fields after `done` and `hit`: for each file its mode, whether it is new, its path and its
-   content. Content without a path is printed, and its mode is the number of the stream. */
+/* Writes the files of a hit; returns false if nvcc has to run instead. The fields after `done` and
+   `hit` are, for each file, its mode, whether it is new, its path and its content. Content without
+   a path is printed to the standard stream whose number is the mode. */
 static bool write_hit(const struct kd_reply *reply) {
     uint32_t mode, is_new;
     if (reply->count % 4 != 2)
@@ -233,7 +238,8 @@ struct stream {
 
 static volatile sig_atomic_t child;
 
-/* Forwards a signal that was sent to this process; nvcc gets those of the terminal itself. */
+/* Forwards a signal that was sent to this process. Signals of the terminal are not forwarded,
+   because nvcc gets these directly. */
 static void pass_on(int number, siginfo_t *info, void *context) {
     (void)context;
     int saved = errno;
@@ -253,7 +259,7 @@ static void catch_signals(void) {
             sigaction(PASSED_ON[i], &action, NULL);
 }
 
-/* Allocates the memory of the recording; returns NULL if that is impossible. */
+/* Allocates the memory of the recording, and puts its path into `name`; returns NULL on failure. */
 static struct kr_recording *make_recording(struct kd_bytes roots, char name[64]) {
     int fd = (int)syscall(SYS_memfd_create, "kcache-nvcc", 1 /* MFD_CLOEXEC */);
     void (*before)(int) = signal(SIGXFSZ, SIG_IGN); /* `ulimit -f` counts this file, too */
@@ -294,7 +300,8 @@ static bool pump(struct stream *stream) {
     return true;
 }
 
-/* Forwards text until nvcc has exited; processes that have inherited its streams may run longer. */
+/* Forwards text until nvcc has exited, and returns its status. The end of the streams is not
+   awaited, because processes that have inherited them may run longer. */
 static int wait_for(pid_t pid, struct stream streams[2]) {
     int status, handle = (int)syscall(SYS_pidfd_open, pid, 0);
     struct pollfd polled[3] = {
@@ -335,8 +342,8 @@ static void die_like(int status) {
     _exit(128 + number);
 }
 
-/* Sends the recording, and waits until the server has read the files, which may change after that.
-   */
+/* Sends the recording, and waits until the server has read the files that nvcc wrote, because they
+   may be changed once this process has exited. */
 static void store(const struct kr_recording *recording, const struct stream streams[2]) {
     struct kd_message message;
     struct kd_reply reply;
@@ -344,15 +351,15 @@ static void store(const struct kr_recording *recording, const struct stream stre
     bool whole = recording->used <= room && streams[0].whole && streams[1].whole;
     kd_begin(&message, 5, recording->used + (1 << 12));
     kd_put_text(&message, "nvcc-made");
-    kd_put_text(&message, whole ? "" : "more was recorded or written than is kept");
+    kd_put_text(&message, whole ? "" : "the recording or the text that nvcc printed is too long");
     kd_put(&message, streams[0].text, streams[0].size);
     kd_put(&message, streams[1].text, streams[1].size);
     kd_put(&message, recording->records, whole ? recording->used : 0);
     kd_server_ask(&message, &reply);
 }
 
-/* Fields after `done` and `compile`: the libraries that nvcc's tools preload, and the roots.
-   Returns only if nvcc was not started. */
+/* Runs nvcc with the recorder; returns only if nvcc was not started. The fields after `done` and
+   `compile` are the libraries that nvcc's tools preload, and the roots. */
 static void compile(const struct call *call, const struct kd_reply *reply) {
     int out[2], error[2];
     char name[64], *preloaded;
@@ -368,7 +375,7 @@ static void compile(const struct call *call, const struct kd_reply *reply) {
     pid_t parent = getpid();
     sigfillset(&all);
     sigprocmask(SIG_BLOCK, &all, &before);
-    void (*of_children)(int) = signal(SIGCHLD, SIG_DFL); /* else nvcc's status is lost */
+    void (*of_children)(int) = signal(SIGCHLD, SIG_DFL); /* if ignored, nvcc's status is lost */
     pid_t pid = fork();
     if (pid == 0) {
         signal(SIGCHLD, of_children);
@@ -398,8 +405,8 @@ static void compile(const struct call *call, const struct kd_reply *reply) {
     die_like(status);
 }
 
-/* Outside `kcache run`: executes `kcache run` with this program, which starts a server that other
-   programs use, too. */
+/* Called outside `kcache run`. Executes `kcache run` with this program as its command. This starts
+   a server, which other programs use, too. Returns only on failure. */
 static void become_run(const struct call *call) {
     char self[PATH_MAX + 8], kcache[PATH_MAX + 8];
     ssize_t size = readlink("/proc/self/exe", self, PATH_MAX);
@@ -424,7 +431,9 @@ int main(int argc, char **argv) {
     struct call call;
     struct kd_reply reply;
     if (!read_call(argc, argv, &call)) {
-        fputs("kcache-nvcc: no nvcc in CUDA_HOME, PATH or /usr/local/cuda\n", stderr);
+        fputs("kcache-nvcc: nvcc was not found; set CUDA_HOME or PATH (CUDA_PATH and "
+              "/usr/local/cuda were searched, too)\n",
+              stderr);
         return 127;
     }
     if (is_declined(call.argv) || is_stream_closed())

@@ -42,7 +42,7 @@ static char **added(const char *path, texts argv, char **to) {
     return to;
 }
 
-/* Whether the client has to be started in place of a file. */
+/* Returns whether the client has to be started in place of the file at `path`. */
 static bool is_nvcc(const char *path, texts argv, texts envp) {
     if (path == NULL || strcmp(kn_base_of(path), "nvcc") != 0 || count(argv) == 0 || envp == NULL)
         return false;
@@ -53,8 +53,8 @@ static bool is_nvcc(const char *path, texts argv, texts envp) {
 
 /* -- in nvcc ----------------------------------------------------------------------------------- */
 
-/* Returns the arguments with argv[0], without those of a script's interpreter; NULL in another
-   program. */
+/* Returns nvcc's arguments, including argv[0]. If nvcc is a script, those of its interpreter are
+   left out. Returns NULL if this is another program. */
 static char **arguments_of(const char *program, char **argv) {
     char executable[PATH_MAX];
     ssize_t size = readlink("/proc/self/exe", executable, sizeof executable - 1);
@@ -68,7 +68,7 @@ static char **arguments_of(const char *program, char **argv) {
 
 __attribute__((constructor)) static void prepare(int argc, char **argv, char **envp) {
     Dl_info info;
-    if (next_spawn != NULL) /* a constructor of another library has started a program */
+    if (next_spawn != NULL) /* done: a constructor of another library has started a program */
         return;
     next_execve = (int (*)(const char *, texts, texts))dlsym(RTLD_NEXT, "execve");
     next_spawn = (spawner *)dlsym(RTLD_NEXT, "posix_spawn");

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define KN_SOCKET "KCACHE_DROPIN_SOCKET"
-/* The id of the process in which nvcc itself has to run. */
+/* The variable with the id of the process in which nvcc itself has to run, not the client. */
 #define KN_PROCESS "KCACHE_NVCC_PROCESS"
 
 static inline const char *kn_base_of(const char *path) {

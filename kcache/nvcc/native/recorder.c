@@ -1,8 +1,9 @@
-/* The recorder is preloaded into the tools that nvcc starts, and records what they ask the system.
+/* The recorder is preloaded into nvcc and the tools that it starts, and records their questions to
+   the operating system.
 
-   It changes no answer, except that of `isatty`: the tools write into pipes of the client, and must
-   write as they would to the caller's terminal. A call that can't be followed is recorded as a
-   problem ('!'), and the compile is not stored.
+   It changes no answer, except that of `isatty`, because the tools write into pipes of the client,
+   but must write as they would to the caller's terminal. A call whose effects can't be followed is
+   recorded as a problem ('!'), and the result of the compile is not stored.
 
    Kinds: O open for reading, W open for writing, S stat, L lstat, A access, R readlink, P realpath,
    E variable, X start of a program, x failed start, Q search in PATH, B begin of a program, M
@@ -79,7 +80,8 @@ static void opened(const char *path, int fd, bool writes, const char *how) {
         note('W', path, how);
     else if (fstat(fd, &status) == 0) {
         note('O', path, stamp(text, &status));
-        /* Another change within the same tick of the files' clock would not show. */
+        /* If the file was changed in this tick of the files' clock, another change in the same tick
+           would not change its times. */
         NEXT(clock_gettime)(CLOCK_REALTIME_COARSE, &now);
         if (S_ISREG(status.st_mode) &&
             (ns(status.st_mtim) >= ns(now) || ns(status.st_ctim) >= ns(now)))
@@ -88,7 +90,7 @@ static void opened(const char *path, int fd, bool writes, const char *how) {
     errno = saved;
 }
 
-/* Records kind, inode and device: the parts of a path's status that tools use. */
+/* Records a file's kind, inode and device, the parts of its status that the tools use. */
 static void looked(char kind, const char *path, int failed, const struct stat *status) {
     char text[STAMP];
     int saved = errno;
@@ -102,7 +104,7 @@ static void looked(char kind, const char *path, int failed, const struct stat *s
     errno = saved;
 }
 
-/* Returns a path relative to a directory as one relative to the working directory. */
+/* Returns a path that is relative to the descriptor of a directory as an absolute path. */
 static const char *below(int directory, const char *path, char to[2 * PATH_MAX]) {
     char link[48];
     if (path == NULL || path[0] == '/' || directory == AT_FDCWD || recording == NULL)
@@ -259,14 +261,15 @@ static void starts(const char *path, texts arguments) {
         *to = '\0';
 }
 
-/* Records where the C library searches for a program that is named without a directory. */
+/* Records PATH, in which the C library searches for a program that is named without a directory. */
 static void note_search(const char *name) {
     const char *path = recording == NULL ? NULL : NEXT(getenv)("PATH");
     if (path != NULL && name != NULL && strchr(name, '/') == NULL)
         note('Q', name, path);
 }
 
-/* Records a failed start. A number makes each record different, because each failure counts. */
+/* Records a failed start. A number makes each record different, because `note` writes equal records
+   only once, but the reader counts the failures. */
 static void failed_to_start(const char *path, int error) {
     char text[24];
     static unsigned number;
@@ -320,7 +323,7 @@ static bool ends_with(const char *text, const char *end) {
     return size >= least && strcmp(text + size - least, end) == 0;
 }
 
-/* Whether preprocessed text has a word anywhere but in a line marker, `# 1 "name"`. */
+/* Returns whether preprocessed text contains a word outside line markers (`# 1 "name"`). */
 static bool has(const char *text, const char *end, const char *word) {
     const char *at = text;
     while ((at = memmem(at, (size_t)(end - at), word, strlen(word))) != NULL) {
@@ -333,8 +336,8 @@ static bool has(const char *text, const char *end, const char *word) {
     return false;
 }
 
-/* nvcc writes preprocessed source text into files. These show whether the outputs may name a root
-   of the call, and are searched before they are removed. */
+/* nvcc writes preprocessed source text into files. Before such a file is removed, it is searched
+   for the roots, to know which of them the outputs may contain. */
 static void search(const char *path) {
     char found[256] = "";
     int fd = NEXT(open)(path, O_RDONLY | O_CLOEXEC);
@@ -348,10 +351,10 @@ static void search(const char *path) {
     bool asks = has(text, text + size, "__builtin_FILE") ||
                 has(text, text + size, "__builtin_source_location");
     for (int number = 0; root < end && number < 64; root += strlen(root) + 1, number++) {
-        /* Code that asks for the name of its file gets a name from a line marker. */
+        /* Code that asks for its file's name gets the name that is in a line marker. */
         bool named = asks ? memmem(text, (size_t)size, root, strlen(root)) != NULL
                           : has(text, text + size, root);
-        if (named || strpbrk(root, "\"\\\n") != NULL) /* gcc writes these in another form */
+        if (named || strpbrk(root, "\"\\\n") != NULL) /* gcc escapes these, so they aren't found */
             sprintf(found + strlen(found), "%d ", number);
     }
     munmap(text, (size_t)size);
@@ -405,7 +408,8 @@ static int mapped(struct dl_phdr_info *info, size_t size, void *data) {
     return 0;
 }
 
-/* Records where the loader searches for libraries of an object before its cache. */
+/* Records the directories that the loader searches for an object's libraries before it uses its
+   cache. */
 static void note_directories(void *object) {
     Dl_serinfo size, *found;
     if (dlinfo(object, RTLD_DI_SERINFOSIZE, &size) != 0 || size.dls_size > 1 << 20)

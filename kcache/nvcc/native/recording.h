@@ -9,14 +9,14 @@
 
 #include <stdint.h>
 
-/* Names the memory as a file: /proc/PROCESS/fd/NUMBER. */
+/* The variable with the path of the memory, /proc/PROCESS/fd/NUMBER. */
 #define KR_VARIABLE "KCACHE_NVCC_RECORDING"
-/* Reserves address space; only pages that are written take memory. */
+/* Bytes of address space. Only pages that are written take memory. */
 #define KR_SIZE ((uint64_t)64 << 20)
 #define KR_MAX_ROOTS (60 << 10)
 
 struct kr_recording {
-    uint64_t used;      /* bytes of `records`, or more: then some are missing */
+    uint64_t used;      /* bytes of all records; some are missing if this is more than there is */
     uint32_t terminals; /* bit N: the caller's descriptor N, 0 to 2, is a terminal */
     uint32_t roots_size;
     char roots[KR_MAX_ROOTS]; /* the directories of the call, each with its NUL */

@@ -1,4 +1,5 @@
-/* Records: writes the questions of a process into the recording, each one once. */
+/* Records: writes the questions of a process to the operating system, and the answers, into the
+   recording, each once. */
 #define _GNU_SOURCE
 #include "records.h"
 

@@ -8,9 +8,9 @@
 
 extern struct kr_recording *recording; /* NULL if the process is not recorded */
 
-/* Begins a record, and returns the place of its answer, of that size; NULL if there is no space. */
+/* Begins a record; returns where to write its answer of that size, or NULL if there is no space. */
 char *record(char kind, const char *path, size_t answer_size);
-/* Writes a record, unless this process has written the same before. */
+/* Writes a record, unless this process has already written the same record. */
 void note(char kind, const char *path, const char *answer);
 
 #endif
