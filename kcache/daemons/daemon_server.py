@@ -225,7 +225,7 @@ class Server:
         with suppress(OSError):
             again = socket.socket(fileno=sockets.bound(self._path))
             while not self._is_stopping and self._listener.fileno() in self._wait(0):
-                self._accept()  # these have found the old one
+                self._accept()  # programs that found the old socket before it was removed
             self._listener.close()
             self._listener = again
             self._identity = sockets.socket_identity(self._path)

@@ -172,7 +172,11 @@ def spawn(
 
 
 def _listening(path: str) -> int:
-    """Return `bound(path)`, in a private folder; raise OSError."""
+    """Return the descriptor of a new socket that listens at `path`, in a private folder.
+
+    Raises:
+        OSError: the folder or the socket can't be made, or others have access to the folder.
+    """
     require_private(os.path.dirname(path))
     try:
         return bound(path)
