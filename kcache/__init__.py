@@ -1,10 +1,10 @@
 """kcache: a bounded, shared, observable cache for CUDA kernels that are compiled at run time.
 
 Begin with `kcache.compile(source, arch="sm_90")`, which returns a `CompiledKernel` from the user's
-cache. `KernelCache` is the same with a directory, a cap and statistics of its own. For programs
-that do not know kcache, there are `kcache.install()` and the command `kcache run`.
+cache. `KernelCache` does the same for a cache with its own directory, cap and statistics. Programs
+that were not written for kcache can use it by `kcache.install()` or the command `kcache run`.
 
-The public names are imported from their modules at their first use (PEP 562), so that
+Each public name is imported from its module when it is first used (PEP 562), so that
 `import kcache` takes almost no time.
 """
 
@@ -106,7 +106,8 @@ _MODULES = {
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
-#: For `kcache.util.forks`; made here because the import of that module has to hold it, too.
+#: The lock that `kcache.util.forks` describes. It is made here, because it is already held while
+#: that module is imported.
 importing = RLock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(  # noqa: TID251  as above

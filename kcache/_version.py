@@ -1,3 +1,3 @@
-"""The version of the distribution: its only source."""
+"""The version of the distribution. It is defined nowhere else."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Backend: the contract of a store of bytes under keys, and how a backend is found by its name."""
+"""Backend: the interface of a store of bytes under keys, and how to open a backend by its name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUP = "kcache.backends"
 #: A key has this many lower-case hexadecimal digits (a SHA-256 digest).
 KEY_LENGTH = 64
 
-#: Error numbers of a full disk or quota: evicting entries of this cache helps.
+#: The error numbers for a full disk or an exhausted quota. Evicting entries then makes room.
 NO_ROOM = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 
 _HEX = "0123456789abcdef"
@@ -34,7 +34,7 @@ def is_key(key: object) -> bool:
 
 
 def check_key(key: object) -> None:
-    """Reject a text that is not a key.
+    """Raise an error if `key` is not a valid key.
 
     Raises:
         ConfigError: `key` is not 64 lower-case hexadecimal digits.
@@ -44,13 +44,17 @@ def check_key(key: object) -> None:
 
 
 def failure(operation: str, error: OSError) -> BackendError:
-    """Return the exception of a backend for an error of the operating system."""
+    """Return a BackendError saying that `operation` failed because of `error`."""
     where = f" {error.filename}" if error.filename else ""
     return BackendError(f"{operation}{where}: {error.strerror or error}")
 
 
 def increasing(clock: Callable[[], int]) -> Callable[[], int]:
-    """Return a clock whose times increase with each call, even if `clock` is set back."""
+    """Return a function that returns the time of `clock`, but a later time at each call.
+
+    If `clock` has not advanced since the last call, or was set back, the function returns the last
+    time plus 1.
+    """
     last = 0
 
     def now() -> int:
@@ -67,7 +71,7 @@ class EntryInfo(NamedTuple):
     Attributes:
         key: 64 hexadecimal digits.
         size: stored size in bytes, as `Backend.usage` counts it.
-        used_ns: time of the last recorded use, nanoseconds since the epoch.
+        used_ns: time of the last recorded use, in nanoseconds since the epoch.
     """
 
     key: str
@@ -76,11 +80,11 @@ class EntryInfo(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """How much a backend holds.
+    """How much a backend stores.
 
     Attributes:
-        bytes: stored bytes, never below the truth.
-        entries: number of entries, never below the truth.
+        bytes: stored bytes; may be more than the actual number, but never less.
+        entries: number of entries; may be more than the actual number, but never less.
     """
 
     bytes: int
@@ -88,18 +92,20 @@ class Usage(NamedTuple):
 
 
 class Backend(ABC):
-    """Stores opaque bytes under keys, and knows their sizes and recency.
+    """Stores byte strings under keys, and records the size and the last use of each.
 
     A backend does not depend on kernels, envelopes or caps, and the engine does not depend on
-    files. Keys are 64 lower-case hexadecimal digits; the engine checks them before a call.
+    files. Keys are 64 lower-case hexadecimal digits. The engine checks each key before it calls a
+    method.
 
-    Errors: every method may raise `BackendError`, and nothing else, when the medium fails; a
-    miss is `None`, never an exception. Threads: every method may be called from any thread.
-    Processes: any number of processes may open the same folder. Crash: a process killed at any
-    instant leaves no torn value and no lock, and `usage` at or above the truth.
+    Errors: if the storage medium fails, any method may raise `BackendError`, but no other
+    exception. A miss is None, never an exception. Threads: each method may be called from several
+    threads at the same time. Processes: any number of processes may open the same folder. Crash: a
+    process that is killed at any instant leaves neither a partly written value nor a held lock,
+    and the figures of `usage` are still not below the actual ones.
 
-    Eight methods are abstract. Override `use`, `batch` and `check` if a medium can do better.
-    `kcache.testing.BackendContract` tests the whole contract.
+    Eight methods are abstract. Override `use`, `batch` and `check` as well if the backend can do
+    better than their defaults. `kcache.testing.BackendContract` tests the whole contract.
     """
 
     #: By how many bytes the stored size of a value may exceed its length.
@@ -107,27 +113,32 @@ class Backend(ABC):
 
     @abstractmethod
     def get(self, key: str) -> bytes | None:
-        """Return the value under `key`, or None if there is none; never partial bytes."""
+        """Return the whole value under `key`, or None if there is none; never a part of a value."""
 
     @abstractmethod
     def put(self, key: str, value: bytes) -> int:
-        """Store `value` under `key` atomically, last writer wins; return its stored size."""
+        """Store `value` under `key` atomically, and return its stored size.
+
+        The value replaces an older value under `key`. If several writers store a value under the
+        same key, the last writer wins.
+        """
 
     @abstractmethod
     def delete(self, key: str) -> int:
-        """Remove `key`; return the bytes freed, 0 if it was absent."""
+        """Delete the entry under `key`; return the bytes freed, or 0 if there was no entry."""
 
     @abstractmethod
     def touch(self, key: str) -> None:
-        """Record a use of `key`; an absent key is ignored.
+        """Record that the entry under `key` was used. If there is no entry, do nothing.
 
         The record may be buffered. It may be lost in a crash, or if it can't be written.
         """
 
     def use(self, key: str) -> bytes | None:
-        """Return what `get` returns, and `touch` the key; a backend may do both in one step.
+        """Return the value under `key` like `get`, and record the use like `touch`.
 
-        A use that can't be recorded (read-only medium) is not an error.
+        A backend may do both in one step. If the use can't be recorded, for example on a read-only
+        medium, the value is returned without an error.
         """
         value = self.get(key)
         if value is not None:
@@ -136,50 +147,51 @@ class Backend(ABC):
         return value
 
     def batch(self) -> AbstractContextManager[None]:
-        """Return a context in which this thread's changes may take effect together, at its end.
+        """Return a context manager that may combine this thread's changes into one transaction.
 
-        The engine evicts and stores inside one batch. A backend with transactions makes the
-        batch one transaction: `usage` in the block is exact, and if the block or its end raises,
-        nothing was changed. Other backends, and this default, make each change at once.
+        The engine makes room for a value and stores it in one `with` block. A backend with
+        transactions makes the block one transaction: the changes take effect when the block ends,
+        `usage` is exact within the block, and if the block or its end raises an exception, nothing
+        was changed. In other backends, and by default, each change takes effect at once.
         """
         return nullcontext()
 
     @abstractmethod
     def usage(self) -> Usage:
-        """Return the bytes and entries that all processes have stored, in constant time."""
+        """Return how many bytes and entries all processes have stored. This takes constant time."""
 
     @abstractmethod
     def coldest(self) -> Iterator[EntryInfo]:
         """Yield entries, least recently used first, each at most once.
 
-        Lazy: starting the iteration does not read the whole backend. The order may be approximate
-        if a backend is larger than the sample that it examines.
+        The iterator is lazy: its first step does not read the whole backend. A backend may examine
+        only a sample of its entries; then the order is approximate.
         """
 
     @abstractmethod
     def scan(self) -> Iterator[EntryInfo]:
-        """Yield every entry in any order, even while others delete entries."""
+        """Yield every entry, in any order, even if entries are deleted during the iteration."""
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
-        """Yield a sentence for each fault of the medium itself.
+        """Yield one sentence for each fault in how the backend stores its entries.
 
-        With `repair`, the faults are repaired. The content of the values is not checked, because it
-        is opaque to a backend. A check may take as long as reading everything. This default finds
-        nothing.
+        A wrong count of stored bytes is such a fault. If `repair` is true, the faults are also
+        repaired. The values are not checked, because a backend does not know their format. A check
+        may take as long as reading every entry. By default, nothing is checked.
         """
         del repair
         return iter(())
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the backend holds. Idempotent."""
+        """Release the resources of the backend. Calling this again does nothing."""
 
 
 class WrappingBackend(Backend):
-    """A backend that passes each call to another one; subclasses change what some calls do.
+    """A backend that passes each call to an inner backend; subclasses override some methods.
 
     Args:
-        inner: the other backend; closed with this one.
+        inner: the inner backend; closed when this backend is closed.
     """
 
     def __init__(self, inner: Backend) -> None:
@@ -187,65 +199,69 @@ class WrappingBackend(Backend):
         self.overhead = inner.overhead
 
     def inner_for(self, method: str) -> Backend:
-        """Return the other backend; called before each call of one of its methods."""
+        """Return the inner backend, for a call of its method called `method`.
+
+        Each method of this class calls `inner_for` first, so a subclass can override it to act
+        before every call.
+        """
         del method
         return self.inner
 
     def get(self, key: str) -> bytes | None:
-        """Return what the other backend returns; so do the methods below."""
+        """Call `get` of the inner backend."""
         return self.inner_for("get").get(key)
 
     def use(self, key: str) -> bytes | None:
-        """Pass on."""
+        """Call `use` of the inner backend."""
         return self.inner_for("use").use(key)
 
     def put(self, key: str, value: bytes) -> int:
-        """Pass on."""
+        """Call `put` of the inner backend."""
         return self.inner_for("put").put(key, value)
 
     def delete(self, key: str) -> int:
-        """Pass on."""
+        """Call `delete` of the inner backend."""
         return self.inner_for("delete").delete(key)
 
     def touch(self, key: str) -> None:
-        """Pass on."""
+        """Call `touch` of the inner backend."""
         self.inner_for("touch").touch(key)
 
     def batch(self) -> AbstractContextManager[None]:
-        """Pass on."""
+        """Call `batch` of the inner backend."""
         return self.inner_for("batch").batch()
 
     def usage(self) -> Usage:
-        """Pass on."""
+        """Call `usage` of the inner backend."""
         return self.inner_for("usage").usage()
 
     def coldest(self) -> Iterator[EntryInfo]:
-        """Pass on."""
+        """Call `coldest` of the inner backend."""
         return self.inner_for("coldest").coldest()
 
     def scan(self) -> Iterator[EntryInfo]:
-        """Pass on."""
+        """Call `scan` of the inner backend."""
         return self.inner_for("scan").scan()
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
-        """Pass on."""
+        """Call `check` of the inner backend."""
         return self.inner_for("check").check(repair=repair)
 
     def close(self) -> None:
-        """Pass on."""
+        """Call `close` of the inner backend."""
         self.inner_for("close").close()
 
 
 class NoBackend(Backend):
-    """A backend that accepts every value and keeps none.
+    """A backend that accepts every value but stores nothing.
 
-    It replaces a backend that could not be opened, after a warning to the user. Compiled kernels
-    are then kept in the memory tier only.
+    It takes the place of a backend if there is no usable directory or the backend can't be opened.
+    Compiled kernels are then kept in the memory tier only.
 
     Args:
-        reason: why there is no other backend.
-        kind: `unusable`, `refused` (the environment names a directory that kcache does not use), or
-            `no_cache` (nothing has been cached yet).
+        reason: why no other backend was opened.
+        kind: `refused` if the environment names a directory that kcache refuses to use, `no_cache`
+            if nothing has been cached yet, `unusable` in all other cases.
     """
 
     def __init__(self, reason: str, *, kind: str = "unusable") -> None:
@@ -253,30 +269,30 @@ class NoBackend(Backend):
         self.kind = kind
 
     def get(self, key: str) -> bytes | None:
-        """Return None."""
+        """Return None, because nothing is stored."""
         return None
 
     def put(self, key: str, value: bytes) -> int:
-        """Keep nothing; return 0."""
+        """Store nothing, and return 0 as the stored size."""
         return 0
 
     def delete(self, key: str) -> int:
-        """Return 0."""
+        """Return 0, because there is nothing to delete."""
         return 0
 
     def touch(self, key: str) -> None:
         """Do nothing."""
 
     def usage(self) -> Usage:
-        """Return that nothing is stored."""
+        """Return a usage of 0 bytes and 0 entries."""
         return Usage(0, 0)
 
     def coldest(self) -> Iterator[EntryInfo]:
-        """Return nothing."""
+        """Return an empty iterator."""
         return iter(())
 
     def scan(self) -> Iterator[EntryInfo]:
-        """Return nothing."""
+        """Return an empty iterator."""
         return iter(())
 
     def close(self) -> None:
@@ -285,7 +301,8 @@ class NoBackend(Backend):
 
 # -- backends by their names -----------------------------------------------------------------------
 
-#: First-party backends. They are found without a scan of entry points (which takes 15 to 50 ms).
+#: The backends that come with kcache. They are found without reading the entry points of all
+#: installed packages, which takes 15 to 50 ms.
 _FIRST_PARTY = {
     "file": "kcache_backends.file:FileBackend",
     "lmdb": "kcache_backends.lmdb:LmdbBackend",
@@ -300,7 +317,7 @@ def backend_names() -> list[str]:
 
 
 def _registered() -> EntryPoints:
-    """Return the backends of other packages."""
+    """Return the entry points of the backends that other packages provide."""
     with importing:
         from importlib.metadata import entry_points  # noqa: PLC0415  25 ms
 
@@ -308,15 +325,18 @@ def _registered() -> EntryPoints:
 
 
 def is_backend(name: str) -> bool:
-    """Return whether a backend of that name is installed."""
+    """Return whether a backend called `name` is installed."""
     return name in _FIRST_PARTY or name in backend_names()
 
 
 def require_backend(value: str, *, name: str = "backend") -> str:
-    """Return `value`, the name of an installed backend; errors say that `name` has this value.
+    """Return `value`, without surrounding whitespace, if it is the name of an installed backend.
+
+    `name` is the name of the setting or variable that has this value; the errors mention it.
 
     Raises:
-        ConfigError: `value` is not a name; UnknownBackendError: no such backend is installed.
+        ConfigError: `value` is not a text, or is empty.
+        UnknownBackendError: no backend called `value` is installed.
     """
     if not isinstance(value, str) or not value.strip():  # pyright: ignore
         raise ConfigError(f"{name}: expected the name of a backend, got {value!r}")
@@ -327,12 +347,12 @@ def require_backend(value: str, *, name: str = "backend") -> str:
 
 
 def open_backend(name: str, folder: str, *, max_size: int, read_only: bool = False) -> Backend:
-    """Open the backend called `name` in a folder of its own; the caller closes it.
+    """Open the backend called `name`, which stores its entries in `folder`. The caller closes it.
 
     Raises:
-        UnknownBackendError: no backend of that name is installed.
+        UnknownBackendError: no backend called `name` is installed.
         ConfigError: the backend rejects `max_size`.
-        BackendError: the backend can't be opened there, or imported.
+        BackendError: the backend can't be imported, or it can't be opened in `folder`.
     """
     require_backend(name)
     try:

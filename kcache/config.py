@@ -1,4 +1,4 @@
-"""Config: every setting, from an argument, the environment, `kcache.json` or its default.
+"""Config: all settings. Each is from an argument, the environment, `kcache.json` or a default.
 
 Of all Python modules, only this one, `kcache.environment` and `kcache.dropin.run_environment` read
 the environment.
@@ -29,8 +29,8 @@ DEFAULT_MEMORY_SIZE = 64 << 20
 #: kernels take some minutes. Without a limit, a stopped process would block the others for ever.
 DEFAULT_WAIT = 300.0
 
-#: 1 EiB. A larger cap is reduced to it: no file system has more, and sums of sizes stay below
-#: 2**63.
+#: The largest cap, 1 EiB; a larger value is reduced to this. No file system is larger, and sums of
+#: sizes then stay below 2**63.
 _MAX_BYTES = 1 << 60
 
 
@@ -53,30 +53,34 @@ def _parse_workers(value: str | int, *, name: str) -> int:
 
 
 def parse_directory(value: str | os.PathLike[str], *, name: str) -> str:
-    """Return an absolute path; raise ConfigError if the value is not a path."""
+    """Return `value` as an absolute path; raise ConfigError if it is not a path.
+
+    `name` is the name of the setting or variable that has this value; the errors mention it.
+    """
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None  # pyright: ignore[reportUnnecessaryIsInstance]
     if not isinstance(text, str) or not text.strip() or "\0" in text:  # pyright: ignore
         raise ConfigError(f"{name}: expected a non-empty path, got {value!r}")
     expanded = os.path.expanduser(text)
     if expanded.startswith("~"):
         raise ConfigError(
-            f"{name}: expected a path (./~... for a name that begins with ~), got {value!r}: there "
-            "is no such home directory"
+            f"{name}: expected a path, got {value!r}, and the home directory that its ~ stands for "
+            "does not exist; if the ~ is part of a name, write ./~"
         )
     try:
         return os.path.abspath(expanded)  # only once, because the working directory may change
     except OSError as error:
         raise ConfigError(
-            f"{name}: expected a path that begins with /, because there is no working directory, "
+            f"{name}: expected an absolute path, because the working directory does not exist, "
             f"got {value!r}"
         ) from error
 
 
 def _parse_key_file(value: str | os.PathLike[str], *, name: str) -> str:
-    """Return a path, or the text itself if it is not a path.
+    """Return `value` as an absolute path, or `value` as text if it is not a path.
 
-    Such a text can't be read as a file, so no kernel is trusted. The default must not take its
-    place: without a key file, kernels without a signature are accepted.
+    A text that is not a path is not replaced by the default (no key file), because then kernels
+    without a signature would be accepted. The text can't be read as a key file, so no kernel from
+    elsewhere is accepted.
     """
     try:
         return parse_directory(value, name=name)
@@ -94,7 +98,10 @@ def _parse_remote(value: object, *, name: str) -> tuple[Address, ...]:
 
 
 class Setting(NamedTuple, Generic[T]):
-    """A value and its source: `argument`, the name of a variable, `kcache.json` or `default`."""
+    """The value of a setting, and its source.
+
+    The source is `argument`, the name of an environment variable, `kcache.json` or `default`.
+    """
 
     value: T
     source: str
@@ -105,10 +112,10 @@ class Variable(NamedTuple):
 
     Attributes:
         setting: the field of `Config` that the variable sets.
-        allowed: what it may hold, in words.
-        meaning: what it does, in words.
-        parse: returns the setting's value for a text or an argument; raises ConfigError.
-        default: the setting's value if neither argument nor variable gives one.
+        allowed: the allowed values, in words.
+        meaning: what the setting does, in words.
+        parse: converts a text or an argument to the setting's value; raises ConfigError.
+        default: the setting's value if neither an argument nor the variable sets one.
     """
 
     setting: str
@@ -119,19 +126,19 @@ class Variable(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the variable: `KCACHE_` and the setting, except for the directory."""
+        """The name of the variable: `KCACHE_DIR`, or `KCACHE_` and the setting in upper case."""
         return "KCACHE_DIR" if self.setting == "directory" else f"KCACHE_{self.setting.upper()}"
 
 
 def _flag(setting: str, meaning: str) -> Variable:
-    """Return a variable that switches something on."""
+    """Return the variable for a setting that is either on or off, and off by default."""
     return Variable(setting, "1 or 0", meaning, parse_flag, False)
 
 
 def _choice(
     setting: str, words: tuple[str, ...], meaning: str, default: str | None = None
 ) -> Variable:
-    """Return a variable whose value is one of `words`."""
+    """Return the variable for a setting whose value is one of `words`."""
     allowed = f"{', '.join(words[:-1])} or {words[-1]}"
     return Variable(setting, allowed, meaning, partial(_parse_choice, allowed=words), default)
 
@@ -234,9 +241,9 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 
-#: Settings that can be saved with a cache. The others are for one run of a program (read_only,
-#: disable, recache, on_miss, record, log), or decide whose kernels are trusted and who gets this
-#: user's kernels (remote, signing_key_file).
+#: The settings that can be saved in a cache's directory. Of the others, some are for one run of a
+#: program (read_only, disable, recache, on_miss, record, log). The rest decide whose kernels are
+#: trusted and who gets this user's kernels (remote, signing_key_file).
 SAVED = (
     *("backend", "max_size", "memory_size", "header_check", "relocation"),
     *("wait", "workers", "compile_timeout"),
@@ -248,9 +255,10 @@ _PREFIX = "KCACHE_"
 
 
 class Config(NamedTuple):
-    """Every setting with its source. See `VARIABLES` for what each means.
+    """Every setting with its source. `VARIABLES` describes what each setting means.
 
-    `directory` is None if no directory is named. Then the cache looks for a usable default.
+    `directory` is None if neither an argument nor the environment names a directory. Then the cache
+    uses the first default directory that is usable.
     """
 
     backend: Setting[str]
@@ -279,16 +287,18 @@ class Config(NamedTuple):
         environ: Mapping[str, str] | None = None,
         complain: Callable[[str], object] | None = None,
     ) -> Config:
-        """Return the settings: argument, else environment, else default.
+        """Return each setting from `arguments`, or else from the environment, or else its default.
 
-        Arguments that are None count as not given. With `complain`, a variable with a value that is
-        not allowed counts as not set, and `complain` is called with a sentence about it. If that
-        variable is `KCACHE_DIR`, `directory` is None and has the source `KCACHE_DIR`. `complain` is
-        also called for a variable whose name looks like a misspelt one.
+        An argument that is None counts as not given. If `complain` is given, a variable whose value
+        is not allowed is ignored, and `complain` is called with a sentence about it. If this
+        variable is `KCACHE_DIR`, the setting `directory` is None with the source `KCACHE_DIR`.
+        `complain` is also called for each variable whose name looks like a misspelt name of one of
+        kcache's variables.
 
         Raises:
-            ConfigError: an argument is not allowed, or, without `complain`, a variable.
-            UnknownBackendError: one of these names a backend that is not installed.
+            ConfigError: the value of an argument is not allowed; without `complain`, also: the
+                value of a variable is not allowed.
+            UnknownBackendError: such a value names a backend that is not installed.
         """
         environment = os.environ if environ is None else environ
         if complain is not None:
@@ -309,37 +319,36 @@ class Config(NamedTuple):
 
     @property
     def layers(self) -> tuple[Address, ...]:
-        """The addresses in `remote` of read-only directories and bundles."""
+        """Those addresses in the setting `remote` that are layers: directories and bundles."""
         return tuple(each for each in self.remote.value if each.kind == "layer")
 
     @property
     def remotes(self) -> tuple[Address, ...]:
-        """The other addresses in `remote`."""
+        """Those addresses in the setting `remote` that are not layers, such as HTTP servers."""
         return tuple(each for each in self.remote.value if each.kind != "layer")
 
     @property
     def forbids_writing(self) -> bool:
-        """Whether the settings allow no change of the cache."""
+        """Whether the settings forbid changes to the cache: `read_only` or `disable` is on."""
         return self.read_only.value or self.disable.value
 
     def with_saved(
         self, saved: Mapping[str, object], path: str, complain: Callable[[str], object]
     ) -> Config:
-        """Return the settings, with saved settings in place of defaults.
-
-        A saved setting that can't be used is ignored, and `complain` is called with a sentence.
+        """Return the settings, with the settings in `saved` in place of defaults.
 
         Args:
-            saved: setting -> text.
-            path: of the file with the saved settings.
-            complain: called with a sentence.
+            saved: maps names of settings to their values, as text.
+            path: the file that has the saved settings.
+            complain: called with a sentence for each saved setting that is not allowed; such a
+                setting is ignored.
         """
         found: dict[str, Setting[Any]] = {}
         for name, text in saved.items():
             try:
                 value = parse_saved(name, text)
             except (ConfigError, UnknownBackendError) as error:
-                complain(f"{path}: {error}. It is ignored")
+                complain(f"{path}: {error}. This setting is ignored")
                 continue
             if getattr(self, name).source == "default":
                 found[name] = Setting(value, os.path.basename(path))
@@ -347,21 +356,21 @@ class Config(NamedTuple):
 
 
 def parse_saved(name: str, text: object) -> object:
-    """Return the value of a saved setting.
+    """Return the value of the setting called `name` that is saved as `text`.
 
     Raises:
-        ConfigError: the setting can't be saved, or its value is not allowed.
-        UnknownBackendError: the value names a backend that is not installed.
+        ConfigError: `name` is not one of `SAVED`, or `text` is not allowed as its value.
+        UnknownBackendError: `text` names a backend that is not installed.
     """
     require_saved(name)
     return next(each for each in VARIABLES if each.setting == name).parse(text, name=name)
 
 
 def require_saved(name: str) -> None:
-    """Reject a name that is not one of `SAVED`.
+    """Raise an error if `name` is not the name of a setting that can be saved.
 
     Raises:
-        ConfigError: it is not one of them.
+        ConfigError: `name` is not one of `SAVED`.
     """
     if name not in SAVED:
         more, allowed = did_you_mean(name, SAVED), ", ".join(sorted(SAVED))
@@ -371,21 +380,24 @@ def require_saved(name: str) -> None:
 def _from_variable(
     variable: Variable, text: str, complain: Callable[[str], object] | None
 ) -> Setting[Any]:
-    """Return the setting that a variable's text gives; see `Config.load`."""
+    """Return the setting for a variable that is set to `text`; see `Config.load`."""
     try:
         return Setting(variable.parse(text, name=variable.name), variable.name)
     except (ConfigError, UnknownBackendError) as error:
         if complain is None:
             raise
-        # The user did not want the default directory, which may be full or shared: use none.
+        # Do not use the default directory: the user did not want it, as it may be full or shared.
         nowhere = variable.setting == "directory"
-        effect = "This process caches in memory alone" if nowhere else "It is ignored"
+        effect = "This process caches in memory alone" if nowhere else "The variable is ignored"
         complain(f"{error}. {effect}")
     return Setting(variable.default, variable.name if nowhere else "default")
 
 
 def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
-    """Return variables that only look like kcache's, with the names that were probably intended."""
+    """Return the variables that begin with `KCACHE_` but that kcache does not read.
+
+    Each is mapped to the variable that was probably meant, or to None if none has a similar name.
+    """
     known = {variable.name for variable in VARIABLES} | {REMOTE_TOKEN}
     plain = {name.removeprefix(_PREFIX): name for name in known}
     ours = (name for name in environ if name.startswith(_PREFIX))

@@ -1,13 +1,13 @@
-"""CacheDirectory: makes and opens the directory of a cache, names its files, rejects other ones.
+"""CacheDirectory: makes and opens a cache's directory, names its files, rejects other directories.
 
-``kcache.json`` makes a directory a cache. It holds one JSON object: its format, a random id, and
-the settings that are saved with the cache::
+A directory is a cache if it has the file ``kcache.json``, the marker. The marker holds one JSON
+object: its format, a random id, and the settings that are saved in the directory::
 
     {"format": "kcache-directory/1", "id": "5f0c1be90db5a5f7", "settings": {"max_size": "5GiB"}}
 
-kcache writes this file first, into a directory that is new or empty. So a directory that has other
-files, but not this one, belongs to another program, whatever the names of its files are. kcache
-writes and deletes nothing there.
+kcache writes the marker before any other file, into a directory that is new or empty. So a
+directory that has files but no marker belongs to another program, whatever the names of its files
+are. kcache writes and deletes nothing in such a directory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kcache.util.path_safety import (
     why_no_user,
 )
 
-#: The file that makes a directory a cache.
+#: The name of the marker, the file that makes a directory a cache.
 MARKER = "kcache.json"
 _FORMAT = "kcache-directory/1"
 _KIND = _FORMAT.partition("/")[0] + "/"
@@ -44,12 +44,13 @@ _MAX_MARKER = 4096
 _DRAFT = f".{MARKER}."
 #: A directory that a new file system has in its root directory.
 _LOST_AND_FOUND = "lost+found"
-#: The byte of `CacheDirectory.slots` that a process locks while it changes the settings, and how
-#: many seconds another process waits for the lock. A change takes 10 ms.
+#: The byte of the file `CacheDirectory.slots` that a process locks while it changes the settings,
+#: and how many seconds another process waits for this lock. A change takes 10 ms.
 _LOCKED, _PATIENCE = 1 << 20, 10.0
 #: How many seconds a process waits for another one that is making the same directory a cache.
 _MAKING = 1.0
-#: How often a directory that seems to be another program's is examined, with a pause in seconds.
+#: How often a directory is examined before it is regarded as another program's, and the pause
+#: between two examinations in seconds.
 _LOOKS, _PAUSE = 3, 0.01
 #: The byte that a process locks while it renames a damaged file. It lies beyond the content of any
 #: file of kcache and beyond the bytes of other locks.
@@ -68,20 +69,23 @@ _ALLOWED = "expected a directory that is new or empty, or that kcache made"
 class CacheDirectory:
     """The paths of all files in a cache's directory, except for those in the folder of the backend.
 
-    Immutable. No other module makes such a path.
+    A CacheDirectory is immutable. No other module puts such a path together.
 
     Args:
-        path: of the directory, as messages show it.
-        settings: the settings saved in it, name -> text; empty if they were not read.
+        path: the path of the directory, as messages show it.
+        settings: maps the names of the settings that are saved in the directory to their values, as
+            text; empty if the settings were not read.
 
     Attributes:
-        marker: makes the directory a cache, and holds its settings.
-        stats: the counts of all processes; see `engine.stats.StatsFile`.
-        journal: why entries left the cache; see `engine.journal.Journal`.
-        old_journal: the previous journal.
-        flight: its bytes are the locks of processes that compile; see `engine.single_flight`.
-        slots: its bytes are locks that bound concurrent compiles; see `nvrtc.workers.slots`.
-        tag: lets backup programs leave out the directory.
+        marker: the file that makes the directory a cache and has its settings.
+        stats: the file with the counts of all processes; see `engine.stats.StatsFile`.
+        journal: the file that records why entries left the cache; see `engine.journal.Journal`.
+        old_journal: the name that `journal` gets when it is full and a new journal is begun.
+        flight: the file in which a process locks a byte for each key whose value it makes; see
+            `engine.single_flight`.
+        slots: the file in which a process locks a byte for each compile that it runs, which limits
+            the number of concurrent compiles; see `nvrtc.workers.slots`.
+        tag: the file that makes backup programs leave out the directory.
     """
 
     def __init__(self, path: str, settings: Mapping[str, object] | None = None) -> None:
@@ -104,20 +108,23 @@ class CacheDirectory:
 
 
 def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
-    """Return the directory of a cache; unless `read_only`, a new or an empty one becomes a cache.
+    """Return the cache's directory at `path`.
 
+    Unless `read_only`, a missing directory is made, and a new or empty directory becomes a cache.
     Compiled kernels are code: a user who can write to the directory, or replace it, can make every
-    program that uses it run their code. So a directory that belongs to another user, or that others
-    can write to, is rejected, and so is a directory below such a directory. A directory that kcache
-    makes, with its parents, is accessible to the present user alone.
+    program that uses the cache run other code. So a directory that belongs to another user, or that
+    other users can write to, is rejected, and so is a directory below such a directory. If kcache
+    makes the directory or its parents, only the present user can access them.
 
-    Processes: several may make the same directory at the same time. Crash: a killed process leaves
-    an empty directory or a cache.
+    Processes: several processes may make the same directory at the same time. Crash: a killed
+    process leaves either an empty directory or a cache.
 
     Raises:
-        ConfigError: it is not a directory, is unsafe, or belongs to another user or program.
+        ConfigError: `path` is not a directory, is unsafe, or belongs to another user or program.
             Nothing was changed.
-        BackendError: it does not exist and can't be made (read-only or full file system, ...).
+        BackendError: the directory can't be examined, or it does not exist and can't be made (for
+            example because the file system is read-only), or the present user has no id of their
+            own in this user namespace.
     """
     path = os.path.abspath(path)
     if problem := why_no_user():
@@ -138,21 +145,21 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
         return CacheDirectory(path, about and about["settings"])
     except (FileExistsError, NotADirectoryError) as error:
         raise ConfigError(
-            f"directory: expected a directory, got {path!r}: it is a file, or a part of its path "
-            "is a file"
+            f"directory: expected a directory, got {path!r}, but either this or a part of this "
+            "path is a file"
         ) from error
     except NotOursError as error:
         raise ConfigError(
-            f"directory={path!r} is not a cache: {error.strerror}. Nothing in it was changed; "
-            f"{_ALLOWED}. Name another (KCACHE_DIR, directory=, --directory), such as "
-            f"{os.path.join(path, 'kcache')!r}"
+            f"directory={path!r} is not a cache: {error.strerror}. Nothing in the directory was "
+            f"changed; {_ALLOWED}. Name another directory (KCACHE_DIR, directory=, --directory), "
+            f"such as {os.path.join(path, 'kcache')!r}"
         ) from error
     except OSError as error:
         raise BackendError(f"directory {path}: {error.strerror}") from error
 
 
 def is_usable(path: str) -> bool:
-    """Return whether `open_directory` would succeed; change nothing."""
+    """Return whether `open_directory` would succeed for `path`. This changes nothing."""
     try:
         open_directory(path, read_only=True)
     except ConfigError:
@@ -169,15 +176,15 @@ def is_usable(path: str) -> bool:
 
 
 def claim(folder: str) -> None:
-    """Make the folder of a backend, unless it is there, and check that it is kcache's.
+    """Make a backend's folder, unless it exists, and check that kcache may write to it.
 
-    If the cache that contains the folder was removed or emptied, it is made again. A folder that is
-    in no cache becomes a cache itself, if it is empty.
+    If the directory of the cache that contained `folder` was removed or emptied, it is made a cache
+    again. If `folder` is not in a cache's directory and is empty, it becomes a cache itself.
 
     Raises:
-        NotOursError: other users could change it, or it has files of another program. Nothing was
-            changed.
-        OSError: it can't be examined or made.
+        NotOursError: other users could change the folder, or it has files of another program.
+            Nothing was changed.
+        OSError: the folder can't be examined or made.
     """
     if not os.path.isdir(folder):
         around = os.path.dirname(folder)
@@ -193,22 +200,23 @@ def claim(folder: str) -> None:
 
 
 def open_file_of_cache(path: str, flags: int, is_sound: Callable[[OwnFile], bool]) -> OwnFile:
-    """Open a file of a cache for writing; a damaged one is renamed, and a new one is created.
+    """Open the file of a cache at `path` for writing; replace a damaged file by a new one.
 
-    The damaged file gets `.damaged` at the end of its name. It is kept, because another program may
-    have written it. In a directory without a marker, a damaged file is not renamed, and
-    NotOursError is raised. If the directory was emptied while the cache was open, its marker is
-    written again.
+    A damaged file is renamed: `.damaged` is appended to its name. It is not deleted, because
+    another program may have written it. If the directory was emptied while the cache was open, the
+    marker is written again.
 
     Args:
-        path: the file, created if it does not exist.
-        flags: as for `os.open`.
-        is_sound: returns whether the opened file is new, or was written by kcache.
+        path: the path of the file, which is created if it does not exist.
+        flags: the same flags as for `os.open`.
+        is_sound: returns whether the opened file is new or was written by kcache; otherwise, the
+            file is damaged.
 
     Raises:
-        NotOursError: it is not a plain file of the present user with one name, or it is damaged and
-            its directory has no marker. Nothing was changed.
-        OSError: it can't be opened or renamed.
+        NotOursError: either `path` is not a regular file with one name that the present user owns,
+            or the file is damaged and its directory has no marker. In these cases, nothing was
+            changed. Or the file is still damaged after several attempts to replace it.
+        OSError: the file can't be opened or renamed.
     """
     folder = os.path.dirname(path)
     if not os.path.lexists(path):
@@ -220,7 +228,9 @@ def open_file_of_cache(path: str, flags: int, is_sound: Callable[[OwnFile], bool
         if is_sound(file):
             return file
         if not os.path.lexists(os.path.join(folder, MARKER)):
-            raise NotOursError(f"it is not a file of kcache, and {MARKER} is missing there", path)
+            raise NotOursError(
+                f"it is not a file of kcache, and its directory has no {MARKER}", path
+            )
         # Several processes may find the damage. One of them renames the file, and the others then
         # open the new file.
         lock(file, _RENAMING, timeout=1.0)
@@ -236,8 +246,8 @@ def _set_aside(path: str) -> None:
     """Rename a damaged file: append `.damaged` to its name.
 
     Raises:
-        NotOursError: a file with the new name exists and is not the present user's.
-        OSError: it can't be renamed.
+        NotOursError: a file with the new name exists and does not belong to the present user.
+        OSError: the file can't be renamed.
     """
     aside = f"{path}.damaged"
     with suppress(FileNotFoundError):
@@ -250,18 +260,18 @@ def _require_safe_path(path: str) -> None:
     problem = unsafe_part(path)
     if problem:
         raise ConfigError(
-            f"directory={path!r} is not safe: {problem}, and could put something else in its "
-            "place, so its kernels can't be trusted; expected a directory below directories that "
+            f"directory={path!r} is not safe: {problem}. So another user could replace the "
+            "directory, and its kernels can't be trusted; expected a directory whose parents "
             "belong to you or to root, and that no other user can write to"
         )
 
 
 def _require_own(path: str, status: os.stat_result) -> None:
-    """Reject a path that is not a directory, or that other users own or can write to.
+    """Raise an error unless `path` is a directory that only the present user can write to.
 
     Raises:
-        ConfigError: another user owns it or can write to it.
-        NotADirectoryError: it is not a directory.
+        ConfigError: another user owns the directory or can write to it.
+        NotADirectoryError: `path` is not a directory.
     """
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError
@@ -273,17 +283,19 @@ def _require_own(path: str, status: os.stat_result) -> None:
 
 
 def require_safe_layer(path: str) -> None:
-    """Check that a layer is safe to read, and trust its owner with kernels in this process.
+    """Check that a layer is safe to read; from now on, this process trusts kernels of its owner.
 
-    By naming the layer, the user trusts its owner: root, who made the image, or a user who
-    maintains kernels for others. No other user may be able to write to the layer or to replace it.
+    By naming the layer, the user trusts its owner, for example root, who made a container image, or
+    a user who maintains kernels for others. Other users must not be able to write to the layer or
+    to replace it.
 
     Args:
-        path: the directory of a cache, or a bundle.
+        path: the path of the layer: the directory of a cache, or a bundle.
 
     Raises:
-        ConfigError: others can write to it or replace it, or it is neither of these.
-        BackendError: it does not exist, or can't be examined.
+        ConfigError: users other than the owner can write to the layer or replace it, or `path` is
+            neither the directory of a cache nor a file.
+        BackendError: the layer does not exist, or can't be examined.
     """
     try:
         status = os.stat(path)
@@ -292,7 +304,7 @@ def require_safe_layer(path: str) -> None:
         raise BackendError(f"layer {path}: {error.strerror}") from error
     is_folder = stat.S_ISDIR(status.st_mode)
     if is_ambiguous(status.st_uid):
-        problem = f"its owner, {status.st_uid}, may be any user that this user namespace lacks"
+        problem = f"its owner {status.st_uid} may be any user without an id in this user namespace"
     elif not is_folder and not stat.S_ISREG(status.st_mode):
         problem = "it is neither a directory nor a file"
     elif sys.platform != "win32" and status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -311,18 +323,19 @@ def require_safe_layer(path: str) -> None:
 
 
 def change_settings(files: CacheDirectory, change: Callable[[dict[str, object]], None]) -> None:
-    """Save the settings of a cache, as `change` leaves them.
+    """Change the settings that are saved in a cache's directory.
 
-    Processes: two changes at the same time are both kept. Crash: a killed process leaves either the
-    old settings or the new ones.
+    Processes: if two processes change settings at the same time, both changes are saved. Crash: a
+    killed process leaves either the old settings or the new settings.
 
     Args:
         files: the cache's directory.
-        change: gets the saved settings and changes them in place; its exceptions pass through.
+        change: is called with the saved settings and changes them in place. If it raises an
+            exception, nothing is saved, and the exception is passed on.
 
     Raises:
-        ConfigError: the settings would be too long.
-        BackendError: the file can't be written, or is not a marker of kcache.
+        ConfigError: the changed settings are too long to be saved.
+        BackendError: ``kcache.json`` can't be written, or is not a marker of kcache.
     """
     try:
         with open_own(files.slots, os.O_RDWR | os.O_CREAT) as file:
@@ -339,30 +352,30 @@ def change_settings(files: CacheDirectory, change: Callable[[dict[str, object]],
 
 
 def _marker_in(directory: str, around: str | None = None) -> dict[str, Any] | None:
-    """Return what ``kcache.json`` holds, or None for an empty directory.
+    """Return the content of the marker, or None if the directory is empty.
 
     Args:
-        directory: examined for other files, if it has no marker.
-        around: the directory that contains it, whose marker counts, too.
+        directory: the directory that should have a marker or be empty.
+        around: the parent of the directory. If the parent has a marker, the directory needs none.
 
     Raises:
         NotOursError: the directory belongs to another program.
-        OSError: it can't be read.
+        OSError: the directory or its marker can't be read.
     """
     others: list[str] = []
     for _ in range(_LOOKS):
         about = (around and _read_marker(around)) or _read_marker(directory)
         if about or not (others := _others_in(directory)):
             return about
-        time.sleep(_PAUSE)  # another process may be writing it, or removing the cache
-    raise NotOursError(f"it has {others[0]!r} in it, and no {MARKER!r} of kcache", directory)
+        time.sleep(_PAUSE)  # another process may be writing the marker, or removing the cache
+    raise NotOursError(f"it contains {others[0]!r} but no {MARKER!r} of kcache", directory)
 
 
 def _make_cache(directory: str) -> dict[str, Any]:
-    """Make an empty directory a cache, if no other process has; return what the marker holds.
+    """Write the marker into an empty directory, unless another process has; return its content.
 
     Raises:
-        OSError: it can't be written to.
+        OSError: the marker can't be written.
     """
     with ExitStack() as stack:
         # After a time-out, continue without the lock: a stopped process may hold it, and has stored
@@ -377,17 +390,22 @@ def _make_cache(directory: str) -> dict[str, Any]:
 
 
 def _others_in(directory: str) -> list[str]:
-    """Return the names of the files that show that a directory is not empty."""
+    """Return the names of the files in a directory, except `lost+found` and drafts of the marker.
+
+    If no names are left, the directory counts as empty.
+    """
     names = os.listdir(directory)
     return [n for n in names if n != _LOST_AND_FOUND and not n.startswith(_DRAFT)]
 
 
 def _read_marker(directory: str) -> dict[str, Any] | None:
-    """Return what ``kcache.json`` holds, with a dictionary as `settings`; None if it is missing.
+    """Return the content of the marker in a directory, or None if there is no ``kcache.json``.
+
+    The content always has a dictionary under `settings`, which may be empty.
 
     Raises:
-        NotOursError: something else has the name ``kcache.json``.
-        OSError: it can't be read.
+        NotOursError: ``kcache.json`` is not a marker of this version of kcache.
+        OSError: ``kcache.json`` can't be read.
     """
     path = os.path.join(directory, MARKER)
     try:
@@ -399,26 +417,31 @@ def _read_marker(directory: str) -> dict[str, Any] | None:
         reason = str(error.strerror).removeprefix("it ")
         raise NotOursError(f"its {MARKER!r} {reason}", path) from error
     except (ValueError, RecursionError) as error:
-        raise NotOursError(f"its {MARKER!r} is not a marker of kcache (no JSON)", path) from error
+        raise NotOursError(f"its {MARKER!r} is not a marker of kcache (not JSON)", path) from error
     about = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     form = about.get("format")
     if isinstance(form, str) and form.startswith(_KIND) and form != _FORMAT:
-        raise NotOursError(f"another version of kcache made it ({form[:40]!r})", path)
+        raise NotOursError(
+            f"its {MARKER!r} was written by another version of kcache (format {form[:40]!r})", path
+        )
     if form != _FORMAT or not isinstance(about.setdefault("settings", {}), dict):
         raise NotOursError(f"its {MARKER!r} is not a marker of kcache", path)
     return about
 
 
 def _write_marker(directory: str, about: Mapping[str, object]) -> None:
-    """Write ``kcache.json`` atomically.
+    """Write `about` as ``kcache.json`` into a directory, atomically.
 
     Raises:
-        ConfigError: it would be too long.
-        OSError: it can't be written (full or read-only file system).
+        ConfigError: the file would be larger than `_MAX_MARKER` bytes.
+        OSError: the file can't be written (because the file system is full, for example).
     """
     data = (json.dumps(about) + "\n").encode()
     if len(data) > _MAX_MARKER:
-        raise ConfigError(f"expected settings of at most {_MAX_MARKER} bytes, got {len(data)}")
+        raise ConfigError(
+            f"the settings are too large to be saved in {MARKER}: expected at most {_MAX_MARKER} "
+            f"bytes, got {len(data)}"
+        )
     path = os.path.join(directory, MARKER)
     with replacing(path, 0o600) as draft, open_own(draft, os.O_WRONLY) as file:
         if os.write(file.fd, data) != len(data):

@@ -1,6 +1,6 @@
-"""Entry, and the byte envelope that every backend stores it in.
+"""Entry, and the envelope: the bytes that a backend stores for an entry.
 
-The envelope, all integers little-endian:
+The envelope has these fields; all integers are little-endian:
 
 ====================  =========  ==========================================================
 field                 bytes      meaning
@@ -8,20 +8,21 @@ field                 bytes      meaning
 magic                 6          ``KCACHE``
 format version        2          `FORMAT_VERSION`
 total length          8          of the whole envelope, checksum included
-cost                  8          IEEE double: seconds that making the payload took
+cost                  8          IEEE double: how many seconds it took to make the payload
 key                   32         the key that the entry was stored under
 section count         2          number of payload sections
 producer length       2          of the producer string
 metadata length       4          of the JSON metadata
-producer              variable   UTF-8: which frontend and layout made the payload
-section table         variable   per section: u8 name length, UTF-8 name, u64 size
+producer              variable   UTF-8: the frontend that made the payload, and its layout
+section table         variable   for each section: u8 name length, UTF-8 name, u64 size
 metadata              variable   UTF-8 JSON object
-sections              variable   the payload, in the table's order, without gaps
+sections              variable   the payload, in the order of the table, without gaps
 checksum              16         XXH3-128 (big-endian canonical form) of all bytes before it
 ====================  =========  ==========================================================
 
-Every format version ends in the same checksum over the rest. So a reader can distinguish damage
-from another version without support for that version's layout. XXH3 is specified at
+Envelopes of every format version end in the same kind of checksum. So a reader can distinguish a
+damaged envelope from one of another version, even if it does not support the other version's
+layout. XXH3 is specified at
 https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md; it detects damage, not forgery.
 """
 
@@ -42,10 +43,10 @@ JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | Non
 
 FORMAT_VERSION = 1
 MAX_SECTIONS = 256
-#: Decoding rejects larger metadata, in bytes. Its largest part is the compiler's log.
+#: The largest size of an entry's metadata in bytes. Its largest part is the compiler's log.
 MAX_METADATA = 16 << 20
 MAX_PRODUCER = 256
-#: Decoding rejects metadata that is nested deeper than this.
+#: The most levels to which an entry's metadata may be nested.
 _MANY_LEVELS = 64
 
 _MAGIC = b"KCACHE"
@@ -69,10 +70,10 @@ _compact = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii
 
 
 def _require_shallow(value: object) -> None:
-    """Reject metadata that is nested so deeply that recursive code could overflow the stack.
+    """Raise an error if metadata is nested so deeply that recursive code could overflow the stack.
 
     Raises:
-        ValueError: there are more than `_MANY_LEVELS` levels.
+        ValueError: the metadata has more than `_MANY_LEVELS` levels.
     """
     level = [value]
     for _ in range(_MANY_LEVELS):
@@ -85,30 +86,30 @@ def _require_shallow(value: object) -> None:
         if not inside:
             return
         level = inside
-    raise ValueError(f"more than {_MANY_LEVELS} levels")
+    raise ValueError(f"metadata: expected at most {_MANY_LEVELS} levels, got more")
 
 
 class Entry:
-    """The content under one key: named byte strings, and JSON metadata about them.
+    """What is stored under one key: named byte strings, and JSON metadata about them.
 
-    Immutable, so threads may share it. Two entries are equal if their payloads and metadata are
-    equal.
+    An entry is immutable, so threads may share it. Two entries are equal if their payloads and
+    their metadata are equal.
 
     Args:
-        payload: section name -> bytes. At most `MAX_SECTIONS` sections, names of 1 to 255 UTF-8
-            bytes.
-        metadata: JSON values only; at most `MAX_METADATA` bytes once encoded. A number under
-            `compile_seconds` is the time that a hit saves.
+        payload: maps the name of each section to its bytes. There are at most `MAX_SECTIONS`
+            sections, with names of 1 to 255 bytes in UTF-8.
+        metadata: maps text to JSON values; at most `MAX_METADATA` bytes when encoded. The number
+            under `compile_seconds`, if there is one, is the time that a hit saves.
 
     Raises:
-        ArgumentTypeError: payload is not a mapping of text to bytes, or metadata not a mapping.
+        ArgumentTypeError: `payload` does not map text to bytes, or `metadata` is not a mapping.
     """
 
     __slots__ = ("cost", "metadata", "payload")
 
-    #: Section name -> bytes.
+    #: Maps the name of each section to its bytes.
     payload: Mapping[str, bytes]
-    #: JSON values about the payload.
+    #: Maps text to JSON values that describe the payload.
     metadata: Mapping[str, JSON]
     #: How many seconds it took to make the payload; 0.0 if unknown.
     cost: float
@@ -128,12 +129,12 @@ class Entry:
         _fill(self, checked, about, _cost(about.get("compile_seconds")))
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        """Refuse: an entry is immutable."""
+        """Raise an AttributeError, because an entry is immutable."""
         raise AttributeError(f"an Entry is immutable: {name} can't be set")
 
     @property
     def size(self) -> int:
-        """Bytes of payload."""
+        """The size of the payload in bytes, without names and metadata."""
         return sum(map(len, self.payload.values()))
 
     def __eq__(self, other: object) -> bool:
@@ -164,7 +165,7 @@ def _mapping(what: str, value: object) -> dict[Any, Any]:
 
 
 def _cost(seconds: object) -> float:
-    """Return a compile time as a finite number of seconds; 0.0 for anything else."""
+    """Return `seconds` as a float if it is a finite number from 0, otherwise 0.0."""
     try:
         cost = float(seconds) if isinstance(seconds, (int, float)) else 0.0
     except OverflowError:
@@ -173,11 +174,11 @@ def _cost(seconds: object) -> float:
 
 
 def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
-    """Return the envelope of `entry` under `key` (64 hexadecimal digits).
+    """Return the envelope for storing `entry` under `key` (64 hexadecimal digits).
 
     Raises:
-        ArgumentTypeError: metadata holds a value that JSON can't represent, a bound is exceeded, or
-            `entry` is not an Entry.
+        ArgumentTypeError: `entry` is not an Entry, its metadata has a value that JSON can't
+            represent, or one of its parts is larger than the format allows.
     """
     try:
         metadata = _compact(dict(entry.metadata)).encode()
@@ -189,7 +190,8 @@ def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
             given = type(entry).__name__
             raise ArgumentTypeError(f"entry: expected an Entry, got {given}") from None
         raise ArgumentTypeError(
-            f"metadata is not JSON, or a name is not Unicode: {error}"
+            "entry: either its metadata can't be encoded as JSON, or the name of a section can't "
+            f"be encoded in UTF-8: {error}"
         ) from error
     values = list(entry.payload.values())
     if len(metadata) > MAX_METADATA:
@@ -224,13 +226,15 @@ def encode(key: str, entry: Entry, *, producer: bytes = b"") -> bytes:
 
 
 def decode(blob: bytes, key: str, *, producer: bytes = b"") -> Entry:
-    """Check every part of an envelope that was stored under `key`, and return its entry.
+    """Check every part of the envelope `blob` that was stored under `key`, and return its entry.
 
-    This allocates no more than the length of the envelope, and its metadata as Python objects.
+    A wrong length field can't make this function allocate more memory than the length of `blob`,
+    plus the metadata as Python objects.
 
     Raises:
-        IncompatibleEntryError: an undamaged envelope of another format version or producer.
-        CorruptEntryError: anything else that is not exactly what `encode` returned for `key`.
+        IncompatibleEntryError: the envelope is not damaged, but of another format version, or its
+            producer is not `producer`.
+        CorruptEntryError: the envelope is in any other way not what `encode` returned for `key`.
     """
     cost, count, position, text_length = _checked_header(blob, key, producer)
     try:
@@ -242,52 +246,65 @@ def decode(blob: bytes, key: str, *, producer: bytes = b"") -> Entry:
             position += _SIZE.size
         metadata = _metadata_in(blob[position : position + text_length])
     except (IndexError, struct.error, ValueError, RecursionError) as error:
-        raise CorruptEntryError(f"malformed table or metadata: {error}") from error
+        raise CorruptEntryError(
+            f"either its section table or its metadata is malformed: {error}"
+        ) from error
     position += text_length
     if position + sum(size for _, size in sizes) != len(blob) - _CHECKSUM:
-        raise CorruptEntryError("sections do not fill the envelope")
+        raise CorruptEntryError("its length does not match the sizes of its sections")
     payload: dict[str, bytes] = {}
     for name, size in sizes:
         payload[name] = blob[position : position + size]
         position += size
     if len(payload) != count:
-        raise CorruptEntryError("two sections have the same name")
+        raise CorruptEntryError("two of its sections have the same name")
     entry = object.__new__(Entry)
     _fill(entry, payload, metadata, cost)
     return entry
 
 
 def _checked_header(blob: bytes, key: str, producer: bytes) -> tuple[float, int, int, int]:
-    """Return cost, number of sections, offset of the table and length of the metadata.
+    """Check the checksum and the header of an envelope; return the fields that `decode` needs.
+
+    These are the cost, the number of sections, the offset of the section table, and the length of
+    the metadata.
 
     Raises:
-        IncompatibleEntryError, CorruptEntryError: as for `decode`.
+        IncompatibleEntryError, CorruptEntryError: the same errors as for `decode`.
     """
     end = len(blob) - _CHECKSUM
     if end < _HEADER.size:
-        raise CorruptEntryError(f"too short: expected at least {_SMALLEST} bytes, got {len(blob)}")
+        raise CorruptEntryError(
+            f"it is too short: expected at least {_SMALLEST} bytes, got {len(blob)}"
+        )
     if _checksum(memoryview(blob)[:end]) != blob[end:]:
         raise CorruptEntryError("checksum mismatch")
     magic, version, total, cost, stored_key, count, maker_length, text_length = _HEADER.unpack_from(
         blob
     )
     if magic != _MAGIC:
-        raise CorruptEntryError("not a kcache entry")
+        raise CorruptEntryError("it is not an entry of kcache")
     if version != FORMAT_VERSION:
-        raise IncompatibleEntryError(f"format version {version}, this is {FORMAT_VERSION}")
+        raise IncompatibleEntryError(
+            f"it has format version {version}, and this kcache reads version {FORMAT_VERSION}"
+        )
     if total != end + _CHECKSUM:
-        raise CorruptEntryError(f"expected {total} bytes by the length field, got {len(blob)}")
+        raise CorruptEntryError(
+            f"its length field says {total} bytes, but it has {len(blob)} bytes"
+        )
     if stored_key.hex() != key:
-        raise CorruptEntryError(f"entry of another key: {stored_key.hex()}")
+        raise CorruptEntryError(f"it was stored under another key, {stored_key.hex()}")
     if not 0.0 <= cost < _INFINITY:  # a NaN or an infinity would make every sum useless
-        raise CorruptEntryError(f"a cost of {cost} seconds")
+        raise CorruptEntryError(f"its cost is {cost} seconds")
     position = _HEADER.size + maker_length
     if maker_length or producer:
         maker = blob[_HEADER.size : position]
         if maker != producer:
-            raise IncompatibleEntryError(f"made by {maker.decode(errors='replace')!r}")
+            raise IncompatibleEntryError(
+                f"it was made by another producer, {maker.decode(errors='replace')!r}"
+            )
     if count > MAX_SECTIONS or text_length > MAX_METADATA:
-        raise CorruptEntryError("header exceeds the format's bounds")
+        raise CorruptEntryError("it has more sections or metadata than the format allows")
     return cost, count, position, text_length
 
 
@@ -298,12 +315,15 @@ def _metadata_in(text: bytes) -> dict[str, JSON]:
         _compact(metadata).encode()
         _require_shallow(metadata)
     if type(metadata) is not dict:
-        raise ValueError("metadata is not an object")
+        raise ValueError("the metadata is not a JSON object")
     return cast("dict[str, JSON]", metadata)
 
 
 def producer_of(blob: bytes) -> bytes:
-    """Return the producer in an intact envelope; empty for anything else."""
+    """Return the producer that an envelope names, or `b""` if `blob` is too short for an envelope.
+
+    The envelope must be intact: nothing is checked here.
+    """
     if len(blob) < _SMALLEST:
         return b""
     length: int = _HEADER.unpack_from(blob)[6]
@@ -311,12 +331,12 @@ def producer_of(blob: bytes) -> bytes:
 
 
 class Candidate(NamedTuple):
-    """An envelope that a tier has under a key. The caller decodes it, and so checks it.
+    """An envelope that a tier has under a key. The caller decodes the envelope, which checks it.
 
     Attributes:
         key: the key under which the tier has the envelope.
-        envelope: the bytes.
-        keep: whether the entry is stored in the user's own cache if it is used.
+        envelope: the bytes of the envelope.
+        keep: whether the entry, if it is used, is also stored in the user's own cache.
         problem: why the envelope can't be used; None if the tier found no reason.
     """
 
@@ -328,29 +348,30 @@ class Candidate(NamedTuple):
 
 # -- manifests -------------------------------------------------------------------------------------
 
-#: How many dependency sets a manifest holds. If there are more, the least recently stored one is
-#: dropped.
+#: The largest number of dependency sets in a manifest. If there are more, those that were stored
+#: least recently are dropped.
 MAX_SETS = 16
-#: How many bytes a manifest's entry has at most in addition to its dependency sets.
+#: The largest size of a manifest's entry in bytes, not counting its dependency sets.
 _ROOM = 2048
 
 
 def manifest_of(sets: Sequence[bytes]) -> Entry:
-    """Return the entry that holds some dependency sets, most recently stored first."""
+    """Return a manifest: the entry with the given dependency sets, most recently stored first."""
     return Entry({f"set{number}": raw for number, raw in enumerate(sets)}, {"kind": "manifest"})
 
 
 def sets_in(manifest: Entry) -> list[bytes]:
-    """Return the dependency sets in a manifest, in their order."""
+    """Return the dependency sets in a manifest, most recently stored first."""
     names = (f"set{number}" for number in range(MAX_SETS))
     return [manifest.payload[name] for name in takewhile(manifest.payload.__contains__, names)]
 
 
 def merged(old: Entry, new: Entry, most: int) -> Entry | None:
-    """Return a manifest with the sets of both, those of `new` first; None if `old` has all of them.
+    """Return a manifest with the sets of `new` that `old` lacks, followed by the sets of `old`.
 
-    If there are more than `MAX_SETS`, or they have more than `most` bytes, the oldest are dropped.
-    At least one set is kept.
+    These are dependency sets. Return None if `old` lacks none of them. If there are more than
+    `MAX_SETS`, or the manifest would have more than `most` bytes, those that were stored least
+    recently are dropped, but at least one is kept.
     """
     known = sets_in(old)
     missing = [raw for raw in sets_in(new) if raw not in known]

@@ -1,7 +1,7 @@
-"""Environment: reads the variables that are not settings: of NVRTC, of remotes, of directories.
+"""Environment: reads environment variables that are not settings, such as those of NVRTC.
 
-The settings are in `kcache.config`, and the variables of the launcher in
-`kcache.dropin.run_environment`. No other Python module reads the environment.
+`kcache.config` reads the settings, and `kcache.dropin.run_environment` reads the variables of the
+launcher. No other Python module reads the environment.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from kcache.util.forks import importing
 
-#: Variables that NVRTC 12.4 to 13.5 asks for and that may change its output. They are part of the
-#: key. Any other variable that a compiler asks for is in its trace.
+#: The variables that NVRTC 12.4 to 13.5 reads and that may change its output. Their values are part
+#: of the key. Any other variable that a compiler reads is recorded as a dependency of the compile.
 IN_KEY = (
     "CAN_FINALIZE_DEBUG",
     "DUMP_KNOBS_TO_FILE",
@@ -29,14 +29,17 @@ IN_KEY = (
     "NVRTC_DISABLE_CONCURRENT_NVVM",
     "NVVM_IR_VER_CHK",
 )
-#: LLVM asks for this variable to find out how the user writes the working directory.
+#: The variable from which LLVM gets the path of the working directory as the shell writes it.
 WORKING_DIRECTORY = "PWD"
-#: The compiler gets these values whatever the environment contains: a worker is not a job of the
-#: program's `make`, and NVRTC's own cache would answer instead of the compiler.
+#: The values that the compiler gets for these variables, whatever the environment contains. A
+#: worker is not a job of the `make` that may have started the program. NVRTC's own cache is off,
+#: because otherwise that cache would answer instead of the compiler.
 FIXED: dict[str, str | None] = {"MAKEFLAGS": None, "CUDA_CACHE_DISABLE": "1"}
-#: Variables that name directories for temporary files. A result does not depend on them.
+#: The variables that name directories for temporary files. The compiler's output does not depend on
+#: them.
 IGNORED = ("TMPDIR", "TMP", "TEMP")
-#: The mapping inside `os.environ`, which answers in a tenth of the time. Each hit asks it.
+#: The mapping inside `os.environ`. Each hit reads it, because a lookup in it takes a tenth of the
+#: time of a lookup in `os.environ`.
 _RAW: Any = getattr(os.environ, "_data", os.environ)
 _none_is_set = partial(
     _RAW.keys().isdisjoint,
@@ -45,11 +48,12 @@ _none_is_set = partial(
     ),
 )
 
-#: The credential of HTTP remotes, which is in no `Config`.
+#: The variable that has the token for HTTP remotes. No `Config` contains the token.
 REMOTE_TOKEN = "KCACHE_REMOTE_TOKEN"
 
 #: The variables that clients of remotes read: credentials, certificates, proxies. They decide which
-#: server a client talks to, and as which user. Programs with other values have another daemon.
+#: server a client connects to, and as which user. Programs with different values of these variables
+#: use different daemons.
 _OF_REMOTES = frozenset(
     (
         REMOTE_TOKEN,
@@ -60,8 +64,9 @@ _OF_REMOTES = frozenset(
     )
 )
 _OF_OBJECT_STORES = ("AWS_", "AZURE_")
-#: Endings of variables of obstore that would weaken the protection of credentials: plain HTTP, any
-#: certificate, another proxy or server, a key that is also sent to the host of a redirect.
+#: How the names of those variables of obstore end that weaken the protection of credentials: they
+#: allow plain HTTP or any certificate, name another proxy or server, or set a key that is also sent
+#: to the host of a redirect.
 _UNSAFE = (
     "_ALLOW_HTTP",
     "_ALLOW_INVALID_CERTIFICATES",
@@ -71,9 +76,9 @@ _UNSAFE = (
     "_KEY_BASE64",
     "_EMULATOR",
 )
-#: Endings of variables that name servers which hand out credentials, and the hosts that are asked
-#: for credentials without TLS: this machine, and the addresses at which clouds answer their own
-#: machines.
+#: How the names of those variables end that name a server of credentials; and the hosts of such
+#: servers that may be used without TLS: this machine, and the addresses at which clouds answer
+#: their own machines.
 _CREDENTIAL_SERVERS = ("_AUTHORITY_HOST", "_CREDENTIALS_FULL_URI", "_IDENTITY_ENDPOINT")
 _PLAIN = frozenset(
     (
@@ -84,32 +89,35 @@ _PLAIN = frozenset(
 
 
 def variable(name: str) -> str | None:
-    """Return the value of a variable, or None."""
+    """Return the value of the environment variable called `name`, or None if it is not set."""
     return os.environ.get(name)
 
 
 def values(*names: str) -> list[str]:
-    """Return the values of those variables that are set and not empty."""
+    """Return the values of those variables in `names` that are set and not empty."""
     return [value for name in names if (value := os.environ.get(name))]
 
 
 def variables() -> dict[str, str]:
-    """Return the environment variables of this process as they are now.
+    """Return a copy of all environment variables of this process.
 
-    Other threads may change variables meanwhile: only the copy of a dictionary is atomic.
+    The copy is atomic: it is consistent even if another thread changes variables at the same time.
     """
     return {os.fsdecode(name): os.fsdecode(value) for name, value in dict(_RAW).items()}
 
 
 def changed_variables(since: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the variables that differ from `since`; None for a variable that is gone."""
+    """Return the variables whose present values differ from those in `since`.
+
+    A variable that is in `since` but no longer set has the value None.
+    """
     now = variables()
     changed: dict[str, str | None] = {n: v for n, v in now.items() if since.get(n) != v}
     return changed | dict.fromkeys(since.keys() - now.keys())
 
 
 def in_key() -> tuple[str, ...]:
-    """Return those of `IN_KEY` that are set, as `NAME=VALUE`; nearly always none."""
+    """Return `NAME=VALUE` for each variable in `IN_KEY` that is set. Usually, none is set."""
     if _none_is_set():
         return ()
     now = variables()
@@ -117,10 +125,10 @@ def in_key() -> tuple[str, ...]:
 
 
 def worker_variables() -> dict[bytes, bytes]:
-    """Return the variables of this worker's start, and switch NVRTC's own cache off in it.
+    """Return the variables with which this worker was started, and switch off NVRTC's own cache.
 
-    NVRTC's own cache would answer instead of the compiler. libcuda keeps this cache, and reads the
-    variable that switches it off from the environment of the process.
+    NVRTC's own cache would answer instead of the compiler. It is part of libcuda, and is switched
+    off by a variable in the environment of the process.
     """
     found: dict[bytes, bytes] = {}
     if sys.platform != "win32":
@@ -130,7 +138,7 @@ def worker_variables() -> dict[bytes, bytes]:
 
 
 def remote_variables() -> dict[str, str]:
-    """Return those environment variables that clients of remotes read and that are set."""
+    """Return the environment variables that clients of remotes read, as far as they are set."""
     return {
         name: value
         for name, value in variables().items()
@@ -139,21 +147,22 @@ def remote_variables() -> dict[str, str]:
 
 
 def drop_unsafe_variables() -> None:
-    """Remove variables of object stores by which credentials would be sent without protection.
+    """Remove the variables that would make clients of object stores send credentials unprotected.
 
-    Only the daemon and `kcache doctor` call this, in their own process.
+    The variables are removed from the environment of this process. Only the daemon and
+    `kcache doctor` call this function.
     """
     for name, value in list(os.environ.items()):
         if not name.startswith((*_OF_OBJECT_STORES, "GOOGLE_")):
             continue
-        # obstore reads a name in any case; kcache's checks of names do not.
+        # obstore ignores the case of the names; kcache's checks of the names do not.
         is_unsafe = name != name.upper() or name.endswith(_UNSAFE)
         if is_unsafe or (name.endswith(_CREDENTIAL_SERVERS) and _is_public(value)):
             del os.environ[name]
 
 
 def _is_public(url: str) -> bool:
-    """Return whether what is sent to a URL may be read on the way."""
+    """Return whether others in the network may read what is sent to `url`."""
     from urllib.parse import urlsplit  # noqa: PLC0415  3 ms
 
     try:
@@ -164,31 +173,37 @@ def _is_public(url: str) -> bool:
 
 
 def remote_token() -> str | None:
-    """Return the token for HTTP remotes, which is not in `Config`, so that nothing shows it."""
+    """Return the token for HTTP remotes, or None.
+
+    The token is not in `Config`, so that it can't be shown together with the settings.
+    """
     return os.environ.get(REMOTE_TOKEN) or None
 
 
 def proxy_for(scheme: str, host: str) -> str | None:
-    """Return the URL of the proxy that the environment names for a host, or None."""
+    """Return the URL of the proxy that the environment names for `host`, or None."""
     from urllib import request  # noqa: PLC0415  28 ms
 
     proxies = request.getproxies_environment()
+    # The type information of `urllib.request` lacks this function.
     bypassed: Callable[[str, dict[str, str]], bool] = vars(request)["proxy_bypass_environment"]
-    if bypassed(host, proxies):  # the type information lacks it
+    if bypassed(host, proxies):
         return None
     return proxies.get(scheme) or proxies.get("all")
 
 
 def default_directories() -> Iterator[str]:
-    """Yield the default directories of the cache: the user's, then one in the temporary directory.
+    """Yield the default directories of the cache: one of the user's, then a temporary directory.
 
-    Each is determined when it is needed: to determine both takes longer than a hit.
+    The second directory is determined only if the caller needs it, because determining both takes
+    longer than a cache hit.
     """
     with importing:
         import platformdirs  # noqa: PLC0415  9 ms
 
-    # If the user has no home (containers with arbitrary user ids), platformdirs either raises or
-    # returns `~/.cache/kcache` unchanged, depending on its version.
+    # If the user has no home directory (in a container with an arbitrary user id, for example),
+    # platformdirs raises RuntimeError or returns the relative path `~/.cache/kcache`, depending on
+    # its version.
     with suppress(RuntimeError):
         found = platformdirs.user_cache_dir("kcache", appauthor=False)
         if os.path.isabs(found):

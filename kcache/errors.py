@@ -1,4 +1,4 @@
-"""Every exception that kcache raises."""
+"""Errors: the exceptions of kcache."""
 
 from __future__ import annotations
 
@@ -19,47 +19,48 @@ class ArgumentTypeError(ConfigError, TypeError):
 
 
 class UnknownBackendError(KcacheError, LookupError):
-    """No backend is registered under the given name."""
+    """No installed backend has the given name."""
 
 
 class BackendError(KcacheError):
-    """A backend could not carry out an operation (disk full, permission denied, ...).
+    """A backend could not carry out an operation, for example because permission was denied.
 
-    The engine catches and counts these errors; methods of `KernelCache` do not raise them.
+    The engine catches and counts these errors, so that no method of `KernelCache` raises them.
     """
 
 
 class FullError(BackendError):
-    """A backend has no room for a value although the cap allows it (it is fragmented).
+    """A backend has no room for a value although its size is allowed by the cap.
 
-    The engine evicts a tenth of the stored bytes and tries once more.
+    Free space can be too fragmented, for example. The engine evicts a tenth of the stored bytes and
+    tries once more.
     """
 
 
 class DiskFullError(FullError):
-    """A backend has no room for a value because the disk, or the user's quota, is full.
+    """A backend has no room for a value because the disk is full or the user's quota is used up.
 
-    The engine also warns, once per process.
+    The engine does the same as for a FullError, and logs a warning once per process.
     """
 
 
 class CorruptEntryError(BackendError):
-    """Stored bytes are not a valid entry: damaged, truncated, extended or of another key."""
+    """The bytes under a key are not a valid entry: they are damaged, or belong to another key."""
 
 
 class IncompatibleEntryError(CorruptEntryError):
-    """Stored bytes are an undamaged entry of another format version or producer."""
+    """The bytes under a key are an undamaged entry, but of another format version or producer."""
 
 
 class BundleError(BackendError):
-    """A file is not a sound bundle; the message names the file. No part of it is used."""
+    """A file is not a valid bundle. The message names the file. No part of the file is used."""
 
 
 class CompilerNotFoundError(KcacheError, ImportError):
-    """NVRTC is not installed, or can't be used here; the message has the remedy."""
+    """NVRTC is not installed, or can't be used here. The message says what to do."""
 
 
-#: How many lines of the compiler's log an error's text includes.
+#: How many lines of the compiler's log the text of an error includes at most.
 _LOG_LINES = 40
 
 
@@ -70,10 +71,11 @@ class CompileError(KcacheError):
         log: the compiler's full log, as text.
         source_name: the name under which the source was compiled.
         result: NVRTC's result code, or None if it is unknown.
-        raw_log: the log as NVRTC returned it, its NULs included, or None if it is unknown.
-        hint: the remedy, a clause at the end of the text's first line; empty if none is known.
+        raw_log: the log as NVRTC returned it, including NUL characters, or None if it is unknown.
+        hint: what to do about the error; empty if that is not known.
 
-    The first line of the text states the first error. At most 40 lines of the log follow.
+    The first line of the error's text states the first error, followed by the hint. After that
+    come at most 40 lines of the log.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class CompileError(KcacheError):
         lines = log.splitlines() if "\n" in log else []
         shown = [f"{message}; {hint}" if hint else message, *lines[:_LOG_LINES]]
         if len(lines) > _LOG_LINES:
-            shown.append(f"... ({len(lines)} lines; the attribute log has all of them)")
+            shown.append(f"... (the log has {len(lines)} lines; all are in the attribute log)")
         super().__init__("\n".join(shown))
         self.log = log
         self.source_name = source_name
@@ -103,15 +105,18 @@ class CompileOptionError(CompileError, ConfigError):
 
 
 class MissError(CompileError):
-    """A kernel is not in the cache, and `on_miss="error"` allows no compile; see the message."""
+    """A kernel is not in the cache, and is not compiled because of `on_miss="error"`.
+
+    The message has the reason of the miss.
+    """
 
 
 class DropinError(KcacheError):
-    """NVRTC can't be answered from the cache in this process or program; see the message."""
+    """kcache can't answer calls of NVRTC in this process or program; the message has the reason."""
 
 
 class DeviceError(KcacheError):
-    """No usable GPU or driver, or the GPU rejected an operation."""
+    """Either there is no usable GPU or driver, or the GPU rejected an operation."""
 
 
 class StaleKernelError(DeviceError):

@@ -1,13 +1,13 @@
-"""GpuCode: reads names of kernels, and the architecture, from a source, PTX or a CUBIN."""
+"""GpuCode: finds the names of kernels in a source, PTX or CUBIN, and a module's architecture."""
 
 from __future__ import annotations
 
 import re
 
-# Patterns that a hit does not need are compiled at their first use, by `re`.
+# A cache hit does not need these patterns, so `re` compiles each when it is first used.
 
-#: The target's directive in PTX, and the assembler's options in a note of a CUBIN. CUBINs of CUDA
-#: 13 have that note; those of 12.4 do not.
+#: The `.target` directive in PTX, and the assembler's options in the note section of a CUBIN.
+#: CUBINs of CUDA 13 have that note; those of CUDA 12.4 do not.
 _TARGET = rb"(?m)^\s*\.target\s+(sm_\d+[af]?)"
 _ASSEMBLED = rb"-arch (sm_\d+[af]?)\b"
 #: The name of a kernel where its source defines it, whatever qualifiers it has.
@@ -23,17 +23,23 @@ _CONSTANTS = rb"\0\.nv\.constant0\.([\w$%]+)(?=\0)"
 
 
 def kernels_in(source: str) -> list[str]:
-    """Return the names of the kernels that a source itself seems to define."""
+    """Return the names of the kernels that `source` seems to define, not counting its headers.
+
+    The source is searched with a regular expression, not parsed.
+    """
     return re.findall(_DEFINED, source)
 
 
 def templates_in(source: str) -> list[str]:
-    """Return the names of the kernels that a source itself seems to define as templates."""
+    """Return the names of the kernel templates that `source` seems to define; see `kernels_in`."""
     return re.findall(_TEMPLATE, source)
 
 
 def kernels_of(ptx: bytes | None, cubin: bytes | None) -> list[str]:
-    """Return the names of the kernels, as the module has them, sorted."""
+    """Return the sorted, mangled names of the kernels in a module.
+
+    The names are read from the PTX, or from the CUBIN if there is no PTX.
+    """
     if ptx is None:
         found = re.findall(_CONSTANTS, cubin or b"")
     else:
@@ -46,6 +52,9 @@ def _is_comment(ptx: bytes, at: int) -> bool:
 
 
 def arch_of(ptx: bytes | None, cubin: bytes | None = None) -> str | None:
-    """Return the architecture of PTX or else of a CUBIN, such as `"sm_90a"`; None if unknown."""
+    """Return the architecture of a module, such as `"sm_90a"`, or None if it is unknown.
+
+    The architecture is read from the PTX, or from the CUBIN if the PTX does not name it.
+    """
     found = re.search(_TARGET, ptx or b"") or re.search(_ASSEMBLED, cubin or b"")
     return None if found is None else found[1].decode()

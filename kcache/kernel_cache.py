@@ -1,4 +1,4 @@
-"""KernelCache: the front door, which connects the parts of a cache."""
+"""KernelCache: the public entry point, which connects the parts of a cache."""
 
 from __future__ import annotations
 
@@ -33,54 +33,59 @@ if TYPE_CHECKING:
     from kcache.kernels.resolver import Resolver
     from kcache.nvrtc.request import Caller, Request
 
-#: The share of the memory tier that remembers requests, so that a repeated request is not hashed
-#: again.
+#: The share of the memory tier's size that is used to remember requests, so that a repeated request
+#: is not hashed again.
 _REQUEST_SHARE = 0.25
 
 
 class KernelCache:
-    """Compiled CUDA kernels, compiled once and shared by every process of a user.
+    """A cache of CUDA kernels, each compiled once and shared by every process of a user.
 
     kcache looks for a kernel in memory, then in the backend. If it is in neither, NVRTC compiles it
-    once. All threads and processes that ask for the same kernel wait for that compile. A cached
-    kernel is returned only if the source, the options, the compiler and every header that was read
-    are the same as at its compile. Errors of the backend never make a compile fail.
+    once, and all threads and processes that request the same kernel wait for that compile. A cached
+    kernel is returned only if the source, the options, the compiler and every header that the
+    compile has read are unchanged. An error of the backend never makes a request fail.
 
-    Threads: safe to share, but not in a signal handler. Processes: any number may share a
-    directory. Crash: a process may be killed at any instant; nothing needs repair after that, and
-    its workers end with it. Fork: the child may use the cache, and gets workers of its own.
+    Threads: one cache may be used by several threads at the same time, but not in a signal handler.
+    Processes: any number of processes may share a directory. Crash: a process may be killed at any
+    instant; its workers then exit, and nothing has to be repaired. Fork: a forked child may use the
+    cache, and starts its own workers.
 
     Args:
-        directory: the directory of the cache; by default `KCACHE_DIR`, else a directory in the
-            user's cache directory.
+        directory: the directory of the cache; by default the value of `KCACHE_DIR`, or else a
+            directory in the user's cache directory.
         backend: the name of a backend, or a `Backend`; `"file"` by default.
         max_size: the cap, in bytes or as text such as `"512MB"`; 1 GiB by default. The stored bytes
-            never exceed the cap; with the backends file and zstd, each concurrent writer may exceed
-            it by one entry.
-        memory_size: the size of the memory tier; 64 MiB by default, 0 switches it off.
-        read_only: use the stored entries, and write nothing.
-        disable: compile every time, and neither read nor write the cache.
-        recache: compile every time, and replace the stored entries.
-        header_check: `"always"`, or `"once"` to check a request's headers once per process.
-        relocation: `"on"`, or `"off"` to use each kernel only in the directories that it was
-            compiled in. With `"on"`, a kernel whose outputs show none of its directories is also
-            used in other checkouts, containers and machines whose headers are the same.
+            never exceed the cap; with the backends `file` and `zstd`, each concurrent writer may
+            exceed it by one entry.
+        memory_size: the size of the memory tier; 64 MiB by default, 0 switches the tier off.
+        read_only: whether to use the stored entries but write nothing.
+        disable: whether to compile at every request, and neither read nor write the cache.
+        recache: whether to compile at every request, and replace the stored entries.
+        header_check: `"always"` to check the headers at every request, which is the default, or
+            `"once"` to check the headers of each request once per process.
+        relocation: `"on"`, which is the default, to use a kernel whose outputs contain no path of
+            its directories also in other checkouts, containers and machines that have the same
+            headers; or `"off"` to use each kernel only in the directories where it was compiled.
         wait: how many seconds to wait while another thread or process compiles the same kernel; 300
-            by default, 0 never waits. After a timeout, one of those that wait compiles it, and the
-            others wait once more for that one.
-        workers: how many compiles may run at a time; by default one for each usable core. Compiles
-            run in worker processes, which all caches of this process share. With 0, this process
-            compiles, and the results are not cached.
-        compile_timeout: how many seconds one compile may take before it ends with a CompileError.
-        on_miss: `"compile"`, or `"error"` to raise a MissError with the reason of the miss.
-        remote: addresses of the caches that are asked, in order, for a kernel that this cache does
-            not have: layers (`"file:///opt/kernels"`), and remotes (`"https://"`, `"redis://"`,
-            `"s3://"`, ...). By default `KCACHE_REMOTE`; `()` for none.
+            by default, 0 to never wait. After a timeout, one of the waiting threads compiles the
+            kernel, and the others wait for this compile, again up to `wait` seconds.
+        workers: how many compiles may run at the same time; by default one for each usable core.
+            Compiles run in worker processes, which all caches of this process share. With 0, this
+            process compiles by itself, and the results are not cached.
+        compile_timeout: how many seconds a compile may take before it is stopped and raises a
+            CompileError; by default there is no limit.
+        on_miss: `"compile"`, which is the default, or `"error"` to raise a MissError with the
+            reason of the miss.
+        remote: addresses of other caches. If this cache does not have a kernel, the others are
+            searched in the given order. They are layers (`"file:///opt/kernels"`) or remotes
+            (`"https://"`, `"redis://"`, `"s3://"`, ...). By default the value of `KCACHE_REMOTE`;
+            `()` for no other cache.
 
     An argument overrides the environment, and the environment overrides what is saved in the
-    directory (`kcache config --set`). A wrong value in the environment or the directory is not an
-    error: kcache logs one warning and ignores it. If `KCACHE_DIR` can't be used, this process
-    caches in memory alone.
+    directory (`kcache config --set`). If a value in the environment or the directory is not
+    allowed, kcache logs one warning and ignores the value. If `KCACHE_DIR` can't be used, this
+    process caches in memory alone.
 
     Raises:
         ConfigError: an argument has a value that is not allowed, or `directory` is unsafe.
@@ -152,22 +157,25 @@ class KernelCache:
         """Return the compiled kernel. If it is not in the cache, compile it and cache it.
 
         Args:
-            source: CUDA C++ source text, or the path (`pathlib.Path`) of a file that holds it. The
-                path is then the source's name, unless `source_name` is given.
+            source: CUDA C++ source text, or the path (`pathlib.Path`) of a file that contains the
+                text. The path is then the name of the source, unless `source_name` is given.
             names: one or several name expressions, such as `"axpy<float>"`. They instantiate
                 templates, and `CompiledKernel.lowered_names` maps each to its mangled name.
-            options: see `CompileOptions`.
-            headers: in-memory headers, include name -> text.
-            extra_key: bytes that become part of the key, for anything that kcache can't see.
-            source_name: the name of the source in the compiler's messages. Headers in quotes are
-                searched in its directory, which is the working directory by default.
+            options: the options of the compile; see `CompileOptions`.
+            headers: maps the names of in-memory headers, as `#include` has them, to their texts.
+            extra_key: bytes that become part of the key. Use this for anything that the result
+                depends on but that kcache can't detect.
+            source_name: the name of the source in the compiler's messages. `#include "..."` looks
+                for headers in the directory of this name, by default in the working directory.
 
         Raises:
-            ConfigError: an argument is not allowed, or there is neither an architecture nor a GPU.
-            CompileError: the compiler rejected the source; `.log` has its whole log.
+            ConfigError: an argument is not allowed; no architecture is given, and there is no GPU;
+                or the cache was closed.
+            CompileError: the compiler rejected the source, crashed, or exceeded `compile_timeout`.
+                The attribute `log` has the compiler's whole log.
             MissError: the kernel is not cached, and `on_miss` is `"error"`.
-            CompilerNotFoundError: NVRTC is not installed.
-            KcacheError: the process has no file descriptors left.
+            CompilerNotFoundError: NVRTC is not installed, or can't be used here.
+            KcacheError: this process has no file descriptors left.
             OSError: the source is a path, and its file can't be read.
         """
         if unknown:
@@ -183,11 +191,14 @@ class KernelCache:
             raise
         except OSError as error:  # imports need descriptors, too
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise KcacheError(f"kcache has no descriptors left: {error}") from error
+                raise KcacheError(f"this process has no file descriptors left: {error}") from error
             raise
 
     def _get_or_compile_for(self, around: Caller, call: CompileRequest) -> CompiledKernel:
-        """Return the kernel that a program under the drop-in requests; `around` describes it."""
+        """Return the kernel that `call` requests for the process that `around` describes.
+
+        The drop-in calls this for programs that call NVRTC.
+        """
         started = time.perf_counter()
         return self._answer(self._requests.of(call, around), started)
 
@@ -195,7 +206,10 @@ class KernelCache:
         return self._tiers.hit(request, started) or self._on_miss().get(request)
 
     def _rehearse_for(self, around: Caller, call: CompileRequest) -> None:
-        """Look up a kernel that is not cached, uncounted, to warm up the code path of a hit."""
+        """Look up a kernel that is not cached, so that the next hit need not load this code.
+
+        The lookup is neither counted nor recorded.
+        """
         self._tiers.lookup(self._requests.of(call, around, record=False))
 
     async def aget_or_compile(
@@ -209,13 +223,13 @@ class KernelCache:
         source_name: str = "kernel.cu",
         **unknown: Never,
     ) -> CompiledKernel:
-        """Do the same as `get_or_compile`, without blocking the event loop.
+        """Return the compiled kernel like `get_or_compile`, without blocking the event loop.
 
         Tasks that request the same kernel at the same time share one compile. A cancelled task
-        stops waiting, but the compile continues for the other tasks and for the cache. If the
-        cache is closed first, its kernel is not stored.
+        stops waiting, but the compile continues, and its kernel is stored for other tasks and later
+        requests, unless the cache is closed before the compile ends.
 
-        The arguments and errors are those of `get_or_compile`.
+        The arguments and errors are the same as those of `get_or_compile`.
         """
         if unknown:
             raise unexpected_argument(self.aget_or_compile, unknown, CompileOptions)
@@ -241,22 +255,24 @@ class KernelCache:
         jobs: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> list[CompiledKernel | CompileError]:
-        """Return a kernel, or the error of its compile, for each request, in order.
+        """Return a list with a kernel, or the error of its compile, for each request, in order.
 
         `jobs` threads compile the kernels that are not in the cache. Equal requests are compiled
-        once. Processes with the same requests share the work: each compiles in a different order.
+        once. If several processes compile the same requests at the same time, they share the work,
+        because each begins in a different order.
 
         Args:
-            requests: each a `CompileRequest`, source text, a path, a tuple of its fields in their
-                order, or a mapping of its fields.
+            requests: the requests. Each is a `CompileRequest`, source text, a path, or the fields
+                of a `CompileRequest` as a tuple or a mapping.
             jobs: how many compiles run at the same time, at least 1; by default one for each usable
                 core.
-            progress: called in this thread with (finished requests, all requests).
+            progress: called in this thread with the number of finished requests and the number of
+                all requests.
 
         Raises:
-            ConfigError: a request has an argument that is not allowed; the message names the
+            ConfigError: a request has an argument that is not allowed. The message names the
                 request. Nothing was compiled.
-            CompilerNotFoundError: NVRTC is not installed.
+            CompilerNotFoundError: NVRTC is not installed, or can't be used here.
         """
         made = self._requests.of_all(requests)
         return self._on_miss().get_all(made, jobs=jobs, progress=progress)
@@ -272,9 +288,10 @@ class KernelCache:
         source_name: str = "kernel.cu",
         **unknown: Never,
     ) -> CompiledKernel | None:
-        """Return the compiled kernel if it is in the cache, else None. Never compile.
+        """Return the compiled kernel if it is in the cache, otherwise None. Nothing is compiled.
 
-        The arguments and errors are those of `get_or_compile`. The call counts as a hit or a miss.
+        The arguments and errors are the same as those of `get_or_compile`. The call is counted as a
+        hit or a miss.
         """
         if unknown:
             raise unexpected_argument(self.lookup, unknown, CompileOptions)
@@ -306,10 +323,11 @@ class KernelCache:
         source_name: str = "kernel.cu",
         **unknown: Never,
     ) -> Explanation:
-        """Return why `get_or_compile` would compile this request now, or that it would hit.
+        """Explain what `get_or_compile` would do now: why it would compile, or where it would hit.
 
-        Arguments and errors are the same. The call compiles nothing, changes nothing, and is
-        neither counted nor recorded. It may read the metadata of every entry.
+        The arguments and errors are the same as those of `get_or_compile`. Nothing is compiled or
+        changed, and the call is neither counted nor recorded. It may read the metadata of every
+        entry.
         """
         if unknown:
             raise unexpected_argument(self.why, unknown, CompileOptions)
@@ -321,18 +339,18 @@ class KernelCache:
         return explain(self.engine, request, self.config)
 
     def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[object]:
-        """Record every request in a `with` block, for `kcache warm`.
+        """Return a context manager that records every request in its `with` block.
 
-        The first request for each kernel appends one line to the file at `path`, even if it is a
-        hit. Several processes may record into one file. If the file can't be written, kcache logs
-        one warning. With `KCACHE_RECORD`, requests are recorded from the start, without this
-        method.
+        `kcache warm` can compile the recorded requests later. The first request for each kernel
+        appends one line to the file at `path`, even if the request is a hit. Several processes may
+        record to the same file. If the file can't be written, kcache logs one warning. If
+        `KCACHE_RECORD` is set, all requests are recorded without this method.
         """
         return closing(self._requests.record(path))
 
     @property
     def directory(self) -> Path | None:
-        """The directory of the cache, or None for a `Backend` that the caller made."""
+        """The directory of the cache, or None if the cache has no directory."""
         if self.opened.path is None:
             return None
         with importing:
@@ -342,12 +360,12 @@ class KernelCache:
 
     @property
     def size_bytes(self) -> int:
-        """The stored bytes of all processes."""
+        """How many bytes all processes have stored; 0 if the backend can't be read."""
         return self.engine.size_bytes
 
     @property
     def size_mb(self) -> float:
-        """The stored megabytes (of 1,000,000 bytes) of all processes."""
+        """How many megabytes (1,000,000 bytes) all processes have stored; see `size_bytes`."""
         return self.engine.size_bytes / 1e6
 
     @property
@@ -356,15 +374,18 @@ class KernelCache:
         return self.engine.entry_count
 
     def stats(self) -> Stats:
-        """Return the counts of this object. `kcache stats` prints those of all processes."""
+        """Return the counts of this KernelCache alone; see `total_stats` for all processes."""
         return self.engine.stats()
 
     def total_stats(self) -> Stats:
-        """Return the counts of all processes that use this directory; zeros if unreadable."""
+        """Return the sums of the counts of all processes that have used this directory.
+
+        If the sums can't be read, return the counts of this KernelCache alone.
+        """
         return self.engine.total_stats()
 
     def print_info(self, file: TextIO | None = None) -> None:
-        """Print the directory, the size and the counts of the cache to `file` or stdout."""
+        """Print the directory, the size and the counts of the cache to `file`, else to stdout."""
         with importing:
             from kcache.admin.info import format_info  # noqa: PLC0415  20 ms
 
@@ -373,12 +394,15 @@ class KernelCache:
         print(text, file=sys.stdout if file is None else file)
 
     def clear(self) -> int:
-        """Delete every entry in memory and in the backend, and return their number."""
+        """Delete all entries; return how many were deleted from the backend.
+
+        This KernelCache's memory tier is cleared, too.
+        """
         self.clear_memory()
         return self.engine.clear()
 
     def clear_memory(self) -> None:
-        """Empty the memory tier of this process. The backend keeps its entries."""
+        """Clear the memory tier of this KernelCache. The entries in the backend are kept."""
         self._requests.require_open()
         self._requests.forget()
         self.engine.memory.clear()
@@ -386,23 +410,27 @@ class KernelCache:
     def trim(
         self, max_size: int | str | None = None, *, older_than: float | str | None = None
     ) -> int:
-        """Evict the coldest entries until at most `max_size` bytes are stored; return bytes freed.
+        """Evict the least recently used entries to free space; return how many bytes were freed.
 
-        `max_size` is 90 % of the cap by default. `older_than` is seconds, or text such as `"30d"`:
-        entries that were not used for that long are evicted first. After that, others are evicted
-        only if `max_size` is given.
+        Without arguments, entries are evicted until at most 90 % of the cap is stored.
+
+        Args:
+            max_size: evict until at most this size is stored.
+            older_than: evict all entries that were not used for this time, in seconds or as text
+                such as `"30d"`. After that, more entries are evicted only if `max_size` is given.
 
         Raises:
-            ConfigError: `max_size` is not a size, or `older_than` not an age.
+            ConfigError: `max_size` is not a size, `older_than` is not an age, or the cache was
+                closed.
         """
         self._requests.require_open()
         return self.engine.trim(max_size, older_than=older_than)
 
     def close(self) -> None:
-        """Write the statistics and release the backend. Idempotent.
+        """Write the statistics and close the backend. Calling this again does nothing.
 
-        After that, a request, `clear` and `trim` raise a ConfigError. A compile that is running is
-        finished, and its kernel is not stored.
+        After that, requests, `clear` and `trim` raise a ConfigError. A running compile is finished,
+        but its kernel is not stored.
         """
         self._requests.closed = True
         if self._async is not None:
@@ -413,14 +441,14 @@ class KernelCache:
         self.engine.close()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse: a cache is opened where it is used."""
+        """Raise a TypeError, because each process must open the cache itself."""
         raise TypeError(
             "a KernelCache can't be pickled; open the same directory in the other process: "
             f"kcache.KernelCache({self.opened.path!r})"
         )
 
     def __repr__(self) -> str:
-        """Return the directory and the size of the cache; never raise an exception."""
+        """Return text with the directory and the size of the cache; never raise an exception."""
         try:
             usage = self.engine.backend.usage()
             entries, size = str(usage.entries), format_size(usage.bytes)
@@ -431,19 +459,19 @@ class KernelCache:
         return f"KernelCache({named}, entries={entries}, size={size!r})"
 
     def __enter__(self) -> Self:
-        """Return the cache itself."""
+        """Return this KernelCache."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
+        """Close the cache."""
         self.close()
 
     async def __aenter__(self) -> Self:
-        """Return the cache itself."""
+        """Return this KernelCache."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close, without blocking the event loop."""
+        """Close the cache without blocking the event loop."""
         with importing:
             from asyncio import to_thread  # noqa: PLC0415  32 ms
 
@@ -462,8 +490,9 @@ class KernelCache:
         return self._resolver
 
 
-#: The cache of `compile`, under no name. If several threads open it at once, one remains: a lock
-#: that a thread holds during a fork would stay locked in the child.
+#: The cache that `compile` uses, under the key None. There is no lock for opening it, because a
+#: lock that another thread holds during a fork would stay locked in the child. If several threads
+#: open a cache at once, the first one is kept.
 _shared: dict[None, KernelCache] = {}
 
 
@@ -476,13 +505,14 @@ def compile(
     source_name: str = "kernel.cu",
     **fields: Any,  # noqa: ANN401  those of CompileOptions
 ) -> CompiledKernel:
-    """Return a compiled kernel from the cache of the environment, or compile it and cache it.
+    """Return the compiled kernel. If it is not in the user's cache, compile it and cache it.
 
-    The first call opens the cache that `KernelCache()` opens; it stays open until the process ends.
-    For another directory, other limits, `compile_many` or asyncio, make a `KernelCache`.
+    The first call opens the same cache as `KernelCache()`, which remains open until the process
+    ends. For another directory, other limits, `compile_many` or asyncio, make a `KernelCache`.
 
-    `fields` are those of `CompileOptions`, such as `arch="sm_90"`; they replace those of `options`.
-    The other arguments, the errors and the guarantees are those of `KernelCache.get_or_compile`.
+    `fields` are fields of `CompileOptions`, such as `arch="sm_90"`, and override the same fields of
+    `options`. The other arguments, the errors and the guarantees are the same as those of
+    `KernelCache.get_or_compile`.
     """
     cache = _shared.get(None) or _shared.setdefault(None, KernelCache())
     if options is None:

@@ -1,4 +1,4 @@
-"""CacheEngine: a bounded, checked, counted cache over any backend, with an LRU policy."""
+"""CacheEngine: a cache over any backend that checks its entries, counts, and stays below a cap."""
 
 from __future__ import annotations
 
@@ -32,62 +32,67 @@ if TYPE_CHECKING:
 
 _now = time.perf_counter
 
-#: A memory hit records its use with the backend at most once in this many seconds.
+#: Hits in memory call `touch` of the backend at most once in this many seconds for each entry.
 TOUCH_INTERVAL = 60.0
-#: Keys of entries that can't be used, with the error of each.
+#: Pairs of the key of an entry that can't be used, and the error that says why.
 Damaged = list[tuple[str, CorruptEntryError]]
-#: Exceptions of a backend that the engine catches; they appear in the log and in the counts only.
+#: The exceptions of a backend that the engine catches, counts and logs instead of raising them.
 SURVIVED = (BackendError, OSError, MemoryError)
 #: The counts are written to the statistics file at most once in this many seconds, and at exit.
 FLUSH_INTERVAL = 5.0
 
 
 class Put(Enum):
-    """What `CacheEngine.put` did. Only `STORED` is true."""
+    """What `CacheEngine.put` did with an entry. As a condition, only `STORED` is true."""
 
     STORED = "stored"
-    #: The entry alone exceeds the cap. It is counted as rejected, and evicts nothing.
+    #: The entry alone exceeds the cap. It was not stored, was counted as rejected, and no other
+    #: entry was evicted.
     TOO_LARGE = "too large"
-    #: Nothing could be evicted for it. It is counted as rejected.
+    #: Not enough entries could be evicted to make room. The entry was counted as rejected.
     NO_ROOM = "no room"
-    #: The backend failed, or the cache is read-only.
+    #: The entry was not stored, because the backend failed or the cache is read-only.
     FAILED = "failed"
 
     def __bool__(self) -> bool:
-        """Return whether the entry is stored now."""
+        """Return whether the entry was stored."""
         return self is Put.STORED
 
 
 class CacheEngine:
     """Stores entries under keys, stays below a cap, and never returns a damaged entry.
 
-    It does not depend on kernels or files. It catches every failure of the backend, counts it in
-    `Stats.errors` and warns once per operation. A failed read is a miss. A failed write is skipped.
+    The engine does not depend on kernels or files. It catches every error of the backend, counts it
+    in `Stats.errors`, and logs a warning for the first error of each operation. If a read fails,
+    the lookup is a miss. If a write fails, nothing is stored.
 
-    The stored bytes never exceed the cap; with the backends file and zstd, each concurrent writer
-    may exceed it by one entry.
+    The stored bytes never exceed the cap; with the backends `file` and `zstd`, each concurrent
+    writer may exceed it by one entry.
 
-    Threads: safe to share. Processes: any number may share one directory. Crash: as the
-    backend promises. Fork: the child may use the engine, too.
+    Threads: an engine may be used by several threads at the same time. Processes: any number of
+    processes may share one directory. Crash: the guarantees are those of the backend. Fork: a
+    forked child may use the engine.
 
     Args:
-        backend: stores the bytes; closed with the engine.
+        backend: stores the bytes; closed when the engine is closed.
         max_size: the cap, in stored bytes, at least 1.
-        memory_size: bound of the memory tier in bytes, `ITEM_OVERHEAD` per entry included; 0
-            switches it off, and every get reaches the backend.
-        producer: the maker of the payloads. Entries of another producer are misses.
-        read_only: never write, delete or record a use.
-        stats_file: sums the counts of all processes; None keeps them in this process.
-        lock_file: path of the file that processes lock, so that `get_or_create` makes each entry
-            only once. With None, only the threads of one process share the work.
-        wait: seconds that `get_or_create` waits while another thread or process makes the entry.
-        journal: a cache's directory, whose journal records why entries left the cache; None records
-            nothing.
-        name: the backend's name in the journal.
-        clock: monotonic seconds, for tests.
+        memory_size: the size of the memory tier in bytes, including `ITEM_OVERHEAD` for each entry;
+            0 switches the tier off, so that every `get` reads the backend.
+        producer: what makes the payloads of the entries. Entries of another producer are misses.
+        read_only: whether to never write, delete or record a use.
+        stats_file: the file with the sums of the counts of all processes. With None, the counts are
+            kept in this process only.
+        lock_file: the path of the file that processes lock, so that `get_or_create` makes each
+            entry only once. With None, only the threads of one process share the work.
+        wait: how many seconds `get_or_create` waits while another thread or process makes the
+            entry.
+        journal: the path of a cache's directory, whose journal records why entries left the cache.
+            With None, nothing is recorded.
+        name: the name of the backend, for the journal.
+        clock: returns the time in seconds, and never goes back; for tests.
 
     Raises:
-        ConfigError: a size is out of range.
+        ConfigError: `max_size`, `memory_size` or `wait` is out of range.
     """
 
     def __init__(
@@ -136,10 +141,10 @@ class CacheEngine:
     # -- the four operations -------------------------------------------------------------------
 
     def get(self, key: str) -> Entry | None:
-        """Return the entry under `key`, or None; counted as a hit or a miss.
+        """Return the entry under `key`, or None if there is none; count a hit or a miss.
 
-        The lookup is a miss if the entry is damaged or of another format version or producer, or if
-        the backend fails.
+        It is also a miss if the entry is damaged, if it is of another format version or producer,
+        or if the backend fails.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
@@ -150,13 +155,13 @@ class CacheEngine:
         return entry
 
     def put(self, key: str, entry: Entry, *, decoded: object = None) -> Put:
-        """Store `entry` under `key`, evicting others if needed; return what happened.
+        """Store `entry` under `key`, evict other entries if needed, and return what was done.
 
-        The memory tier keeps `decoded` with the entry; see `Slot`.
+        The memory tier keeps `decoded` together with the entry; see `Slot`.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
-            ArgumentTypeError: the entry has content that can't be encoded; see `encode`.
+            ArgumentTypeError: `entry` has content that can't be encoded; see `encode`.
         """
         check_key(key)
         blob = encode(key, entry, producer=self._producer)
@@ -167,8 +172,8 @@ class CacheEngine:
         cost = len(blob) + self.backend.overhead
         if cost > self.max_size:
             self.counters.add("rejected")
-            log.debug("entry %s of %d bytes exceeds the cap of %d", key, cost, self.max_size)
-            self.note("rejected", key, f"{cost} bytes, and the cap is {self.max_size}")
+            log.debug("entry %s of %d bytes exceeds the cap of %d bytes", key, cost, self.max_size)
+            self.note("rejected", key, f"it has {cost} bytes, and the cap is {self.max_size} bytes")
             self._forget(key)
             return Put.TOO_LARGE
         done = Put.FAILED
@@ -184,7 +189,7 @@ class CacheEngine:
                 return Put.STORED
             done = Put.NO_ROOM
             self.counters.add("rejected")
-            self.note("rejected", key, "nothing could be evicted for it")
+            self.note("rejected", key, "nothing could be evicted to make room")
         self.memory.delete(key)
         return done
 
@@ -192,8 +197,8 @@ class CacheEngine:
         """Return the entry under `key`; on a miss, call `create`, and store and return its result.
 
         If several threads and processes miss `key` at the same time, one of them calls `create`,
-        and the others wait; see `SingleFlight`. If `create` raises an exception, each waiting
-        thread of its process raises a copy of it, and nothing is stored.
+        and the others wait; see `SingleFlight`. If `create` raises an exception, the waiting
+        threads of the same process raise copies of the exception, and nothing is stored.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
@@ -216,9 +221,10 @@ class CacheEngine:
             return entry
 
     def delete(self, key: str, *, noted: bool = True) -> bool:
-        """Remove `key` from memory and backend; return whether it existed in the backend.
+        """Delete the entry under `key` from memory and from the backend.
 
-        With `noted`, the journal records it.
+        Return whether the backend had the entry. Unless `noted` is false, the deletion of such an
+        entry is recorded in the journal.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
@@ -234,14 +240,17 @@ class CacheEngine:
     def trim(
         self, max_size: int | str | None = None, *, older_than: float | str | None = None
     ) -> int:
-        """Evict the coldest entries until at most `max_size` bytes are stored; return bytes freed.
+        """Evict the least recently used entries to free space; return how many bytes were freed.
 
-        `max_size` defaults to the low-water mark, 90 % of the cap. With `older_than`, seconds or
-        text such as `"30d"`, entries that were not used for that long are evicted first, and others
-        only if `max_size` is given.
+        Without arguments, entries are evicted until at most 90 % of the cap is stored.
+
+        Args:
+            max_size: evict until at most this size is stored.
+            older_than: evict all entries that were not used for this time, in seconds or as text
+                such as `"30d"`. After that, more entries are evicted only if `max_size` is given.
 
         Raises:
-            ConfigError: `max_size` is not a size, or `older_than` not an age.
+            ConfigError: `max_size` is not a size, or `older_than` is not an age.
         """
         eviction = Eviction(self.backend, self.max_size, partial(self._evict, "trimmed"))
         goal = eviction.low_water if max_size is None else parse_size(max_size, name="max_size")
@@ -258,7 +267,10 @@ class CacheEngine:
         return freed
 
     def clear(self) -> int:
-        """Delete every entry; return how many were deleted. The statistics are kept."""
+        """Delete all entries; return how many were deleted from the backend.
+
+        The statistics are kept.
+        """
         self.memory.clear()
         removed = 0
         if not self.read_only:
@@ -271,11 +283,14 @@ class CacheEngine:
         return removed
 
     def stats(self) -> Stats:
-        """Return what this engine has done since it was made."""
+        """Return the counts of this engine since it was made."""
         return self.counters.snapshot()
 
     def total_stats(self) -> Stats:
-        """Return the sums over all processes; this engine's own counts if those can't be read."""
+        """Return the sums of the counts of all processes that have used the statistics file.
+
+        If there is no statistics file, or it can't be read, return the counts of this engine.
+        """
         self.flush()
         with self._surviving("statistics"):
             if self._stats_file is not None:
@@ -284,12 +299,12 @@ class CacheEngine:
 
     @property
     def size_bytes(self) -> int:
-        """Stored bytes of every process; 0 if the backend can't be read."""
+        """How many bytes all processes have stored; 0 if the backend can't be read."""
         return self._usage().bytes
 
     @property
     def entry_count(self) -> int:
-        """Stored entries of every process; 0 if the backend can't be read."""
+        """How many entries all processes have stored; 0 if the backend can't be read."""
         return self._usage().entries
 
     def _usage(self) -> Usage:
@@ -303,7 +318,10 @@ class CacheEngine:
             self.counters.flush(self._stats_file, timeout=timeout)
 
     def close(self) -> None:
-        """Flush the statistics and close the backend. Idempotent."""
+        """Write the counts to the statistics file and close the backend.
+
+        Calling this again does nothing.
+        """
         self._closed = True  # from now on, failures of other threads are not warnings
         self._at_end()
 
@@ -313,15 +331,23 @@ class CacheEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- for frontends, which count requests rather than gets ------------------------------------
+    # -- for frontends, which count requests instead of reads --------------------------------------
 
     def fetch(
         self, key: str, damaged: Damaged, *, memory: bool = True
     ) -> tuple[Slot[Entry] | None, str]:
-        """Return (slot or None, `MEMORY` or `DISK`); count neither a hit nor a miss.
+        """Return the slot of the entry under `key`, and the tier that has it: `MEMORY` or `DISK`.
 
-        Without `memory`, it reads the backend. An entry that can't be used is added to `damaged`,
-        for `refuse`.
+        The slot is None if there is no entry that can be used. Neither a hit nor a miss is counted.
+
+        Args:
+            key: 64 hexadecimal digits.
+            damaged: if the entry can't be used, its key and an error are appended to this list. The
+                caller should pass these to `refuse`.
+            memory: whether to look into the memory tier first. If false, only the backend is read.
+
+        Raises:
+            ConfigError: `key` is not 64 hexadecimal digits.
         """
         now = self._clock()
         if now >= self._next_flush:
@@ -352,7 +378,7 @@ class CacheEngine:
     def peek(
         self, key: str, damaged: Damaged, *, memory: bool = True
     ) -> tuple[Slot[Entry] | None, str]:
-        """Do the same as `fetch`, but change nothing.
+        """Return the same as `fetch`, but change nothing: the use of the entry is not recorded.
 
         Raises:
             BackendError: the backend can't be read.
@@ -370,7 +396,7 @@ class CacheEngine:
 
     @property
     def journal(self) -> Journal:
-        """The journal of the entries that left the cache, opened at its first use."""
+        """The journal, which records why entries left the cache. It is opened at its first use."""
         if self._journal is None:
             cap, read_only = self.max_size, self.read_only
             made = Journal(*self._noted_in, read_only=read_only, max_size=cap)
@@ -378,13 +404,13 @@ class CacheEngine:
         return self._journal
 
     def note(self, what: What, key: str = "", detail: str = "") -> None:
-        """Note in the journal what happened to an entry, or to all of them."""
+        """Record in the journal what happened to the entry under `key`; without `key`, to all."""
         with self._surviving("journal"):
             self.journal.note(what, key, detail)
 
     @property
     def flight(self) -> SingleFlight:
-        """Makes one thread of one process create an entry; made at its first use."""
+        """The `SingleFlight` that lets only one thread make an entry; created at its first use."""
         if self._flight is None:
             with importing:
                 from kcache.engine.single_flight import SingleFlight  # noqa: PLC0415  8 ms
@@ -397,9 +423,10 @@ class CacheEngine:
         return self._flight
 
     def find(self, key: str, *, is_retry: bool = False) -> Entry | None:
-        """Return the entry under `key`, counted as a hit, or None, which is not counted.
+        """Return the entry under `key` and count a hit; or return None without counting a miss.
 
-        A retry does not count damage, because the first attempt did.
+        If the entry can't be used, the reason is counted and logged, except with `is_retry`,
+        because the first attempt has already done that.
         """
         started = _now()
         if not isinstance(key, str):
@@ -416,18 +443,18 @@ class CacheEngine:
     # -- inside --------------------------------------------------------------------------------
 
     def refuse(self, key: str, error: CorruptEntryError) -> None:
-        """Count, record and log why an entry is not returned."""
+        """Count that the entry under `key` can't be used; write `error` to the journal and log."""
         self.note("refused", key, str(error))
         if isinstance(error, IncompatibleEntryError):
             self.counters.add("stale")
             log.info("entry %s is ignored: %s", key, error)
         else:
             self.counters.add("corrupt")
-            log.warning("entry %s is damaged and ignored: %s", key, error)
+            log.warning("entry %s is damaged and is ignored: %s", key, error)
 
     def _forget(self, key: str) -> int:
         freed = 0 if self.read_only else self._delete(key)
-        self.memory.delete(key)  # last: a concurrent get may have put it there in the meantime
+        self.memory.delete(key)  # only now, because a concurrent `get` may have put it there
         return freed
 
     def _delete(self, key: str) -> int:
@@ -436,7 +463,10 @@ class CacheEngine:
         return 0
 
     def _evict(self, event: What, key: str) -> int:
-        """Delete one entry to make room, count it and record it; return the bytes freed."""
+        """Delete the entry under `key` to make room; return the bytes freed.
+
+        The eviction is counted, and recorded in the journal as `event`.
+        """
         size = self._delete(key)
         self.memory.delete(key)
         if size:
@@ -448,41 +478,50 @@ class CacheEngine:
 
     @contextmanager
     def _surviving(self, operation: str) -> Generator[None]:
-        """Count and log an error of the backend in the block, and suppress it."""
+        """Catch an error that the backend raises in the `with` block; count it and log it."""
         try:
             yield
         except SURVIVED as error:
             self.report(operation, error)
 
     def report(self, operation: str, error: BaseException) -> None:
-        """Count a failure of the backend; log a warning the first time for each operation."""
+        """Count an error of the backend, and log it.
+
+        The first error of each operation is logged as a warning, the others at debug level.
+        """
         self.counters.add("errors")
         say = log.debug if self._closed or operation in self._reported else log.warning
         self._reported.add(operation)
         kind = type(error).__name__
-        say("cache %s failed, continuing without it (%s: %s)", operation, kind, error)
+        say("cache operation %s failed and is skipped (%s: %s)", operation, kind, error)
 
     def _flush_now(self) -> None:
         self._next_flush = self._clock() + FLUSH_INTERVAL
         self.flush(timeout=0.0)
 
     def after_fork(self) -> None:
-        """Make the engine usable in a child process, without the counts of the parent."""
+        """Make the engine usable in the child after a fork, without the counts of the parent."""
         self.counters.after_fork()
         self._room = threading.Lock()
         util = sys.modules.get("multiprocessing.util")
-        if util is not None:  # it clears its list of final tasks before it calls this
+        if util is not None:  # it clears its list of finalizers before it calls this function
             util.register_after_fork(self, CacheEngine._end_with_child)
 
     def _end_with_child(self) -> None:
-        """Make multiprocessing close the engine in a forked child, which does not run atexit."""
+        """Make multiprocessing close the engine when a child that it has forked ends.
+
+        Such a child does not run functions that are registered with `atexit`.
+        """
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.Finalize(self, self._at_end, exitpriority=0)
 
 
 def _end(backend: Backend, counters: Counters, stats_file: StatsFile | None) -> None:
-    """Close the parts of an engine; runs at `close`, at garbage collection or at exit."""
+    """Write the counts of an engine to the statistics file and close its backend.
+
+    This is called by `close`, or when the engine is garbage-collected, or when the process exits.
+    """
     for close in (partial(counters.flush, stats_file, timeout=1.0), backend.close):
         try:
             close()

@@ -1,4 +1,4 @@
-"""Eviction: frees space below the cap by deleting the coldest entries, a bounded number at once."""
+"""Eviction: makes room below the cap by deleting the least recently used entries, in batches."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ from kcache.errors import DiskFullError, FullError
 from kcache.util import log
 from kcache.util.units import format_size
 
-#: A trim evicts down to this share of the cap, so that the next puts need no eviction.
+#: A trim evicts entries until at most this share of the cap is stored, so that the next puts need
+#: not evict any.
 LOW_WATER = 0.9
-#: A put evicts at most this many entries beyond those that it needs itself. So a put is short (10 %
-#: of 100,000 entries would take a second), and LMDB, which holds 2 pages in memory for each evicted
-#: entry, needs little memory.
+#: A put evicts at most this many entries in addition to those that it must evict. So a put takes
+#: little time (evicting 10 % of 100,000 entries would take a second), and little memory, because
+#: LMDB keeps 2 pages in memory for each evicted entry.
 EVICT_BATCH = 64
 #: A trim or a clear ends its batch after this many entries, so that other processes can write.
 DELETE_BATCH = 1024
-#: The same if the backend has no room, because LMDB copies 3 pages of its index for each entry.
+#: The same limit if the backend has no room left. It is smaller, because LMDB needs room for copies
+#: of 3 pages of its index for each entry in a batch.
 FREE_BATCH = 16
 
 
 class Eviction:
     """Deletes the least recently used entries of a backend until the rest is small enough.
 
-    Threads: one at a time; the caller holds a lock. Processes: each evicts on its own, and reads
-    the usage again when others delete the same entries. Exceptions of the backend pass through.
+    Threads: only one thread may evict at a time, so the caller must hold a lock. Processes: several
+    processes may evict at the same time; if one finds that an entry is already gone, it reads the
+    usage again. Exceptions of the backend are passed on to the caller.
 
     Args:
         backend: the backend to evict from.
         max_size: the cap, in stored bytes.
-        evict: deletes one entry, counts it and returns the bytes freed.
+        evict: deletes the entry under a key, counts the eviction, and returns the bytes freed.
 
     Attributes:
-        low_water: the bytes that a trim goes down to.
+        low_water: how many bytes remain stored after a trim.
     """
 
     def __init__(self, backend: Backend, max_size: int, evict: Callable[[str], int]) -> None:
@@ -44,7 +47,10 @@ class Eviction:
         self.low_water = int(max_size * LOW_WATER)
 
     def put(self, key: str, blob: bytes, cost: int) -> bool:
-        """Make room for `blob`, of `cost` stored bytes, and put it; return whether it fits."""
+        """Make room for `blob` and put it under `key`; return whether there was enough room.
+
+        `cost` is the stored size of `blob` in bytes, or more.
+        """
         allowed, low, is_retry = self._max_size - cost, self.low_water - cost, False
         while True:
             try:
@@ -59,7 +65,7 @@ class Eviction:
                 if is_retry:
                     raise
                 is_retry = True
-                log.debug("no room for %s below the cap (%s): evicting", key, error)
+                log.debug("no room for entry %s below the cap (%s): evicting others", key, error)
                 if isinstance(error, DiskFullError):
                     cap = format_size(self._max_size)
                     log.warning_once(
@@ -70,9 +76,10 @@ class Eviction:
                 self.trim_to(tenth_less, most=FREE_BATCH)
 
     def trim_to(self, goal: int, *, most: int = DELETE_BATCH) -> int:
-        """Evict as many bytes as now exceed `goal`; return the bytes freed.
+        """Evict as many bytes as the backend has above `goal`; return the bytes freed.
 
-        Entries that others put meanwhile do not count. Others can write after every `most` entries.
+        Entries that other processes put during the call are not evicted in addition. Other
+        processes can write after every `most` evicted entries.
         """
         excess = self._backend.usage().bytes - goal
         freed = 0
@@ -85,11 +92,17 @@ class Eviction:
         return freed
 
     def unused(self, since: float) -> int:
-        """Evict entries last used before `since`, in nanoseconds since 1970; return bytes freed."""
+        """Evict the entries that were last used before `since`; return the bytes freed.
+
+        `since` is in nanoseconds since the epoch.
+        """
         return sum(self.each(info.key for info in self._backend.scan() if info.used_ns < since))
 
     def each(self, keys: Iterable[str]) -> Iterator[int]:
-        """Evict entries; yield the bytes that each freed. Others can write after each batch."""
+        """Evict the entries under `keys`; yield how many bytes each has freed.
+
+        Other processes can write after each batch.
+        """
         left = iter(keys)
         while batch := list(islice(left, DELETE_BATCH)):
             with self._backend.batch():
@@ -97,10 +110,10 @@ class Eviction:
             yield from freed
 
     def _evict_to(self, needed: int, wanted: int, *, most: int | None = None) -> int:
-        """Evict until at most `needed` bytes are stored, then up to `EVICT_BATCH` more entries.
+        """Evict until at most `needed` bytes are stored, then continue towards `wanted` bytes.
 
-        The latter stops at `wanted` bytes. If `most` is given, at most so many entries are evicted.
-        Returns the bytes freed.
+        The second part evicts at most `EVICT_BATCH` entries. Both parts together evict at most
+        `most` entries, if `most` is given. Return the bytes freed.
         """
         freed = 0
         extra = 0

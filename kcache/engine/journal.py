@@ -1,13 +1,14 @@
 """Journal: records why entries left the cache, in a small file.
 
-The file has one line per event. Whole lines are written in one call, so that the lines of several
-processes never mix::
+The file has one line for each event. Whole lines are written in one call, so that the lines of
+several processes never mix::
 
     1763779521.123 evicted 5f0c1be90db5a5f7b9a0a4d0c4e0a7d1 file
 
-The fields are seconds since the epoch, the event, the first half of the key (`-` for all keys), the
-backend, and an optional detail. At `LIMIT` bytes, the file is renamed to ``journal.1``, which it
-replaces. A reader skips malformed lines, which a full disk may leave.
+The fields are the time in seconds since the epoch, the event, the first half of the key (or `-` if
+the event concerns all keys), the backend, and an optional detail. When the file has reached `LIMIT`
+bytes, it is renamed to ``journal.1``, replacing an older file of this name. Readers skip malformed
+lines, because a full disk may cut a line short.
 """
 
 from __future__ import annotations
@@ -23,32 +24,34 @@ from kcache.directory import CacheDirectory, open_file_of_cache
 from kcache.util.locks import pread
 from kcache.util.open_file import OwnFile, open_own
 
-#: The size in bytes at which a new file is begun. At least the last 1,800 events are kept.
+#: The size in bytes at which a new file is begun. A file of this size has at least 1,800 events, so
+#: at least as many are kept.
 LIMIT = 128 << 10
-#: The two files together have at most 1/200 of the cap, or 16 KiB if that is more.
+#: The two files together are not larger than 1/200 of the cap or 16 KiB, whichever is more.
 _SHARE = 400
 _LEAST = 8 << 10
-#: Events, in this order. An entry was evicted to stay under the cap; evicted by a trim; deleted
-#: alone; deleted with all others; moved with all others to another backend; ignored, because it was
-#: damaged or of another version or program; not stored for lack of room; not stored because it must
-#: not be cached.
+#: The events. They mean, in this order, that an entry was: evicted to stay below the cap; evicted
+#: by a trim; deleted alone; deleted with all others; moved with all others to another backend;
+#: ignored because it was damaged, of another version or of another program; not stored because
+#: there was no room for it; not stored because it must not be cached.
 What: TypeAlias = Literal[
     "evicted", "trimmed", "deleted", "cleared", "moved", "refused", "rejected", "uncacheable"
 ]
 EVENTS = frozenset[str](get_args(What))
 
-#: How many events `later` collects for one write.
+#: How many events `later` collects before it writes them.
 _TOGETHER = 64
 _DIGITS = 32
 _ALL = "-"
-#: How many characters of a detail are kept.
+#: Only the first characters of a longer detail are written.
 _MAX_DETAIL = 200
-#: How many bytes of a file are read; no file is larger.
+#: The most bytes that are read from a file. kcache makes no journal that is larger.
 _MAX_READ = 1 << 20
-#: How each line begins, and so the file.
+#: The pattern of the beginning of each line, and so of each journal.
 _BEGINNING = rb"\d{1,12}\.\d{3} [a-z]+ "
 _LONGEST_BEGINNING = 40
-#: A line: time, event, key, backend, detail. Times of more than 11 digits can't be formatted.
+#: The pattern of a line: time, event, key, backend, detail. A time with more than 11 digits can't
+#: be converted to a date.
 _LINE = r"(\d{1,11}(?:\.\d+)?) ([a-z]+) (-|[0-9a-f]{32}) (\S+)(?: (.*))?"
 
 
@@ -56,10 +59,10 @@ class Event(NamedTuple):
     """What happened to an entry, or to all entries.
 
     Attributes:
-        at: seconds since the epoch.
+        at: when it happened, in seconds since the epoch.
         what: one of `EVENTS`.
-        key: first 32 digits of the key; empty for all entries.
-        detail: more about it, any text.
+        key: the first 32 digits of the key; empty if the event concerns all entries.
+        detail: text with more about the event; may be empty.
     """
 
     at: float
@@ -68,25 +71,27 @@ class Event(NamedTuple):
     detail: str = ""
 
     def concerns(self, key: str) -> bool:
-        """Return whether the event names the entry under `key`."""
+        """Return whether the event is about the entry under `key`, but not about all entries."""
         return bool(self.key) and key.startswith(self.key)
 
 
 class Journal:
-    """The events of one backend in one directory.
+    """Writes and reads the events of one backend in one cache's directory.
 
-    Threads: `note` and `events` are safe to share; `later` and `flush` are for one thread at a
-    time, which holds the caller's lock. Processes: any number write and read one file; if two begin
-    a new file at the same instant, older events may be lost. Crash: nothing is kept open or locked;
-    events that `later` has collected are lost. A failed write is ignored, because the events only
-    explain misses.
+    If a write fails, the events are lost without an error, because they only explain misses.
+
+    Threads: `note` and `events` may be called from several threads at the same time. `later` and
+    `flush` may be called from one thread at a time, so the caller must hold a lock. Processes: any
+    number of processes may write and read the same file. If two processes begin a new file at the
+    same instant, older events may be lost. Crash: no file is kept open or locked. Events that
+    `later` has collected but not yet written are lost.
 
     Args:
-        directory: the cache's directory; with None, nothing is written or read.
-        backend: its name.
-        read_only: read events, and note nothing.
-        max_size: the cap of the cache, which bounds the file.
-        clock: seconds since the epoch.
+        directory: the path of the cache's directory; with None, nothing is written or read.
+        backend: the name of the backend.
+        read_only: whether to ignore new events. Events can be read in any case.
+        max_size: the cap of the cache, on which the largest size of the file depends.
+        clock: returns the time in seconds since the epoch.
     """
 
     def __init__(
@@ -108,19 +113,22 @@ class Journal:
         self._lines: list[str] = []
 
     def note(self, what: What, key: str = "", detail: str = "") -> None:
-        """Append an event about the entry under `key`; without a key, about all entries."""
+        """Append an event to the file, about the entry under `key` or, without `key`, about all."""
         if not self._silent:
             self._write(self._line(what, key, detail))
 
     def later(self, what: What, key: str) -> None:
-        """Collect an event for `flush`, so that the file is opened once for many events."""
+        """Collect an event about the entry under `key`, to be written by `flush`.
+
+        The file is then opened only once for many events.
+        """
         if not self._silent:
             self._lines.append(self._line(what, key, ""))
             if len(self._lines) >= _TOGETHER:
                 self.flush()
 
     def flush(self) -> None:
-        """Append the events that `later` has collected."""
+        """Append the events that `later` has collected to the file."""
         if self._lines:
             self._write("".join(self._lines))
             self._lines.clear()
@@ -135,12 +143,12 @@ class Journal:
         with suppress(OSError), open_file_of_cache(self._path, flags, _is_journal) as file:
             os.write(file.fd, lines.encode("utf-8", "backslashreplace"))
             is_full = os.fstat(file.fd).st_size >= self._limit
-            # Another process may have begun a new file.
+            # If another process has already begun a new file, that file must not be renamed.
             if is_full and file.is_at(self._path):
                 os.replace(self._path, self._old)
 
     def events(self) -> Iterator[Event]:
-        """Yield the events of this backend, oldest first."""
+        """Yield the events of this backend from both files, oldest first."""
         for path in (self._old, self._path) if self._there else ():
             for line in _lines(path):
                 found = re.fullmatch(_LINE, line)
@@ -150,7 +158,7 @@ class Journal:
 
 
 def _is_journal(file: OwnFile) -> bool:
-    """Return whether a file is empty, or begins as every journal does."""
+    """Return whether a file is empty or begins like a journal."""
     found = pread(file.fd, _LONGEST_BEGINNING, 0)
     return not found or re.match(_BEGINNING, found) is not None
 

@@ -1,7 +1,7 @@
-"""OpenedBackend: the directory, the backend and the settings of a cache, found and opened.
+"""OpenedBackend: finds and opens a cache: its settings, its directory and its backend.
 
-An argument overrides the environment, which overrides what is saved in the directory, which
-overrides the default.
+Arguments override the environment, the environment overrides settings that are saved in the
+directory, and saved settings override the defaults.
 """
 
 from __future__ import annotations
@@ -30,22 +30,26 @@ if TYPE_CHECKING:
 
     from kcache.engine.engine import CacheEngine
 
-#: The cap given to a backend that is only read, because programs with a larger cap may have written
-#: it.
+#: The cap with which a backend is opened that is only read. It is large, because programs with a
+#: larger cap than this one's may have written to the backend.
 READ_SIZE = 1 << 33
-#: Directories in which `warn_of_other_backend` has looked.
+#: The directories that `warn_of_other_backend` has already examined.
 _looked: set[str] = set()
 _IN_MEMORY = "This process caches in memory alone"
 
 
 class OpenedBackend(NamedTuple):
-    """A backend that is open, with its directory and its settings. Threads: safe to share.
+    """An open backend, with its directory and its settings.
+
+    Threads: an OpenedBackend may be used by several threads at the same time.
 
     Attributes:
         config: the settings, including those that are saved in the directory.
-        directory: the cache's directory; None if none can be used.
-        backend: of the cache; a `NoBackend` if there is no directory.
-        given: whether the program made the backend; then the directory is only for statistics.
+        directory: the cache's directory, or None if there is no usable directory.
+        backend: the backend; a `NoBackend` if there is no usable directory, or if the backend in it
+            can't be opened.
+        given: whether the program made the backend and passed it to kcache. The directory is then
+            used for statistics and locks, but not for entries.
     """
 
     config: Config
@@ -55,16 +59,16 @@ class OpenedBackend(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The backend's name, or the class of a backend that the program made."""
+        """The backend's name; for a backend that the program made, the name of its class."""
         return type(self.backend).__name__ if self.given else self.config.backend.value
 
     @property
     def path(self) -> str | None:
-        """The path of the directory, or None."""
+        """The path of the directory, or None if there is no usable directory."""
         return None if self.directory is None else self.directory.path
 
 
-# -- a cache by arguments and environment ----------------------------------------------------------
+# -- opening a cache by arguments and environment --------------------------------------------------
 
 
 def open_configured(
@@ -72,19 +76,21 @@ def open_configured(
     given: Backend | None,
     complain: Callable[[str], object] = log.warning_once,
 ) -> OpenedBackend:
-    """Open the backend that the arguments and the environment name; warn of what is wrong.
+    """Open the backend that the arguments and the environment name.
 
-    An unsafe directory is a ConfigError if the program named it. An unsafe directory of the
-    environment, or one that can't be used for another reason, causes a warning, and the cache works
-    without a directory. Of the default directories, the first usable one is taken.
+    If the program named an unsafe directory, this raises a ConfigError. If the environment names an
+    unsafe directory, or if a directory can't be used for another reason, `complain` is called, and
+    the cache works without a directory. If no directory is named, the first usable default
+    directory is used.
 
     Args:
-        arguments: settings by name.
-        given: a backend that the program made; closed with the cache.
-        complain: called with a sentence for each problem.
+        arguments: maps the names of settings to their values.
+        given: a backend that the program made, or None; closed when the cache is closed.
+        complain: called with a sentence for each problem; by default, it logs a warning.
 
     Raises:
-        ConfigError, UnknownBackendError: an argument is not allowed.
+        ConfigError: an argument is not allowed, or names an unsafe directory.
+        UnknownBackendError: an argument names a backend that is not installed.
     """
     config, directory = find_cache(arguments, given, complain=complain)
     if isinstance(directory, NoBackend):
@@ -100,12 +106,17 @@ def find_cache(
     look: bool = False,
     complain: Callable[[str], object] | None = log.warning_once,
 ) -> tuple[Config, CacheDirectory | NoBackend]:
-    """Return the settings and the directory of a cache, or a `NoBackend` with the reason.
+    """Return the settings of a cache, and its directory or a `NoBackend` saying why there is none.
 
     Args:
-        arguments, given, complain: as for `open_configured`; so are the errors. With None, what is
-            wrong in the environment is an error, too.
-        look: whether to change nothing, whatever the settings are.
+        arguments: maps the names of settings to their values.
+        given: a backend that the program made, or None.
+        look: whether to open the directory for reading only, whatever the settings are.
+        complain: called with a sentence for each problem. With None, a problem with the environment
+            raises an error instead.
+
+    Raises:
+        ConfigError, UnknownBackendError: the same errors as for `open_configured`.
     """
     complaints: list[str] = []
     config = Config.load(arguments, complain=complaints.append if complain else None)
@@ -126,14 +137,14 @@ def find_cache(
 def _find_directory(
     config: Config, given: Backend | None, read_only: bool, complain: Callable[[str], object]
 ) -> CacheDirectory | NoBackend:
-    """Return the directory of a cache, or a `NoBackend` with the reason.
+    """Return the directory of a cache, or a `NoBackend` saying why there is no usable directory.
 
     Raises:
-        ConfigError: the program named a directory that is not safe or not ours.
+        ConfigError: the program named a directory that is unsafe or belongs to another program.
     """
     named, source = config.directory
     if named is None and source != "default":  # the variable is not a path: a warning was logged
-        return NoBackend(f"{source} is not allowed", kind="refused")
+        return NoBackend(f"the value of {source} is not allowed", kind="refused")
     path, missing = "", NoBackend("no directory")
     if named is None and given is not None:
         return missing
@@ -151,25 +162,30 @@ def _find_directory(
         except BackendError as error:
             missing = NoBackend(str(error))
         if not read_only or os.path.lexists(path):
-            log.info("not usable: %s", missing.reason)
+            log.info("a directory is not usable: %s", missing.reason)
     if read_only and not os.path.lexists(path) and not why_no_user():
         return NoBackend("nothing has been cached yet", kind="no_cache")
     where = "" if named is None else f"{source}: "
-    effect = _IN_MEMORY if given is None else "No statistics are written"
+    effect = _IN_MEMORY if given is None else "This process writes no statistics"
     complain(f"{where}{missing.reason}. {effect}")
     return missing
 
 
 def default_directory() -> str:
-    """Return the default directory that programs use, or would make. Nothing is created."""
+    """Return the first default directory that is usable, even if it does not exist yet.
+
+    If none is usable, return the first default directory. Nothing is created.
+    """
     return next(filter(is_usable, default_directories()), None) or next(default_directories())
 
 
 def default_cache_directory() -> Path:
-    r"""Return the default directory of the cache, below the platform's user cache directory.
+    r"""Return the directory that a cache uses by default. Nothing is created.
 
-    `$XDG_CACHE_HOME/kcache` or `~/.cache/kcache` on Linux, `~/Library/Caches/kcache` on macOS,
-    `%LOCALAPPDATA%\kcache\Cache` on Windows; `KCACHE_DIR` where that is set. Nothing is created.
+    This is the value of `KCACHE_DIR`, if that is set. Otherwise it is `$XDG_CACHE_HOME/kcache` or
+    `~/.cache/kcache` on Linux, `~/Library/Caches/kcache` on macOS, and
+    `%LOCALAPPDATA%\kcache\Cache` on Windows. Without a home directory, it is a directory for
+    temporary files.
     """
     with importing:
         from pathlib import Path  # noqa: PLC0415  4 ms
@@ -181,12 +197,14 @@ def default_cache_directory() -> Path:
 def _open_backend(
     config: Config, directory: CacheDirectory, complain: Callable[[str], object]
 ) -> Backend:
-    """Return the backend; if it rejects the directory (LMDB on NFS), one that stores nothing.
+    """Return the backend that `config` names, open; or a `NoBackend` if it can't be opened.
+
+    In the latter case, for example if LMDB rejects a directory on NFS, `complain` is called. The
+    same happens if the backend rejects a cap that the program did not pass as an argument.
 
     Raises:
-        ConfigError: the backend rejects a cap that the program gave. For a cap of the environment,
-            it causes a warning.
-        UnknownBackendError: the program named a backend that is not installed.
+        ConfigError: the backend rejects a cap that the program passed as an argument.
+        UnknownBackendError: the backend is not installed.
     """
     name, (max_size, source) = config.backend.value, config.max_size
     folder, read_only = directory.backend(name), config.forbids_writing
@@ -206,19 +224,19 @@ def _open_backend(
 
 
 def backends_in(directory: CacheDirectory) -> list[str]:
-    """Return the names of the backends that have a folder in a directory.
+    """Return the names of the backends that have a folder in a cache's directory.
 
     Raises:
-        OSError: it can't be listed.
+        OSError: the directory can't be listed.
     """
     with os.scandir(directory.path) as items:
         return sorted(item.name for item in items if item.is_dir() and is_backend(item.name))
 
 
 def warn_of_other_backend(opened: OpenedBackend) -> None:
-    """Log one warning if the backend has no entries, and another one has a folder.
+    """Log a warning if the backend has no entries, but another backend has a folder beside it.
 
-    Each process checks each directory once.
+    Each process checks each directory only once.
     """
     directory = opened.directory
     if directory is None or opened.given or directory.path in _looked:
@@ -230,12 +248,14 @@ def warn_of_other_backend(opened: OpenedBackend) -> None:
 
 
 def other_backend_hint(directory: CacheDirectory, named: Setting[str], backend: Backend) -> str:
-    """Return a sentence if a backend has no entries, and another one has a folder; else nothing.
+    """Return a warning if `backend` has no entries, but another backend has a folder beside it.
+
+    Otherwise, return an empty text.
 
     Args:
-        directory: has the folders of both.
-        named: the name of the backend, with the source of the setting.
-        backend: the backend itself.
+        directory: the cache's directory, which has the folders of both backends.
+        named: the setting that names `backend`.
+        backend: the backend that is in use.
     """
     name, source = named
     try:
@@ -247,8 +267,9 @@ def other_backend_hint(directory: CacheDirectory, named: Setting[str], backend: 
     why, other = "the default" if source == "default" else f"{source} names it", others[0]
     return (
         f"{directory.path}: the backend {name} ({why}) is empty, and there is a folder of "
-        f"{' and '.join(others)}. To use it, set KCACHE_BACKEND={other}, or kcache config --set "
-        f"backend={other}; to move its entries: kcache migrate --from {other} --to {name}"
+        f"{' and '.join(others)}. To use the entries of {other}, set KCACHE_BACKEND={other} or run "
+        f"kcache config --set backend={other}; to move them to {name}, run "
+        f"kcache migrate --from {other} --to {name}"
     )
 
 
@@ -263,16 +284,16 @@ def open_engine(
     memory_size: int | str = 0,
     read_only: bool = False,
 ) -> CacheEngine:
-    """Return an engine over the backend called `backend`, in `directory`.
+    """Return an engine over the backend called `backend` in the cache's directory `directory`.
 
-    Sizes are in bytes, or text such as `"512MB"`. With `memory_size=0` every get reaches the
-    backend. The engine adds its counts to the directory's statistics. Settings of the environment
-    and those saved in the directory are ignored.
+    Sizes are in bytes, or text such as `"512MB"`. With `memory_size=0`, every `get` reads the
+    backend. The engine adds its counts to the directory's statistics. Settings in the environment
+    and settings that are saved in the directory are ignored.
 
     Raises:
         ConfigError: a size is not allowed, or the directory is unsafe.
-        UnknownBackendError: no such backend is installed.
-        BackendError: the backend can't be opened there.
+        UnknownBackendError: no backend called `backend` is installed.
+        BackendError: the directory or the backend can't be opened.
     """
     arguments = {
         "directory": directory,
@@ -289,12 +310,12 @@ def open_engine(
 
 
 def engine_of(opened: OpenedBackend, memory_size: int, *, producer: str = "") -> CacheEngine:
-    """Return an engine over an opened backend, with the files of its directory.
+    """Return an engine over an opened backend, which uses the files in the backend's directory.
 
     Args:
-        opened: the backend, which the engine closes.
-        memory_size: of the memory tier, in bytes.
-        producer: of its entries; without one, the engine has no journal.
+        opened: the backend; closed when the engine is closed.
+        memory_size: the size of the memory tier in bytes.
+        producer: the producer of the entries. If it is empty, the engine has no journal.
     """
     with importing:  # `kcache doctor` runs without xxhash
         from kcache.engine.engine import CacheEngine  # noqa: PLC0415

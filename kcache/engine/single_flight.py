@@ -1,4 +1,4 @@
-"""SingleFlight: if many threads and processes miss one key, one of them makes the value."""
+"""SingleFlight: if many threads and processes miss the same key, one of them makes the value."""
 
 from __future__ import annotations
 
@@ -20,41 +20,44 @@ from kcache.util.open_file import OwnFile, has_header
 if TYPE_CHECKING:
     from kcache.engine.stats import Counters
 
-#: Seconds between two attempts to acquire another process's lock: a twentieth of the time waited so
-#: far, within these limits. Sixteen waiting processes then take 2 % of a core.
+#: The limits of the pause in seconds between two attempts to acquire a lock that another process
+#: holds. The pause is a twentieth of the time waited so far, within these limits. Sixteen waiting
+#: processes then use 2 % of a core.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.025
-#: The longest pause is this for each key that the process waits for, if that is more: 800 threads
-#: then take a tenth of a core instead of a whole one.
+#: If a process waits for many keys, the longest pause is this number of seconds for each of them.
+#: 800 threads then use a tenth of a core instead of a whole core.
 _PAUSE_EACH = 0.0005
-#: After this many seconds, a waiting process checks whether the value is there although the lock is
-#: held. The holder may be stopped, and another process may have timed out and made the value.
+#: While another process holds the lock, a waiting process looks for the value once in this many
+#: seconds: the holder may be stopped, and a third process may have timed out and made the value.
 _LOOK_INTERVAL = 1.0
-#: The whole content of the lock file. The locks are on bytes after it, where no data is stored.
+#: The whole content of the lock file. The locked bytes come after it, where no data is stored.
 _MARK = b"kcache-flight/2\0"
 
 
 class SingleFlight:
     """Makes each value once, by one thread of one process, while the others wait for it.
 
-    The threads of a process wait for the turn of the thread that makes the value. Processes wait
-    for a lock on the key (`_try_lock`), and look for the value again when they have acquired it. A
-    wait ends after `wait` seconds. Then one of the waiters acquires the fallback lock and makes the
-    value, and the others wait for it, again up to `wait` seconds. After that, each makes the value
-    itself. Without working locks, every process makes the value at once, counted as `unlocked`.
+    In a process, the threads wait for the turn of the thread that makes the value. Between
+    processes, the waiting process waits for a lock on the key (`_try_lock`), and looks for the
+    value again when it has acquired the lock. If the wait takes longer than `wait` seconds, one of
+    the waiting processes acquires the fallback lock and makes the value, and the others wait for
+    the fallback lock, again up to `wait` seconds. After that, each makes the value itself. If the
+    file system has no locks, every process makes the value at once, which is counted as `unlocked`.
 
-    If making the value raises an exception, each waiting thread raises a copy of it, and the next
-    caller tries again. If the thread that makes the value is interrupted, or its process is killed,
-    one of the waiters makes the value.
+    If making the value raises an exception, each waiting thread of the process raises a copy of the
+    exception, and the next caller tries again. If the thread that makes the value is interrupted,
+    or its process is killed, one of those that wait makes the value.
 
-    Threads: safe to share, but not in signal handlers. A nested call for the same key in one thread
-    makes the value again. Processes: by the lock file. Crash: the kernel releases the lock of a
-    killed process. Fork: the child starts without turns and locks.
+    Threads: may be used by several threads at the same time, but not in signal handlers. If the
+    code that makes a value requests the same key in the same thread, the nested request makes the
+    value, too. Processes: the lock file lets only one process make a value. Crash: the kernel
+    releases the locks of a killed process. Fork: a forked child starts without turns and locks.
 
     Args:
-        path: of the lock file; None if only threads exclude each other.
-        wait: seconds, at least 0.
-        counters: gets `coalesced`, `wait_timeouts` and `unlocked`, and a miss for each error of
-            another thread's turn.
+        path: the path of the lock file. With None, only the threads of this process share the work.
+        wait: how many seconds to wait, at least 0.
+        counters: counts `coalesced`, `wait_timeouts` and `unlocked`, and a miss for each request
+            that raises a copy of another thread's exception.
     """
 
     def __init__(self, path: str | None, *, wait: float, counters: Counters) -> None:
@@ -65,21 +68,23 @@ class SingleFlight:
         after_fork(self)
 
     def after_fork(self) -> None:
-        """Begin without turns, also in a child process."""
+        """Start without turns and with a free lock; also called in the child after a fork."""
         self._lock = threading.Lock()
         self._leaders: dict[str, Turn] = {}
 
     @contextmanager
     def lead(self, key: str, *, scope: str = "", shares_old_errors: bool = True) -> Generator[Turn]:
-        """Return the turn of this thread for a key.
+        """Return a context manager that yields the turn of this thread for `key`.
 
-        The end of the block releases the lock, and wakes the threads of this process that wait.
+        At its end, the `with` block releases the lock on the key and wakes the threads of this
+        process that wait for the turn.
 
         Args:
-            key: of the value, 64 hexadecimal digits.
-            scope: only threads with the same scope share an error.
-            shares_old_errors: whether this turn raises the error of a turn that began to make the
-                value before this one was created.
+            key: the key of the value, 64 hexadecimal digits.
+            scope: if another turn ends with an exception, this turn raises a copy of it only if
+                both have the same scope.
+            shares_old_errors: whether this turn also raises a copy if the other turn began to make
+                the value before this turn was created.
         """
         turn = Turn(self, key, scope, shares_old_errors)
         try:
@@ -102,18 +107,23 @@ class SingleFlight:
 
     def _time_out(self, key: str) -> None:
         self._count("wait_timeouts")
-        log.info("waited %.0f s for another compile of %s; compiling it here, too", self._wait, key)
+        log.info(
+            "another compile of %s has not ended after %.0f s; it is compiled here, too",
+            key,
+            self._wait,
+        )
 
     def _try_lock(self, key: str, *, is_fallback: bool) -> tuple[OwnFile | None, bool]:
-        """Try to lock a key; return the file if that succeeded, and whether the key is free.
+        """Try to lock `key`; return the lock file if it is locked now, and whether `key` is free.
 
-        Without a lock file or working locks, every key is free.
+        `key` is free if no other process or thread has locked it. Without a lock file, or on a file
+        system without locks, each key is free, and None is returned for the file.
 
-        The lock is on one byte of the lock file. Its offset is 62 bits of the key, so that no file
-        is made per key; two keys have the same byte with a probability of 2**-62.
+        The lock is on one byte of the lock file, so that no file is needed for each key. The offset
+        of the byte is 62 bits of the key; two keys share a byte with a probability of 2**-62.
 
-        The file is opened anew for each lock. If it is removed or replaced, two processes may hold
-        locks in two files and both make the value, which only costs time.
+        The lock file is opened again for each lock. If the file is removed or replaced, two
+        processes may have locks in different files and both make the value, which only takes time.
         """
         if self._path is None:
             return None, True
@@ -123,7 +133,7 @@ class SingleFlight:
             try:
                 if lock(file, offset):
                     return file, True
-            except BaseException:  # the traceback of an interrupt may keep the file, and its lock
+            except BaseException:  # the exception's traceback could keep the file open and locked
                 release(file)
                 raise
             reason = "this file system has no locks"
@@ -132,22 +142,26 @@ class SingleFlight:
         except OSError as error:
             reason = str(error)
         self._count("unlocked")
-        log.warning_once(f"no lock between processes; each compiles for itself ({reason})")
+        log.warning_once(
+            "there are no locks between processes, so several may compile the same kernel at the "
+            f"same time ({reason})"
+        )
         return None, True
 
 
 class Turn:
     """One request for a key: its thread makes the value, or waits until another thread has made it.
 
-    In the block of `SingleFlight.lead`, iterate over it, and look for the value at each step,
-    because it may exist by then. A step yields the result that another thread has just made, or
-    None. If no step finds the value, make it after the last one, and set `result`.
+    In the block of `SingleFlight.lead`, iterate over the turn, and look for the value at each step,
+    because the value may exist by then. A step yields the result of another thread that has just
+    ended its turn, or None. If the value is not found at any step, make it after the loop, and set
+    `result`.
 
     Attributes:
-        result: what the waiting threads may use; None if they have to make the value themselves.
+        result: the value for the waiting threads; None if they have to make the value themselves.
 
     Raises:
-        Exception: at a step, a copy of the exception that ended the block of another thread.
+        Exception: during a step, a copy of the exception with which another thread's turn ended.
     """
 
     def __init__(self, flight: SingleFlight, key: str, scope: str, shares_old_errors: bool) -> None:
@@ -158,11 +172,12 @@ class Turn:
         self._shares_old_errors = shares_old_errors
         self._thread = threading.get_ident()
         self._asked = time.monotonic()
-        #: When this thread began to make the value; 0 while it waits for another process.
+        #: When this thread began to make the value or, after a timeout, to wait for the fallback
+        #: lock; 0 before that.
         self._began = 0.0
         self._leads = self._waited = False
         self._held: OwnFile | None = None
-        #: Set at the end of the block, after `_error` and `_has_made` have their values.
+        #: Set at the end of the `with` block, when `_error` and `_has_made` are final.
         self._ended = threading.Event()
         self._error: Exception | None = None
         self._has_made = False
@@ -175,7 +190,7 @@ class Turn:
             if leader is self:
                 yield from self._wait_for_lock()
                 break
-            if leader._thread == self._thread:  # requested by the code that makes it
+            if leader._thread == self._thread:  # a nested request by the code that makes the value
                 break
             self._waited = True
             if not leader._ends_in_time(self._asked):
@@ -197,10 +212,12 @@ class Turn:
         self._leads, self._began = True, time.monotonic()
 
     def _ends_in_time(self, asked: float) -> bool:
-        """Wait, in another thread whose turn was created at `asked`, for the end of this turn.
+        """Wait until this turn ends; return whether it has ended in time.
 
-        Returns False if this turn, or the process that it waits for, has been making the value for
-        longer than `wait` seconds.
+        This is called by another thread, whose turn was created at `asked`. The result is False in
+        two cases: this turn has been making the value for longer than `wait` seconds, not counting
+        the time before `asked`; or it is still waiting for another process `2 * wait` seconds after
+        `asked`.
         """
         wait = self._flight._wait
         while True:
@@ -212,11 +229,11 @@ class Turn:
                 return False
 
     def _wait_for_lock(self) -> Iterator[None]:
-        """Yield when the lock is acquired, and at intervals while another process holds it.
+        """Yield when the lock on the key is acquired, and once in a while before that.
 
         If another process holds the lock for longer than `wait` seconds, this waits for the
-        fallback lock, and after another timeout returns without a lock. A turn that has replaced
-        another one waits for the fallback lock alone.
+        fallback lock. After another timeout, this returns without a lock. A turn that has replaced
+        another thread's turn after a timeout waits for the fallback lock alone.
         """
         flight = self._flight
         for is_fallback in (True,) if self._began else (False, True):
@@ -235,21 +252,24 @@ class Turn:
                 time.sleep(min(max(_FIRST_PAUSE, (now - began) / 20), longest))
                 now = time.monotonic()
             if not is_fallback:
-                self._began = now  # from now on, other threads wait for this one
+                self._began = now  # from now on, other threads measure their waits from here
                 flight._time_out(self._key)
 
 
 def copied(error: Exception) -> Exception:
-    """Return a copy of an exception for another thread, so that each has its own traceback."""
+    """Return a copy of `error` that another thread can raise, so that each has its own traceback.
+
+    If the exception can't be copied, return `error` itself.
+    """
     kind = type(error)
     try:
-        if isinstance(kind.__init__, types.FunctionType):  # its arguments are not in `args`
+        if isinstance(kind.__init__, types.FunctionType):  # `args` may lack arguments of `__init__`
             made = kind.__new__(kind, *error.args)
             made.args = error.args
             made.__dict__.update(error.__dict__)
         else:
             made = copy.copy(error)
-    except Exception:  # an exception of the caller's own that can't be copied
+    except Exception:  # copying an exception class of the program may raise any exception
         return error
     made.__cause__ = error.__cause__
     return made

@@ -1,8 +1,8 @@
-"""Stats: what a cache has done, counted in memory and summed over processes in one file.
+"""Stats: what a cache has done, counted in memory and summed over all processes in one file.
 
-The file (``stats``) is a header of 64 bytes and one record: u32 CRC-32 of the rest, u32 unused,
-then one IEEE double per field of `FIELDS`, in 256 bytes. A process locks the record while it adds
-its counts.
+The file ``stats`` has a header of 64 bytes and a record of 256 bytes: the CRC-32 of the rest of the
+record (u32), an unused u32, and one IEEE double for each field in `FIELDS`. A process locks the
+record while it adds its counts.
 """
 
 from __future__ import annotations
@@ -28,34 +28,37 @@ class Stats(NamedTuple):
 
     Attributes:
         hits: requests answered from the cache: from memory, the backend, a layer or a remote.
-        memory_hits: those of `hits` that the memory tier answered.
+        memory_hits: hits that the memory tier answered.
         misses: requests that the cache could not answer.
-        compiles: compiles that were run to the end and succeeded.
+        compiles: compiles that succeeded.
         uncacheable: compiles whose result must not be cached: those with time macros or with
-            options that write files, those in this process, and those that can't be recorded.
-        puts: entries written.
-        evictions: entries evicted to stay under the cap, or by a trim.
-        stale: entries found that no longer apply: a header changed since it was last checked in the
-            same place, or another format or producer.
-        corrupt: entries found damaged.
-        rejected: entries not stored because they exceed the cap, or because nothing could be
-            evicted.
-        errors: backend operations that failed; no request failed because of them.
+            options that write files, those that did not run in a worker, and those whose
+            dependencies can't be recorded.
+        puts: entries stored.
+        evictions: entries evicted to stay below the cap, or by a trim.
+        stale: lookups that found an entry that no longer applies, because a header has changed
+            since it was last checked at the same location, or because the entry is of another
+            format version or producer.
+        corrupt: lookups that found a damaged entry.
+        rejected: entries that were not stored, because they exceed the cap or because nothing could
+            be evicted.
+        errors: operations of the backend that failed; no request fails because of them.
         bytes_evicted: stored bytes of the evicted entries.
         compile_seconds: seconds spent in compiles that succeeded.
-        saved_seconds: seconds of compiling that hits made unnecessary; each kernel counts once in
-            each process.
+        saved_seconds: seconds of compiling that hits made unnecessary. Each process counts each
+            kernel once.
         hit_seconds: seconds spent in hits.
-        coalesced: requests that waited for another thread or process that was making the same
-            entry, and got that entry; most of them are `hits`, too.
-        wait_timeouts: requests whose wait timed out, and that did the work themselves.
-        unlocked: requests that could not lock their key between processes, and continued without a
-            lock.
-        layer_hits: those of `hits` that a layer answered.
-        remote_hits: those of `hits` that a remote answered.
-        remote_misses: requests for which no remote had the kernel, and all of them answered.
-        remote_errors: requests for which no remote had the kernel, and not all of them answered.
-        remote_puts: kernels handed to the daemon, to be put to the remotes.
+        coalesced: requests that waited while another thread or process was making the same entry,
+            and then got that entry. Most of these requests are hits, too.
+        wait_timeouts: requests whose wait timed out, so that they made the entry themselves.
+        unlocked: requests that could not lock their key, so that several processes may have made
+            the same entry.
+        layer_hits: hits that a layer answered.
+        remote_hits: hits that a remote answered.
+        remote_misses: requests for which every remote answered that it does not have the kernel.
+        remote_errors: requests for which no remote returned the kernel, and at least one remote did
+            not answer.
+        remote_puts: kernels that were passed to the daemon, which uploads them to the remotes.
     """
 
     hits: int = 0
@@ -84,74 +87,76 @@ class Stats(NamedTuple):
 
     @property
     def requests(self) -> int:
-        """Hits and misses together."""
+        """The number of requests: hits and misses together."""
         return self.hits + self.misses
 
     @property
     def hit_rate(self) -> float:
-        """Hits per request, 0.0 to 1.0; 0.0 before the first request."""
+        """The share of requests that were hits, 0.0 to 1.0; 0.0 before the first request."""
         return self.hits / self.requests if self.requests else 0.0
 
     @property
     def avg_compile_time_ms(self) -> float:
-        """Mean time of a compile, milliseconds; 0.0 before the first."""
+        """The mean time of a compile in milliseconds; 0.0 before the first compile."""
         return 1e3 * self.compile_seconds / self.compiles if self.compiles else 0.0
 
     @property
     def avg_cache_time_ms(self) -> float:
-        """Mean time of a hit, milliseconds; 0.0 before the first."""
+        """The mean time of a hit in milliseconds; 0.0 before the first hit."""
         return 1e3 * self.hit_seconds / self.hits if self.hits else 0.0
 
     def to_dict(self) -> dict[str, int | float]:
-        """Return every field and every derived figure under its name, ready for JSON."""
+        """Return all counts, the hit rate and the mean times by name, as values for JSON."""
         derived = ("hit_rate", "avg_compile_time_ms", "avg_cache_time_ms")
         return self._asdict() | {name: getattr(self, name) for name in derived}
 
 
-#: Names of the counted fields, in the order in which the file holds them. Only ever append to it.
+#: The names of the counts, in their order in the file. Append new ones at the end only, because
+#: older files have the others in this order.
 FIELDS: tuple[str, ...] = Stats._fields
 _REALS = frozenset(("compile_seconds", "saved_seconds", "hit_seconds"))
 
 
 def _stats(values: Iterable[float]) -> Stats:
-    """Return the snapshot that holds `values`, in the order of `FIELDS`."""
+    """Return the snapshot with the counts in `values`, which are in the order of `FIELDS`."""
     named = zip(FIELDS, values, strict=True)
     return Stats._make(float(value) if name in _REALS else int(value) for name, value in named)
 
 
-#: Where hits come from: the two tiers of the user's own cache, read-only tiers, and remotes.
+#: Where hits come from: the memory and the backend of the user's own cache, layers, and remotes.
 MEMORY, DISK, LAYER, REMOTE = TIERS = ("memory", "disk", "layer", "remote")
-#: How many hits wait to be summed, and how many keys are remembered as seen by this process.
+#: The largest number of hits that are collected before they are summed, and of keys in `_known`.
 _MAX_WAITING, _MAX_KNOWN = 256, 65_536
 
 
 class Counters:
     """The counts of one engine.
 
-    Threads: safe to share, also in signal handlers. Fork: see `after_fork`.
+    Threads: all methods may be called from several threads at the same time, and from signal
+    handlers. Fork: see `after_fork`.
 
     Attributes:
-        lock: held for each change.
+        lock: the lock that is held during each change of the sums.
     """
 
     __slots__ = ("_flushed", "_flushing", "_hits", "_known", "_totals", "lock")
 
     def __init__(self) -> None:
         self._totals: dict[str, float] = dict.fromkeys(FIELDS, 0)
-        #: Arguments of `hit` that are not summed yet; for `made`, the tier is empty. `append` needs
-        #: no lock.
+        #: The arguments of those calls of `hit` and `made` that are not summed yet; for `made`, the
+        #: tier is empty. Appending to a deque needs no lock.
         self._hits: deque[tuple[str, float, float, str]] = deque()
-        #: Keys of the entries that this process has made or got from the cache.
+        #: The keys of the entries that this process has made or got from the cache.
         self._known: set[str] = set()
         self._flushed: tuple[float, ...] = (0,) * len(FIELDS)
         self._new_locks()
 
     def _new_locks(self) -> None:
-        # Reentrant, because a signal handler may run while its thread counts.
+        # The locks are reentrant, because a signal handler may run while its thread holds them.
         self.lock, self._flushing = threading.RLock(), threading.RLock()
 
     def add(self, name: str, amount: float = 1) -> None:
-        """Add `amount` to the field called `name`."""
+        """Add `amount` to the count called `name`."""
         with self.lock:
             self._totals[name] += amount
 
@@ -159,19 +164,20 @@ class Counters:
         """Count a hit.
 
         Args:
-            key: of the entry.
-            cost: seconds that making the entry took.
-            elapsed: seconds that the hit took.
-            tier: one of `TIERS`.
+            key: the key of the entry.
+            cost: how many seconds it took to make the entry.
+            elapsed: how many seconds the hit took.
+            tier: the tier that had the entry, one of `TIERS`.
         """
         self._hits.append((key, cost, elapsed, tier))
         if len(self._hits) > _MAX_WAITING:
             self.values()
 
     def made(self, key: str) -> None:
-        """Record that this process has made an entry, so that its later hits save no time.
+        """Record that this process has made the entry under `key`.
 
-        Without a cache, the process would have made the entry once, too.
+        Later hits of this process on this entry then do not count as saved time, because the
+        process would have made the entry once without a cache, too.
         """
         self._hits.append((key, 0.0, 0.0, ""))
 
@@ -197,13 +203,14 @@ class Counters:
             return tuple(totals.values())
 
     def snapshot(self) -> Stats:
-        """Return the counts as they are now."""
+        """Return the present counts."""
         return _stats(self.values())
 
     def flush(self, file: StatsFile | None, *, timeout: float) -> None:
-        """Add the counts since the last flush to a file, if there is one.
+        """Add the counts since the last flush to `file`. If `file` is None, do nothing.
 
-        If the file is locked for longer than `timeout` seconds, the counts wait for the next flush.
+        If another process holds the lock of the file for longer than `timeout` seconds, nothing is
+        written, and the next flush adds these counts, too.
 
         Raises:
             BackendError: the file can't be written.
@@ -217,53 +224,62 @@ class Counters:
                 self._flushed = now
 
     def after_fork(self) -> None:
-        """Drop the counts that the parent will write; called in the child."""
+        """Treat the present counts as flushed in the child after a fork; the parent writes them."""
         self._new_locks()
         self._flushed = self.values()
 
 
 class StatsFile:
-    """The counts of every process that used a directory, in one file.
+    """The file with the sums of the counts of all processes that have used a cache's directory.
 
-    Threads and processes: safe to share; the record is locked for each change. Crash: only the
-    counts since the last `add` are lost; a damaged record counts as zeros. Fork: no file is kept
-    open. If the file can't be opened or written, `add` raises `BackendError`; a file with other
-    content is replaced, see `open_file_of_cache`.
+    A file with other content is replaced, as `open_file_of_cache` describes. A damaged record is
+    read as zeros.
+
+    Threads, processes: all methods may be called from several threads and processes at the same
+    time, because the record is locked for each change. Crash: the counts that a killed process has
+    not yet added are lost. Fork: a forked child may use the object, because no file is kept open.
     """
 
     _HEADER = b"kcache-stats/2".ljust(64, b"\0")
     _RECORD = 256
     _BODY = struct.Struct(f"<4x{len(FIELDS)}d")
-    #: How often a record is read at most, because it looks damaged while it is being written.
+    #: How often a record that looks damaged is read before its counts are taken as zeros. A record
+    #: also looks damaged while another process is writing it.
     _TRIES = 8
-    #: No count reaches this: a double is an exact integer only below it.
+    #: Every count is below this limit. A double can represent each integer up to it.
     _MAX = 2.0**53
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.path.abspath(path)
 
     def add(self, amounts: Sequence[float], *, timeout: float = 1.0) -> bool:
-        """Add counts, in the order of `FIELDS`; return whether the lock was acquired in time.
+        """Add `amounts`, which are in the order of `FIELDS`, to the sums in the file.
+
+        Return whether this succeeded. If another process holds the lock for longer than `timeout`
+        seconds, nothing is added, and the result is False.
 
         Raises:
-            BackendError: the file can't be written.
+            BackendError: the file can't be opened or written.
         """
         return self._change(amounts, timeout)
 
     def zero(self) -> None:
-        """Count from zero again.
+        """Set all sums in the file to zero.
 
         Raises:
-            BackendError: the file can't be written, or a stopped process holds the lock.
+            BackendError: the file can't be written, or another process holds its lock for longer
+                than a second.
         """
         if not self._change(None, 1.0):
-            raise BackendError(f"statistics in {self.path}: another process holds the lock")
+            raise BackendError(f"statistics in {self.path}: another process holds the file's lock")
 
     def total(self) -> Stats:
-        """Return the sums over all processes since the last `zero`; zeros if there is no file.
+        """Return the sums of the counts of all processes since the last `zero`.
+
+        If there is no file, all sums are zero.
 
         Raises:
-            BackendError: the file exists and can't be read.
+            BackendError: the file exists but can't be read.
         """
         with self._translated():
             try:
@@ -276,7 +292,7 @@ class StatsFile:
         with self._translated():
             is_sound = partial(has_header, header=self._HEADER)
             with open_file_of_cache(self.path, os.O_RDWR, is_sound) as file:
-                try:  # without locks on this file system, counts of two processes may be lost
+                try:  # if this file system has no locks, counts of a concurrent process may be lost
                     lock(file, len(self._HEADER), self._RECORD, timeout=timeout)
                 except TimeoutError:
                     return False
@@ -296,7 +312,7 @@ class StatsFile:
                 raw[4:]
             ):
                 values: tuple[float, ...] = self._BODY.unpack_from(raw, 4)
-                if all(0 <= n < self._MAX for n in values):  # else no process wrote them
+                if all(0 <= n < self._MAX for n in values):  # kcache writes no other values
                     return values
         return (0.0,) * len(FIELDS)
 

@@ -230,7 +230,7 @@ with kcache.KernelCache() as cache:
         place = tmp_path / str(level)
         done = python(code, environ={"KCACHE_DIR": str(place), "KCACHE_LOG": level})
         assert done.returncode == 0, done.stderr
-        assert ("cache get failed" in done.stderr) is expected
+        assert ("cache operation get failed" in done.stderr) is expected
 
 
 def test_variables_that_another_thread_changes() -> None:

@@ -225,7 +225,7 @@ def test_the_marker_of_another_version_is_refused(tmp_path: Path) -> None:
     write(tmp_path / NAME, '{"format": "kcache-directory/2", "id": "0"}')
     before = snapshot(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"another version of kcache made it \('kcache-directory/2'\)"
+        ConfigError, match=r"by another version of kcache \(format 'kcache-directory/2'\)"
     ):
         open_directory(str(tmp_path))
     assert snapshot(tmp_path) == before

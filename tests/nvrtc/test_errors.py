@@ -53,7 +53,7 @@ def test_a_compile_error_ends_with_at_most_40_lines_of_the_log(cache: kcache.Ker
     log = caught.value.log.splitlines()
     assert first == 'kernel.cu(1): error: identifier "w0" is undefined'
     assert (shown, len(shown)) == (log[:40], 40)
-    assert last == f"... ({len(log)} lines; the attribute log has all of them)"
+    assert last == f"... (the log has {len(log)} lines; all are in the attribute log)"
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ for fd in taken[:{free}]:
 try:
     kernel = cache.get_or_compile(source, (), options)
 except kcache.KcacheError as error:
-    assert {free} < 2 and "no descriptors left" in str(error), error
+    assert {free} < 2 and "no file descriptors left" in str(error), error
     kernel = None
 for fd in taken[{free}:]:
     os.close(fd)
