@@ -246,7 +246,8 @@ def _set_aside(path: str) -> None:
     """Rename a damaged file: append `.damaged` to its name.
 
     Raises:
-        NotOursError: a file with the new name exists and does not belong to the present user.
+        NotOursError: the new name is taken by something other than a regular file of the present
+            user.
         OSError: the file can't be renamed.
     """
     aside = f"{path}.damaged"

@@ -98,7 +98,7 @@ def test_doctor_reports_an_unusable_directory(cache_directory: Path, here: Calla
     (cache_directory / "thesis.tex").write_text("precious")
     said = here("doctor", "--json")
     (problem,) = problems(said.out)
-    assert "it has 'thesis.tex' in it" in str(problem["what"])
+    assert "it contains 'thesis.tex'" in str(problem["what"])
     assert not any(row["topic"] in ("entries", "directory") for row in rows(said.out))
     assert [path.name for path in cache_directory.iterdir()] == ["thesis.tex"]
 

@@ -208,7 +208,7 @@ def test_a_folder_is_accepted_whose_cache_is_made_during_the_check(
     folder = tmp_path / "cache" / "file"
     folder.mkdir(0o700, parents=True)
     (folder / "counters").touch()
-    with pytest.raises(NotOursError, match="it has 'counters' in it"):
+    with pytest.raises(NotOursError, match="it contains 'counters'"):
         claim(str(folder))
     monkeypatch.setattr(time, "sleep", lambda _: shutil.copy(marker, folder.parent))
     claim(str(folder))
