@@ -46,10 +46,10 @@ class KernelCache:
     kernel is returned only if the source, the options, the compiler and every header that the
     compile has read are unchanged. An error of the backend never makes a request fail.
 
-    Threads: one cache may be used by several threads at the same time, but not in a signal handler.
-    Processes: any number of processes may share a directory. Crash: a process may be killed at any
-    instant; its workers then exit, and nothing has to be repaired. Fork: a forked child may use the
-    cache, and starts its own workers.
+    Threads: several threads may use a cache at the same time, but signal handlers may not.
+    Processes: any number may share a directory. Crash: a process may be killed at any instant; its
+    workers then exit, and nothing has to be repaired. Fork: a forked child may use the cache, and
+    starts its own workers.
 
     Args:
         directory: the directory of the cache; by default the value of `KCACHE_DIR`, or else a
@@ -62,25 +62,23 @@ class KernelCache:
         read_only: whether to use the stored entries but write nothing.
         disable: whether to compile at every request, and neither read nor write the cache.
         recache: whether to compile at every request, and replace the stored entries.
-        header_check: `"always"` to check the headers at every request, which is the default, or
-            `"once"` to check the headers of each request once per process.
-        relocation: `"on"`, which is the default, to use a kernel whose outputs contain no path of
-            its directories also in other checkouts, containers and machines that have the same
-            headers; or `"off"` to use each kernel only in the directories where it was compiled.
+        header_check: `"always"` (the default) to check the headers at every request, or `"once"` to
+            check the headers of each request once per process.
+        relocation: `"on"` (the default) to use a kernel whose outputs contain no path also in other
+            checkouts, containers and machines that have the same headers; or `"off"` to use each
+            kernel only in the directories where it was compiled.
         wait: how many seconds to wait while another thread or process compiles the same kernel; 300
             by default, 0 to never wait. After a timeout, one of the waiting threads compiles the
             kernel, and the others wait for this compile, again up to `wait` seconds.
         workers: how many compiles may run at the same time; by default one for each usable core.
             Compiles run in worker processes, which all caches of this process share. With 0, this
             process compiles by itself, and the results are not cached.
-        compile_timeout: how many seconds a compile may take before it is stopped and raises a
-            CompileError; by default there is no limit.
-        on_miss: `"compile"`, which is the default, or `"error"` to raise a MissError with the
-            reason of the miss.
-        remote: addresses of other caches. If this cache does not have a kernel, the others are
-            searched in the given order. They are layers (`"file:///opt/kernels"`) or remotes
-            (`"https://"`, `"redis://"`, `"s3://"`, ...). By default the value of `KCACHE_REMOTE`;
-            `()` for no other cache.
+        compile_timeout: how many seconds a compile may take until it fails with a CompileError; by
+            default there is no limit.
+        on_miss: `"compile"` (the default), or `"error"` to raise a MissError with the reason.
+        remote: addresses of other caches, which are searched in this order for a kernel that this
+            cache does not have: layers (`"file:///opt/kernels"`) and remotes (`"https://"`,
+            `"redis://"`, `"s3://"`, ...). By default the value of `KCACHE_REMOTE`; `()` for none.
 
     An argument overrides the environment, and the environment overrides what is saved in the
     directory (`kcache config --set`). If a value in the environment or the directory is not
@@ -176,7 +174,7 @@ class KernelCache:
             MissError: the kernel is not cached, and `on_miss` is `"error"`.
             CompilerNotFoundError: NVRTC is not installed, or can't be used here.
             KcacheError: this process has no file descriptors left.
-            OSError: the source is a path, and its file can't be read.
+            OSError: the file of the source can't be read.
         """
         if unknown:
             raise unexpected_argument(self.get_or_compile, unknown, CompileOptions)
@@ -195,10 +193,7 @@ class KernelCache:
             raise
 
     def _get_or_compile_for(self, around: Caller, call: CompileRequest) -> CompiledKernel:
-        """Return the kernel that `call` requests for the process that `around` describes.
-
-        The drop-in calls this for programs that call NVRTC.
-        """
+        """Return the kernel that a program requests by the drop-in; `around` describes it."""
         started = time.perf_counter()
         return self._answer(self._requests.of(call, around), started)
 
@@ -206,10 +201,7 @@ class KernelCache:
         return self._tiers.hit(request, started) or self._on_miss().get(request)
 
     def _rehearse_for(self, around: Caller, call: CompileRequest) -> None:
-        """Look up a kernel that is not cached, so that the next hit need not load this code.
-
-        The lookup is neither counted nor recorded.
-        """
+        """Look up a kernel that is not cached, to warm up the code of a hit; count nothing."""
         self._tiers.lookup(self._requests.of(call, around, record=False))
 
     async def aget_or_compile(
@@ -225,11 +217,9 @@ class KernelCache:
     ) -> CompiledKernel:
         """Return the compiled kernel like `get_or_compile`, without blocking the event loop.
 
-        Tasks that request the same kernel at the same time share one compile. A cancelled task
-        stops waiting, but the compile continues, and its kernel is stored for other tasks and later
-        requests, unless the cache is closed before the compile ends.
-
-        The arguments and errors are the same as those of `get_or_compile`.
+        The arguments and errors are the same. Tasks that request the same kernel at the same time
+        share one compile. A cancelled task stops waiting, but the compile continues, and its kernel
+        is stored unless the cache is closed before the compile ends.
         """
         if unknown:
             raise unexpected_argument(self.aget_or_compile, unknown, CompileOptions)
@@ -258,19 +248,17 @@ class KernelCache:
         """Return a list with a kernel, or the error of its compile, for each request, in order.
 
         `jobs` threads compile the kernels that are not in the cache. Equal requests are compiled
-        once. If several processes compile the same requests at the same time, they share the work,
-        because each begins in a different order.
+        once. Processes with the same requests share the work: each compiles in a different order.
 
         Args:
-            requests: the requests. Each is a `CompileRequest`, source text, a path, or the fields
-                of a `CompileRequest` as a tuple or a mapping.
+            requests: each is a `CompileRequest`, source text, a path, or the fields of a
+                `CompileRequest` as a tuple or a mapping.
             jobs: how many compiles run at the same time, at least 1; by default one for each usable
                 core.
-            progress: called in this thread with the number of finished requests and the number of
-                all requests.
+            progress: called in this thread with the numbers of finished requests and all requests.
 
         Raises:
-            ConfigError: a request has an argument that is not allowed. The message names the
+            ConfigError: a request has an argument that is not allowed; the message names the
                 request. Nothing was compiled.
             CompilerNotFoundError: NVRTC is not installed, or can't be used here.
         """
@@ -290,8 +278,7 @@ class KernelCache:
     ) -> CompiledKernel | None:
         """Return the compiled kernel if it is in the cache, otherwise None. Nothing is compiled.
 
-        The arguments and errors are the same as those of `get_or_compile`. The call is counted as a
-        hit or a miss.
+        The arguments and errors are those of `get_or_compile`. The call counts as a hit or a miss.
         """
         if unknown:
             raise unexpected_argument(self.lookup, unknown, CompileOptions)
@@ -323,11 +310,10 @@ class KernelCache:
         source_name: str = "kernel.cu",
         **unknown: Never,
     ) -> Explanation:
-        """Explain what `get_or_compile` would do now: why it would compile, or where it would hit.
+        """Return why `get_or_compile` would compile this request now, or that it would hit.
 
-        The arguments and errors are the same as those of `get_or_compile`. Nothing is compiled or
-        changed, and the call is neither counted nor recorded. It may read the metadata of every
-        entry.
+        The arguments and errors are the same. The call compiles nothing, changes nothing, and is
+        neither counted nor recorded. It may read the metadata of every entry.
         """
         if unknown:
             raise unexpected_argument(self.why, unknown, CompileOptions)
@@ -341,10 +327,10 @@ class KernelCache:
     def record(self, path: str | os.PathLike[str]) -> AbstractContextManager[object]:
         """Return a context manager that records every request in its `with` block.
 
-        `kcache warm` can compile the recorded requests later. The first request for each kernel
-        appends one line to the file at `path`, even if the request is a hit. Several processes may
-        record to the same file. If the file can't be written, kcache logs one warning. If
-        `KCACHE_RECORD` is set, all requests are recorded without this method.
+        `kcache warm` can compile these requests later. The first request for each kernel appends
+        one line to the file at `path`, even if it is a hit. Several processes may record to the
+        same file. If the file can't be written, kcache logs one warning. With `KCACHE_RECORD`,
+        requests are recorded from the start, without this method.
         """
         return closing(self._requests.record(path))
 
@@ -378,10 +364,7 @@ class KernelCache:
         return self.engine.stats()
 
     def total_stats(self) -> Stats:
-        """Return the sums of the counts of all processes that have used this directory.
-
-        If the sums can't be read, return the counts of this KernelCache alone.
-        """
+        """Return the counts of all processes; if they can't be read, those of this KernelCache."""
         return self.engine.total_stats()
 
     def print_info(self, file: TextIO | None = None) -> None:
@@ -394,10 +377,7 @@ class KernelCache:
         print(text, file=sys.stdout if file is None else file)
 
     def clear(self) -> int:
-        """Delete all entries; return how many were deleted from the backend.
-
-        This KernelCache's memory tier is cleared, too.
-        """
+        """Delete all entries; return how many were deleted from the backend."""
         self.clear_memory()
         return self.engine.clear()
 
@@ -412,16 +392,12 @@ class KernelCache:
     ) -> int:
         """Evict the least recently used entries to free space; return how many bytes were freed.
 
-        Without arguments, entries are evicted until at most 90 % of the cap is stored.
-
-        Args:
-            max_size: evict until at most this size is stored.
-            older_than: evict all entries that were not used for this time, in seconds or as text
-                such as `"30d"`. After that, more entries are evicted only if `max_size` is given.
+        With `older_than`, in seconds or as text such as `"30d"`, all entries that were not used for
+        that time are evicted. With `max_size`, entries are evicted until at most that size is
+        stored. Without arguments, this size is 90 % of the cap.
 
         Raises:
-            ConfigError: `max_size` is not a size, `older_than` is not an age, or the cache was
-                closed.
+            ConfigError: an argument is not a size or an age, or the cache was closed.
         """
         self._requests.require_open()
         return self.engine.trim(max_size, older_than=older_than)

@@ -46,12 +46,11 @@ class Put(Enum):
     """What `CacheEngine.put` did with an entry. As a condition, only `STORED` is true."""
 
     STORED = "stored"
-    #: The entry alone exceeds the cap. It was not stored, was counted as rejected, and no other
-    #: entry was evicted.
+    #: The entry alone exceeds the cap. It was counted as rejected, and no other entry was evicted.
     TOO_LARGE = "too large"
     #: Not enough entries could be evicted to make room. The entry was counted as rejected.
     NO_ROOM = "no room"
-    #: The entry was not stored, because the backend failed or the cache is read-only.
+    #: The backend failed, or the cache is read-only.
     FAILED = "failed"
 
     def __bool__(self) -> bool:
@@ -69,9 +68,8 @@ class CacheEngine:
     The stored bytes never exceed the cap; with the backends `file` and `zstd`, each concurrent
     writer may exceed it by one entry.
 
-    Threads: an engine may be used by several threads at the same time. Processes: any number of
-    processes may share one directory. Crash: the guarantees are those of the backend. Fork: a
-    forked child may use the engine.
+    Threads: several threads may use an engine at the same time. Processes: any number may share a
+    directory. Crash: the guarantees are those of the backend. Fork: a child may use the engine.
 
     Args:
         backend: stores the bytes; closed when the engine is closed.
@@ -80,16 +78,14 @@ class CacheEngine:
             0 switches the tier off, so that every `get` reads the backend.
         producer: what makes the payloads of the entries. Entries of another producer are misses.
         read_only: whether to never write, delete or record a use.
-        stats_file: the file with the sums of the counts of all processes. With None, the counts are
-            kept in this process only.
+        stats_file: the sums of the counts of all processes. With None, no sums are kept.
         lock_file: the path of the file that processes lock, so that `get_or_create` makes each
             entry only once. With None, only the threads of one process share the work.
-        wait: how many seconds `get_or_create` waits while another thread or process makes the
-            entry.
+        wait: how many seconds `get_or_create` waits while another thread or process makes an entry.
         journal: the path of a cache's directory, whose journal records why entries left the cache.
             With None, nothing is recorded.
         name: the name of the backend, for the journal.
-        clock: returns the time in seconds, and never goes back; for tests.
+        clock: returns monotonic seconds; for tests.
 
     Raises:
         ConfigError: `max_size`, `memory_size` or `wait` is out of range.
@@ -221,10 +217,9 @@ class CacheEngine:
             return entry
 
     def delete(self, key: str, *, noted: bool = True) -> bool:
-        """Delete the entry under `key` from memory and from the backend.
+        """Delete the entry under `key` in memory and backend; return whether the backend had it.
 
-        Return whether the backend had the entry. Unless `noted` is false, the deletion of such an
-        entry is recorded in the journal.
+        If it had, and unless `noted` is false, the deletion is recorded in the journal.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
@@ -242,12 +237,9 @@ class CacheEngine:
     ) -> int:
         """Evict the least recently used entries to free space; return how many bytes were freed.
 
-        Without arguments, entries are evicted until at most 90 % of the cap is stored.
-
-        Args:
-            max_size: evict until at most this size is stored.
-            older_than: evict all entries that were not used for this time, in seconds or as text
-                such as `"30d"`. After that, more entries are evicted only if `max_size` is given.
+        With `older_than`, in seconds or as text such as `"30d"`, all entries that were not used for
+        that time are evicted. With `max_size`, entries are evicted until at most that size is
+        stored. Without arguments, this size is 90 % of the cap.
 
         Raises:
             ConfigError: `max_size` is not a size, or `older_than` is not an age.
@@ -267,10 +259,7 @@ class CacheEngine:
         return freed
 
     def clear(self) -> int:
-        """Delete all entries; return how many were deleted from the backend.
-
-        The statistics are kept.
-        """
+        """Delete all entries but keep the statistics; return how many the backend has deleted."""
         self.memory.clear()
         removed = 0
         if not self.read_only:
@@ -287,10 +276,7 @@ class CacheEngine:
         return self.counters.snapshot()
 
     def total_stats(self) -> Stats:
-        """Return the sums of the counts of all processes that have used the statistics file.
-
-        If there is no statistics file, or it can't be read, return the counts of this engine.
-        """
+        """Return the counts of all processes; without a readable file, those of this engine."""
         self.flush()
         with self._surviving("statistics"):
             if self._stats_file is not None:
@@ -318,10 +304,7 @@ class CacheEngine:
             self.counters.flush(self._stats_file, timeout=timeout)
 
     def close(self) -> None:
-        """Write the counts to the statistics file and close the backend.
-
-        Calling this again does nothing.
-        """
+        """Write the counts to the statistics file and close the backend. Idempotent."""
         self._closed = True  # from now on, failures of other threads are not warnings
         self._at_end()
 
@@ -339,15 +322,8 @@ class CacheEngine:
         """Return the slot of the entry under `key`, and the tier that has it: `MEMORY` or `DISK`.
 
         The slot is None if there is no entry that can be used. Neither a hit nor a miss is counted.
-
-        Args:
-            key: 64 hexadecimal digits.
-            damaged: if the entry can't be used, its key and an error are appended to this list. The
-                caller should pass these to `refuse`.
-            memory: whether to look into the memory tier first. If false, only the backend is read.
-
-        Raises:
-            ConfigError: `key` is not 64 hexadecimal digits.
+        If an entry can't be used, its key and an error are appended to `damaged`, so that the
+        caller can pass them to `refuse`. If `memory` is false, only the backend is read.
         """
         now = self._clock()
         if now >= self._next_flush:
@@ -463,10 +439,7 @@ class CacheEngine:
         return 0
 
     def _evict(self, event: What, key: str) -> int:
-        """Delete the entry under `key` to make room; return the bytes freed.
-
-        The eviction is counted, and recorded in the journal as `event`.
-        """
+        """Delete an entry to make room, count it, record it as `event`; return the bytes freed."""
         size = self._delete(key)
         self.memory.delete(key)
         if size:
@@ -485,10 +458,7 @@ class CacheEngine:
             self.report(operation, error)
 
     def report(self, operation: str, error: BaseException) -> None:
-        """Count an error of the backend, and log it.
-
-        The first error of each operation is logged as a warning, the others at debug level.
-        """
+        """Count an error of the backend; log it, as a warning only the first for each operation."""
         self.counters.add("errors")
         say = log.debug if self._closed or operation in self._reported else log.warning
         self._reported.add(operation)
@@ -508,20 +478,14 @@ class CacheEngine:
             util.register_after_fork(self, CacheEngine._end_with_child)
 
     def _end_with_child(self) -> None:
-        """Make multiprocessing close the engine when a child that it has forked ends.
-
-        Such a child does not run functions that are registered with `atexit`.
-        """
+        """Make multiprocessing close the engine at the end of its child, which skips `atexit`."""
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.Finalize(self, self._at_end, exitpriority=0)
 
 
 def _end(backend: Backend, counters: Counters, stats_file: StatsFile | None) -> None:
-    """Write the counts of an engine to the statistics file and close its backend.
-
-    This is called by `close`, or when the engine is garbage-collected, or when the process exits.
-    """
+    """Write the counts and close the backend; runs at `close`, at garbage collection or at exit."""
     for close in (partial(counters.flush, stats_file, timeout=1.0), backend.close):
         try:
             close()
