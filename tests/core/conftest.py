@@ -27,10 +27,12 @@ def _open_files(below: Path) -> list[str]:
 def _nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
     """Fails a test if it leaves a thread running, or a file below its directory open."""
     pool.shared().close()  # another test may have compiled with it
-    threads = threading.active_count()
+    threads = {*threading.enumerate()}
     yield
     pool.shared().close()
-    assert threading.active_count() <= threads  # a thread of an earlier test may have ended
+    for thread in {*threading.enumerate()} - threads:
+        thread.join(10)  # it may be about to end
+        assert not thread.is_alive(), f"{thread} was left behind"
     if _open_files(tmp_path):
         gc.collect()  # closes the files of an engine or backend that the test no longer refers to
         assert _open_files(tmp_path) == []
