@@ -51,8 +51,8 @@ _NEVER_STORED = ("rejected", "uncacheable")
 _DIFFERENCES = {
     "changed": ("header_changed", "the header {} changed"),
     "gone": ("header_gone", "the header {} is gone"),
-    "appeared": ("header_appeared", "{} is there now, and was not when the compiler looked for it"),
-    "vanished": ("header_vanished", "{} is gone, and was there when the compiler looked for it"),
+    "appeared": ("header_appeared", "{} exists now, but did not when the compiler looked for it"),
+    "vanished": ("header_vanished", "{} is gone, but existed when the compiler looked for it"),
     "identity": (
         "header_identity",
         "two headers with equal content became one file, or one file became two",

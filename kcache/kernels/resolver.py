@@ -245,8 +245,8 @@ def warn_if_empty(kernel: CompiledKernel, source: str, name: str) -> None:
     templates = templates_in(source)
     if templates and kernel.ptx is not None and not kernel.functions():
         log.warning_once(
-            f"there is no kernel in {name}: no instance of its template {templates[0]} is named; "
-            f"expected a name expression, such as {templates[0]}<float>"
+            f"{name} was compiled without a kernel, because no name expression names an instance "
+            f"of its template {templates[0]}; expected one such as {templates[0]}<float>"
         )
 
 

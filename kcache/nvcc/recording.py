@@ -195,7 +195,7 @@ class Recording:
             self._missing.update([path] if answer in _MISSING else [])
         elif _SYSTEM.match(path):
             if not _HARMLESS.match(path):
-                raise RefusedError(f"{name} is written")
+                raise RefusedError(f"{name} is written by a tool")
         elif path not in self._written:
             if path in self._files or (answer == "=" and path not in self._removed):
                 raise RefusedError(f"{name} is read and written by the compile")
@@ -205,7 +205,7 @@ class Recording:
         if path in self._written or self._is_temporary(path) or _HARMLESS.match(path):
             return
         if _SYSTEM.match(path):
-            raise RefusedError(f"{path} is read")
+            raise RefusedError(f"{path} is read by a tool, and may differ at each compile")
         if kind == "A":
             mode, error = map(int, answer.split())
             if str(-error) in _MISSING:
@@ -228,7 +228,8 @@ class Recording:
 
     def _read(self, path: str, answer: str) -> None:
         if answer == "!":
-            raise RefusedError(f"{path} was changed a moment before it was read")
+            what = f"{path} was changed a moment before it was read"
+            raise RefusedError(f"{what}, so another change might not show")
         stamp = tuple(map(int, answer.split()[1:]))
         if self._files.get(path) not in (None, stamp):
             raise RefusedError(f"{path} was changed during the compile")

@@ -64,7 +64,7 @@ def test_the_commands_know_it(service: Service, project: Path) -> None:
     ("change", "reason"),
     [
         ("header", "the header {}/include/header.h changed"),
-        ("shadow", "{}/header.h is there now, and was not when the compiler looked for it"),
+        ("shadow", "{}/header.h exists now, but did not when the compiler looked for it"),
         ("macro", "the macro X was added"),
         ("variable", "the environment variable NVCC_APPEND_FLAGS has another value"),
     ],

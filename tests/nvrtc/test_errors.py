@@ -81,8 +81,8 @@ def test_an_unused_template(cache: kcache.KernelCache, caplog: pytest.LogCapture
         cache.get_or_compile(AXPY, options=ARCH.replace(lto=True))  # can't be looked into
     (warned,) = (each.getMessage() for each in caplog.records)
     assert warned == (
-        "there is no kernel in kernel.cu: no instance of its template scale is named; "
-        "expected a name expression, such as scale<float>"
+        "kernel.cu was compiled without a kernel, because no name expression names an instance "
+        "of its template scale; expected one such as scale<float>"
     )
 
 
