@@ -1,4 +1,4 @@
-"""Crowds: many processes that want one kernel, one that wants many, and ranks bound to cores."""
+"""Crowds: one kernel for many processes, many kernels for one process, and ranks bound to cores."""
 
 import os
 from dataclasses import replace

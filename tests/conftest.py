@@ -30,7 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def _missing(reason: str) -> None:
-    """Skip the test, or fail it if `TEST_NVRTC_MAJOR` is set: then nothing may be missing."""
+    """Skip the test, or fail it if `TEST_NVRTC_MAJOR` says that the run needs NVRTC."""
     if os.environ.get("TEST_NVRTC_MAJOR"):
         pytest.fail(reason)
     pytest.skip(reason)

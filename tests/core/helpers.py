@@ -260,7 +260,7 @@ def command(
         words: the arguments of the command.
         environ: variables that the child sets.
         before: a function that the child calls first.
-        mixed: whether standard error goes into the output, as on a terminal.
+        mixed: whether standard error is written into the output, as on a terminal.
     """
     from kcache.cli import app  # noqa: F401  # imported here, so that no child has to import it
 
@@ -343,5 +343,5 @@ def has_ended(process: int) -> bool:
 
 
 def wait(pid: int) -> int:
-    """Waits for a child; returns its exit code, or minus the signal number if a signal killed it."""
+    """Waits for a child; returns its exit code, or minus the signal's number if one killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -52,7 +52,7 @@ def program(name: str, package: str) -> str:
 
 
 def missing(reason: str) -> None:
-    """Skip the test, or fail it if `TEST_REMOTES` is set, because then nothing may be missing."""
+    """Skip the test, or fail it if `TEST_REMOTES` says that all servers must be installed."""
     if os.environ.get("TEST_REMOTES"):
         pytest.fail(reason)
     pytest.skip(reason)

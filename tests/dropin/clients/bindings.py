@@ -1,4 +1,7 @@
-"""cuda.bindings: compile what includes `scale.h`, print digests. Arguments: include directory."""
+"""cuda.bindings: compiles a source that includes `scale.h`, and prints digests of the outputs.
+
+Argument: the include directory.
+"""
 
 import hashlib
 import sys

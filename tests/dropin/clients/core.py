@@ -1,6 +1,7 @@
-"""cuda.core: the same by `Program.compile`; a second argument is a folder for its own cache.
+"""cuda.core: does the same as `bindings.py` by `Program.compile`.
 
-Its cache takes no include directories, so the header is in the working directory then.
+Arguments: the include directory, and, to use cuda.core's own cache, a folder for it. That cache
+accepts no include directories, so the header is in the working directory then.
 """
 
 import hashlib

@@ -1,6 +1,7 @@
-"""CuPy's own way to NVRTC; the device's architecture, and loading the module, are made up.
+"""CuPy: compiles with CuPy's own code. The device's architecture and the module are faked.
 
-A second argument is a folder for its disk cache. It compiles an empty source first, in any case.
+Arguments: the include directory, and, to use CuPy's disk cache, a folder for it. CuPy always compiles
+an empty source first.
 """
 
 import hashlib

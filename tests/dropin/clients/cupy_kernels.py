@@ -1,4 +1,7 @@
-"""Kernels of every kind that CuPy makes; prints a digest of what each computes. Argument: the folder of scale.h."""
+"""CuPy: runs kernels of every kind that CuPy makes, and prints a digest of each result.
+
+Argument: the folder of `scale.h`.
+"""
 
 import hashlib
 import sys

@@ -1,4 +1,4 @@
-"""CuPy: what `RawModule(backend="nvcc")` compiles, in a directory with a random name."""
+"""CuPy: compiles with nvcc in a directory with a random name, as `RawModule(backend="nvcc")` does."""
 
 import hashlib
 

@@ -1,6 +1,7 @@
-"""ctypes, as torch does it: `CDLL`; compiles what includes `scale.h` with several sets of options.
+"""ctypes: loads NVRTC by `CDLL`, as torch does, and compiles with several sets of options.
 
-Arguments: include directory, name or path of NVRTC, and the options of each compile, with `/` between them.
+Arguments: the include directory, the name or the path of NVRTC, and the options of each compile, with
+`/` between two compiles.
 """
 
 import ctypes as c

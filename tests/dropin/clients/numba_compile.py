@@ -1,4 +1,4 @@
-"""numba-cuda's way to NVRTC, through cuda.core; LTOIR needs no driver."""
+"""numba-cuda: compiles a source to LTOIR with numba-cuda's own code, which needs no driver."""
 
 import hashlib
 import os

@@ -1,8 +1,8 @@
-"""Programs that do what few do, between two compiles, each in a process of its own.
+"""Scenes: do unusual things between two compiles. Each scene runs in a process of its own.
 
     python odd.py LIBRARY SCENE [ARGUMENT...] [/ SCENE [ARGUMENT...]]...
 
-Each prints what it gets from NVRTC, which has to be the same under `kcache run`.
+Each scene prints what NVRTC returns. This has to be the same under `kcache run`.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def sockets():
 
 
 def connections():
-    """The inodes of sockets that lead to kcache: on some machines NVRTC opens others."""
+    """The inodes of sockets that are connected to kcache. NVRTC may have opened other sockets."""
     found = set()
     for number in sockets():
         with socket.socket(fileno=os.dup(number)) as one, contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ def closes_all():
 
 
 def takes_the_number():
-    """A file of the program gets the number of every socket: nothing may be written to it."""
+    """Give the number of every socket to a file of the program, to which nothing may be written."""
     say(outcome(kernel(1)))
     with tempfile.TemporaryFile() as file:
         for number in sockets():
@@ -86,7 +86,7 @@ def takes_the_number():
 
 def has_no_descriptor():
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    say(outcome(kernel(1)))  # it loads its libraries in the meantime
+    say(outcome(kernel(1)))  # in this compile, NVRTC loads its other libraries
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
     say(outcome(kernel(1)))
     say(outcome(kernel(2)))
@@ -115,7 +115,7 @@ def forks():
 
 
 def starts_another():
-    """By vfork and exec, which runs no handler of a fork."""
+    """Start another process by vfork and exec, which run no fork handlers."""
     say(outcome(kernel(1)))
     for number in (2, 1):
         subprocess.run([sys.executable, __file__, PATH, "compiles", str(number)], check=True)
@@ -127,7 +127,7 @@ def compiles():
 
 
 def forks_without_handlers():
-    """As by clone(2): the child has the parent's connections, and nobody tells it."""
+    """Fork as with clone(2), without fork handlers: the child inherits the parent's connections."""
     say(outcome(kernel(1)))
     theirs = connections()
     child = c.CDLL(None)._Fork()
@@ -146,7 +146,7 @@ INCLUDES = b'#include "scale.h"\nextern "C" __global__ void k(float* a) { *a *= 
 
 
 def changes_its_root():
-    """The folder has a tree in which the same path leads to another header."""
+    """Change the root to a tree in which the same path is that of another header."""
     folder, tree = REST
     say(outcome(INCLUDES, b"-I" + folder.encode()))
     os.chroot(tree)
@@ -156,7 +156,7 @@ def changes_its_root():
 
 
 def includes_its_own_files():
-    """Each process has others at such a path."""
+    """Include paths below /proc/self and /dev/fd, which are other files in each process."""
     with tempfile.TemporaryFile() as file:
         for text in (b"a[1] = 1;", b"a[2] = 2;"):
             file.seek(0)
@@ -172,7 +172,7 @@ def includes_its_own_files():
 
 
 def becomes_another_user():
-    """Who may not read the header."""
+    """Become a user that may not read the header."""
     say(outcome(INCLUDES, b"-I" + REST[0].encode()))
     os.seteuid(65534)
     say(outcome(INCLUDES, b"-I" + REST[0].encode()))
@@ -194,7 +194,7 @@ def says_odd_things():
 
 
 def fails_late():
-    """In ptxas: NVRTC has PTX then, unlike after an error in the source."""
+    """Fail in ptxas. Then NVRTC has PTX, unlike after an error in the source."""
     say(outcome(kernel(1), b"--ptxas-options=--no-such-option"))
     body = b"__shared__ float s[1 << 20]; s[threadIdx.x] = *a; __syncthreads(); *a = s[5];"
     say(outcome(b"__global__ void k(float* a) { %s }" % body))
@@ -202,7 +202,7 @@ def fails_late():
 
 
 def asks_for_optix():
-    """Behind whitespace, too, which NVRTC skips."""
+    """Request OptiX IR, also by options that begin with whitespace, which NVRTC skips."""
     for space in (b"", b" ", b"\t", b"\n", b"\v", b"\f", b"\r", b" \t-"):
         for option in (b"--optix-ir", b"-D"):
             _, program = raw.create(nvrtc, kernel(1))
@@ -232,7 +232,7 @@ def has_two_headers_of_one_name():
 
 
 def compiles_again():
-    """A cubin of the first compile is still there if the second one makes none."""
+    """Compile a program several times. NVRTC keeps the old cubin if a later compile makes none."""
     _, program = raw.create(nvrtc, b"template <class T> __global__ void t(T* a) { *a = X; }")
     nvrtc.nvrtcAddNameExpression(program, b"t<int>")
     size, lowered = c.c_size_t(), c.c_char_p()
@@ -244,7 +244,7 @@ def compiles_again():
 
 
 def has_a_namespace_of_its_own():
-    """By dlmopen: libraries beside the program's own."""
+    """Load NVRTC by dlmopen, in a namespace of libraries beside the program's own one."""
     libc = c.CDLL(None)
     libc.dlmopen.restype = libc.dlsym.restype = c.c_void_p
     libc.dlmopen.argtypes = (c.c_long, c.c_char_p, c.c_int)

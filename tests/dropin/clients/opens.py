@@ -1,4 +1,7 @@
-"""Opens NVRTC by name, by path, and again. Arguments: its path; `clears` empties the environment."""
+"""Opens NVRTC several times, by name and by path, and prints its versions.
+
+Arguments: the path of NVRTC, and `clears` to empty the environment first.
+"""
 
 import ctypes as c
 import os
@@ -11,7 +14,7 @@ if rest == ["clears"]:
 
 
 def opened(what, mode=os.RTLD_LAZY):
-    """Return NVRTC's version, or why there is none."""
+    """Return NVRTC's version, or why it can't be opened."""
     try:
         library = c.CDLL(what, mode)
     except OSError as error:

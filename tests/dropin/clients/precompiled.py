@@ -1,9 +1,10 @@
-"""Compiles random sources with options of automatic precompiled headers, and without; prints as JSON.
+"""Compiles random sources with and without automatic precompiled headers; prints a table as JSON.
 
     python precompiled.py LIBRARY SEED COUNT
 
-The answer has a row for each kernel and set of options: the set, "create" or "use", NVRTC's status of
-the precompiled header, the result, and what differs from a compile without: "", or the outcomes.
+The table has a row for each kernel and set of options: the options, "create" or "use", NVRTC's status
+of the precompiled header, the result, and "" if the outputs are the same as without precompiled
+headers, else both outputs.
 """
 
 import ctypes as c
@@ -26,7 +27,7 @@ SETS = {
     "lazy": ["--pch", "--pch-dir={folder}", "--instantiate-templates-in-pch=false"],
     "idle": ["--pch-messages=true", "--pch-dir={folder}"],
 }
-#: What is in headers, and how a kernel uses it.
+#: Maps what a header may contain to the expression by which a kernel uses it.
 PIECES = {
     "template <class T> __device__ T twice_N(T x) { return x + x * VALUE; }": "twice_N(x)",
     "static __device__ __noinline__ float slow_N(float x) { return x * VALUE.5f + sqrtf(x); }": (

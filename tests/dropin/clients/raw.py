@@ -1,4 +1,4 @@
-"""NVRTC by ctypes: what several clients do with it."""
+"""Raw: functions of several clients that call NVRTC by ctypes."""
 
 import ctypes as c
 import hashlib
@@ -15,7 +15,7 @@ def create(nvrtc, source, name=b"k.cu", headers=()):
 
 
 def outcome(nvrtc, source, options, *, name=b"k.cu", headers=(), outputs=ALL):
-    """Compile, and return a line about everything that NVRTC returned."""
+    """Compile, and return a line with the results and digests of everything that NVRTC returned."""
     code, program = create(nvrtc, source, name, headers)
     given = (c.c_char_p * len(options))(*options)
     told = [code, nvrtc.nvrtcCompileProgram(program, len(options), given)]

@@ -1,7 +1,7 @@
-"""Compiles once for each line on standard input, which is the body of a kernel; prints digests.
+"""Compiles each line of standard input as the body of a kernel, and prints digests.
 
-The first argument is NVRTC's path. `fork` in a line's place compiles the last one in a child, and
-`files N` lets the process have N descriptors at most.
+The first argument is NVRTC's path. The line `fork` compiles the last body again in a forked child.
+The line `files N` limits the process to N descriptors.
 """
 
 import ctypes as c

@@ -1,4 +1,4 @@
-"""What torch compiles with NVRTC; prints a digest of what each kernel computes."""
+"""torch: runs kernels that torch compiles with NVRTC, and prints a digest of each result."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""TVM: `compile_cuda` by NVRTC, its default. Argument: include directory."""
+"""TVM: compiles by `compile_cuda`, which uses NVRTC by default. Argument: the include directory."""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""tvm-ffi: an extension of one CUDA source, by ninja and nvcc. Argument: folder to build in."""
+"""tvm-ffi: builds an extension from a CUDA source with ninja and nvcc. Argument: build folder."""
 
 import sys
 
