@@ -90,7 +90,7 @@ def cuda_core(folder: Path, cap: int | None, *, kind: str) -> Opened:
 
 def cupy(folder: Path, cap: int | None) -> Opened:
     (module,) = needs("cupy.cuda._compiler_cache")
-    del cap  # it has none
+    del cap  # CuPy's cache has no cap
     cache = module.DiskKernelCacheBackend(str(folder))
     return Opened(cache.load, lambda name, value: cache.save(name, value, ""))
 
@@ -111,7 +111,7 @@ def jax(folder: Path, cap: int | None) -> Opened:
 
 def triton(folder: Path, cap: int | None) -> Opened:
     module, knobs = needs("triton.runtime.cache", "triton.knobs")
-    del cap  # it has none
+    del cap  # Triton's cache has no cap
     knobs.cache.dir = str(folder)
 
     def get(name: str) -> bytes | None:

@@ -226,7 +226,7 @@ def _checkout(keep: Keep, case: Case, number: int) -> Case:
     return Case(case.name, case.source, case.names, there, case.more)
 
 
-# -- programs that do not know kcache --------------------------------------------------------------
+# -- programs without calls of kcache --------------------------------------------------------------
 
 RUN = (sys.executable, "-m", "kcache", "run", "--")
 STARTS = ("without kcache", "kcache run, first start", "kcache run, second start")

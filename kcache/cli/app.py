@@ -110,7 +110,7 @@ def _explain(error: KcacheError | OSError) -> None:
     """Print one line that describes `error`. For an OSError, it names the file."""
     message = " ".join(str(error).split())
     if isinstance(error, OSError) and not isinstance(error, KcacheError):
-        name = error.filename  # a descriptor's number is not a name
+        name = error.filename  # may be the number of a descriptor, which is not shown
         where = f"{os.fsdecode(name)}: " if isinstance(name, (str, bytes, os.PathLike)) else ""
         message = f"{where}{error.strerror or error}"
     notify(f"error: {message}")

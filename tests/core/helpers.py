@@ -280,7 +280,7 @@ def _become_command(
     for number, file in ((1, out), (2, err)):
         os.dup2(file.fileno(), number)
     sys.stdout, sys.stderr = out, err
-    logging.getLogger().handlers.clear()  # those of pytest
+    logging.getLogger().handlers.clear()  # remove pytest's handlers
     os.environ.update(environ)
     sys.argv = ["kcache", *words]
     code: object = 1

@@ -64,7 +64,7 @@ def try_out(mutant: Mutant, root: Path, number: int, seconds: float) -> tuple[st
     path = root / mutant.file
     before = path.read_text(encoding="utf-8")
     path.write_text(before.replace(mutant.old, mutant.new), encoding="utf-8")
-    # Python takes a compiled module for that of a source with the same time in seconds and size.
+    # Python uses a compiled module if its source has the same size and the same time in seconds.
     os.utime(path, (number, number))
     try:
         return _run(mutant, root, seconds)

@@ -18,13 +18,14 @@ from kcache import CompileOptions
 from kcache.nvrtc.options import are_harmless, parse_options
 
 ARCH = CompileOptions(arch="sm_80")
-#: Makes no machine code, which takes half of the time: for tests of what the kernel depends on.
+#: Options without machine code, which would take half of the time. They are for tests that only
+#: check what a kernel depends on.
 PTX = CompileOptions(arch="compute_80")
 
 #: A kernel whose machine code shows the value of the macro V.
 KERNEL = 'extern "C" __global__ void k(int* out) { *out = V; }\n'
 
-#: A kernel of which a compiler that has compiled with `-G` before makes other code.
+#: A kernel for which NVRTC makes different code if it has compiled with `-G` before.
 REL = """
 struct S { float v[40]; };
 __device__ float h(S s, int i) { return s.v[i] + s.v[i + 1]; }

@@ -55,7 +55,7 @@ class Writer:
             forms += [f'#include "../{other}/{name}"', f"#include STR(../{other}/{name})"]
             forms += [f"#include IN(AWAY, {name})", f"#include STR(AWAY/{name})"]
         form = self.chance.choice(forms)
-        if self.chance.random() < 0.8:  # only if it is there, so that most trees compile
+        if self.chance.random() < 0.8:  # most often only if it exists, so that most trees compile
             form = f"#if __has_include(<{name}>)\n{form}\n#endif"
         return form + "\n"
 

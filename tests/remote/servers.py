@@ -40,7 +40,7 @@ def _state(thread: Path) -> str:
     try:
         return (thread / "stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return "T"  # it has ended
+        return "T"  # the thread has ended
 
 
 def program(name: str, package: str) -> str:
@@ -237,7 +237,7 @@ def nginx(place: Path, more: str = "") -> Iterator[Nginx]:
         try:
             yield Nginx(port, tls_port, place / "files", process, ca)
         finally:
-            process.terminate()  # it ends its workers then
+            process.terminate()  # nginx then ends its workers
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=30)
 
@@ -247,7 +247,7 @@ def certificate(path: Path, key: Path) -> Path:
     ca, ca_key = path.with_suffix(".ca"), path.with_suffix(".cakey")
     name = "subjectAltName=IP:127.0.0.1,DNS:localhost"
     leaf = ["-addext", name, "-addext", "basicConstraints=CA:FALSE", "-CA", str(ca)]
-    signs = ["-addext", "keyUsage=critical,keyCertSign"]  # which Python 3.13 demands
+    signs = ["-addext", "keyUsage=critical,keyCertSign"]  # Python 3.13 requires this
     for subject, made, private, more in (
         ("/CN=tests of kcache", ca, ca_key, signs),
         ("/CN=localhost", path, key, [*leaf, "-CAkey", str(ca_key)]),

@@ -254,7 +254,7 @@ def migrate(
     if files is not None:
         done = f"{verb} {amount}{'' if dry_run else ','} from {origin} to {target}"
         if moved.all and not keep:
-            remove_emptied(files.backend(origin))  # LMDB's file does not shrink
+            remove_emptied(files.backend(origin))  # LMDB does not shrink its file
     if moved.evicted:
         evicted = format_size(moved.evicted)
         notify(f"evicted {evicted} first, because both backends together exceeded the cap")
@@ -301,7 +301,7 @@ def _origin(directory: str | None, target: str) -> str:
     settings, _ = load_settings(directory, complain=None)
     others: list[str] = []
     if settings.backend.value == target:
-        with suppress(OSError):  # there is no cache
+        with suppress(OSError):  # the directory does not exist
             others = backends_in(CacheDirectory(named_directory(directory)))
     others = [each for each in others if each != target]
     if len(others) > 1:

@@ -27,8 +27,7 @@ from kcache.util.units import format_size, format_time
 _SOURCE = Path(__file__).with_name("demo.cu")
 _TYPES = ("int", "unsigned", "long long", "unsigned long long", "float", "double", "char", "short")
 _TILES = ("128, 8", "128, 16", "256, 8", "256, 16")
-#: The name expressions of the demo's kernel: a library that sorts tiles of several types would have
-#: such instances.
+#: The name expressions of the demo's kernel, like those of a library that sorts several types.
 _NAMES = tuple(f"sort_tiles<{key}, {tile}>" for key in _TYPES for tile in _TILES)
 #: The target if there is no GPU.
 _ARCH = "sm_90"

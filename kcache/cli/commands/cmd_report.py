@@ -261,7 +261,7 @@ def _tiles(stats: Stats, kernels: int, entries: int) -> list[tuple[str, str, str
 
 
 def _printable(value: object) -> object:
-    return plain(value) if type(value) is str else value  # not the markup of a macro
+    return plain(value) if type(value) is str else value  # a macro's `Markup` stays as it is
 
 
 # -- what needs attention --------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import ctypes as c
 import os
 import sys
 
-sys.path.append(os.path.dirname(__file__))  # also where PYTHONSAFEPATH is set
+sys.path.append(os.path.dirname(__file__))  # needed if PYTHONSAFEPATH is set
 import raw
 
 SOURCE = b'#include "scale.h"\nextern "C" __global__ void scale(float* a) { *a *= SCALE; }'

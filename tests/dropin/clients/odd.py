@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-sys.path.append(os.path.dirname(__file__))  # also where PYTHONSAFEPATH is set
+sys.path.append(os.path.dirname(__file__))  # needed if PYTHONSAFEPATH is set
 import raw
 
 PATH, *scenes = sys.argv[1:]

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.append(os.path.dirname(__file__))  # also where PYTHONSAFEPATH is set
+sys.path.append(os.path.dirname(__file__))  # needed if PYTHONSAFEPATH is set
 import raw
 
 ARCH = ["-arch=sm_90", "-std=c++17"]
