@@ -92,8 +92,8 @@ class BundleContents(NamedTuple):
         other_version: the number of entries of another version of kcache, which this version can't
             read.
         size: the size of the bundle in bytes.
-        signed: whether every entry has a signature. The signatures were verified only if there are
-            signing keys.
+        signed: whether every entry is signed with one of the signing keys; None if entries have
+            signatures that were not verified, because there are no signing keys.
         compilers: maps the identity of each compiler to a summary of what it has compiled.
         functions: the names of the functions in the kernels, sorted.
     """
@@ -102,7 +102,7 @@ class BundleContents(NamedTuple):
     manifests: int
     other_version: int
     size: int
-    signed: bool
+    signed: bool | None
     compilers: dict[str, Compiled]
     functions: list[str]
 
@@ -285,7 +285,7 @@ def verify_bundle(source: Source) -> BundleContents:
             kinds[MANIFEST],
             kinds[""],
             bundle.size,
-            not bundle.unsigned,
+            bundle.signed,
             dict(sorted(compilers.items())),
             sorted(functions),
         )

@@ -149,8 +149,9 @@ class Bundle:
         self.path = os.path.abspath(path)
         self.name = name or os.fspath(path)
         self.keep = keep
-        #: Number of values without a signature that were read.
-        self.unsigned = 0
+        #: Whether all values that were read are signed with one of the keys; None if some have
+        #: signatures, but there are no keys.
+        self.signed: bool | None = bool(sealer.verifiers)
         self._sealer = sealer
         self._connection: sqlite3.Connection | None = None
         with self._translated():
@@ -211,7 +212,8 @@ class Bundle:
             envelope = self._sealer.unseal(value)
         except SealError as error:
             raise BundleError(f"entry {key}: {error}") from error
-        self.unsigned += len(envelope) == len(value)
+        if not self._sealer.verifiers and len(envelope) < len(value):
+            self.signed = None
         return envelope
 
     @contextmanager

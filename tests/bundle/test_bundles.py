@@ -271,7 +271,9 @@ def test_only_signed_bundles_are_accepted(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(kcache.ConfigError, match="no private key"):
             kcache.export_bundle(cache, io.BytesIO())
     monkeypatch.delenv("KCACHE_SIGNING_KEY_FILE")
-    assert kcache.verify_bundle(io.BytesIO(signed)).kernels == 3
+    summary = kcache.verify_bundle(io.BytesIO(signed))
+    assert (summary.kernels, summary.signed) == (3, None)  # nothing verified the signatures
+    assert kcache.verify_bundle(io.BytesIO(unsigned)).signed is False
     assert contents(tmp_path / "reader") == contents(tmp_path / "cache")
 
 

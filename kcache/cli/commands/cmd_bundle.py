@@ -59,6 +59,12 @@ from kcache.util.units import counted, format_size, plain
 
 #: How many of the entries that are left out have a message of their own.
 _NAMED = 5
+#: What `verify` prints for each value of `BundleContents.signed`.
+_SIGNED = {
+    True: "signed",
+    False: "not signed",
+    None: "with signatures that were not verified: KCACHE_SIGNING_KEY_FILE is not set",
+}
 
 
 def _source(_context: click.Context, _parameter: click.Parameter, value: str) -> Source:
@@ -192,7 +198,7 @@ def verify(*, file: Source) -> None:
     line = f"sound: {_amount(found)}"
     if found.other_version:
         line += f", {counted(found.other_version)} of another version of kcache"
-    line += f", {format_size(found.size)}{', signed' if found.signed else ', not signed'}"
+    line += f", {format_size(found.size)}, {_SIGNED[found.signed]}"
     show(line, found._asdict())
 
 
