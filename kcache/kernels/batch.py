@@ -1,4 +1,4 @@
-"""Batch: compiles many requests on all cores, each kernel once; the results keep their order."""
+"""Batch: compiles many requests on all cores, each kernel once, and keeps the requests' order."""
 
 from __future__ import annotations
 

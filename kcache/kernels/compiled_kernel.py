@@ -80,7 +80,10 @@ class CompiledKernel(NamedTuple):
     files: tuple[File, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the data for `pickle`, with a dict: a read-only mapping can't be pickled."""
+        """Return the data for `pickle`.
+
+        In the data, the names are in a dict, because a read-only mapping can't be pickled.
+        """
         return _made, (dict(self.lowered_names), self._replace(lowered_names={})[:])
 
     def __repr__(self) -> str:

@@ -107,10 +107,11 @@ class LocalTier:
         return found if tier is MEMORY or found is None else found._replace(tier=tier)
 
     def manifests(self, request: Request, damaged: Damaged) -> Iterator[tuple[Manifest, bool]]:
-        """Yield the manifest in memory, then the manifest in the backend, each with `keep=True`.
+        """Yield the manifest in memory, then the manifest in the backend, each in a pair with True.
 
-        The backend is also read because another process may have stored the dependency set of the
-        present headers there, after this process had read the manifest into memory.
+        True is the argument `keep` for the method `keep`. The backend is also read because another
+        process may have stored the dependency set of the present headers there, after this process
+        had read the manifest into memory.
         """
         manifest, tier = self._manifest(request.key, damaged)
         if manifest is not None:
@@ -135,7 +136,7 @@ class LocalTier:
     def merge(
         self, request: Request, dependency_sets: Sequence[DependencySet], *, keep: bool = True
     ) -> Put:
-        """Add dependency sets to the request's manifest; the last one matches the present files.
+        """Add dependency sets to the request's manifest; the last one must match the present files.
 
         Without `keep`, the manifest is stored in memory only.
         """
@@ -162,7 +163,7 @@ class LocalTier:
     def _manifest(
         self, key: str, damaged: Damaged, *, memory: bool = True
     ) -> tuple[Manifest | None, str]:
-        """Return the manifest under `key`, or None, and the tier as `CacheEngine.fetch` does."""
+        """Return (manifest or None, `MEMORY` or `DISK`), like `CacheEngine.fetch` for entries."""
         slot, tier = self._fetch(key, damaged, memory=memory)
         if slot is None:
             return None, tier

@@ -77,10 +77,11 @@ class RemoteTier:
 
     @contextmanager
     def found_or_leased(self, request: Request) -> Generator[tuple[Lookup | None, Lease | None]]:
-        """Yield the kernel of a remote, or a lease to compile the request, or neither, as a pair.
+        """Yield a pair: the result of a lookup that found a kernel, and a lease for the compile.
 
-        A kernel is counted as a hit. While this machine has the lease, no other machine compiles
-        the request. If another machine has the lease, this method waits for that machine's kernel.
+        Each of the two may be None. A kernel is counted as a hit. While this machine has the lease,
+        no other machine compiles the request. If another machine has the lease, this method waits
+        for that machine's kernel.
         After a timeout, or if the remotes grant no leases, both are None, and the request is to be
         compiled without a lease. The lease is released at the end of the block, unless `upload` has
         passed it to the daemon.
@@ -213,7 +214,7 @@ def report_remotes(
 
 
 def remotes_socket(config: Config) -> str | None:
-    """Return the socket's path of the daemon for the settings' remotes; None without remotes.
+    """Return the path of the daemon's socket, or None if the settings name no remotes.
 
     Raises:
         OSError: there is no folder for the socket.

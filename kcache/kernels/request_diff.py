@@ -144,7 +144,7 @@ def _bound(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
 
 
 def include_paths(old: RequestSummary, new: RequestSummary) -> Iterator[Cause]:
-    """Yield a cause if the include directories differ, but not if their number differs.
+    """Yield a cause if both requests have equally many include directories, but not the same.
 
     `contrast` returns a cause for a different number.
     """

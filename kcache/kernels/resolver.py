@@ -44,9 +44,10 @@ if TYPE_CHECKING:
 class Resolver:
     """Answers requests that missed: compiles each kernel once, and stores it.
 
-    Threads: may be called from several threads at the same time. Processes: a lock file ensures
-    that only one of them compiles a kernel. Crash: if the process that compiles is killed, another
-    process that waits compiles. Fork: a forked child starts without compiles and without locks.
+    Threads: may be called from several threads at the same time. Processes: one process acquires a
+    lock and compiles a kernel, and the others wait for the kernel, up to the setting `wait`. Crash:
+    if the process that compiles is killed, one of those that wait compiles. Fork: a forked child
+    starts without compiles and without locks.
 
     Args:
         tiers: the tiers of the cache that missed.

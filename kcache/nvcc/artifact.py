@@ -132,7 +132,7 @@ def _marks(roots: Roots) -> list[tuple[int, bytes, bytes]]:
 
 
 def _placed(content: bytes, roots: Roots, *, is_ptx: bool) -> tuple[bytes, set[int]]:
-    """Replace roots in the line tables of a file by marks; return the content and roots' numbers.
+    """Return `content` with marks for the roots in its line tables, and these roots' numbers.
 
     If the file already contains a mark, nothing is replaced, because `fields` would replace that
     mark, too.

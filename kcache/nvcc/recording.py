@@ -1,4 +1,4 @@
-"""Recording: what the recorder wrote about one run of nvcc: answers of the system, and outputs.
+"""Recording: what one run of nvcc asked the system, and what it wrote, as recorded by the recorder.
 
 `native/recorder.c` lists the kinds of records. If a tool did anything that the recorder can't
 follow, the recording is rejected, and the result of the compile is not stored.

@@ -109,7 +109,7 @@ class Roots(HeaderSearch):
         return self._pattern.sub(lambda match: self._marks[match[1]], text)
 
     def named(self, text: str) -> str:
-        """Return `text`, a result of `numbered`, with the roots of this start for the numbers.
+        """Return `text`, a result of `numbered`, with this start's roots in place of the numbers.
 
         Raises:
             LookupError: the text has the number of a root that this start does not have.
@@ -194,7 +194,7 @@ class Start(NamedTuple):
         mask: int,
         streams: tuple[bool, bool] = (False, False),
     ) -> Start:
-        """Return the start of a program; `streams` are `one_stream` and `terminal`."""
+        """Return the start of `program`; `streams` is the pair (`one_stream`, `terminal`)."""
         environment = _without_kcache(variables)
         if environment.get("PWD") == directory:  # without it, tools find the same directory
             del environment["PWD"]

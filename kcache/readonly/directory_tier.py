@@ -41,7 +41,7 @@ class DirectoryTier:
         self._backends = backends
 
     def get(self, key: str) -> bytes | None:
-        """Return the envelope that the first backend with `key` has stored under it, or None.
+        """Return the envelope under `key` from the first backend that has the key, or None.
 
         Raises:
             BackendError: a backend can't be read.

@@ -106,7 +106,7 @@ class RequestRecorder:
 
 
 def is_recording(data: bytes) -> bool:
-    """Return whether a file that begins with `data` is a recording; an empty file is one, too."""
+    """Return whether a file that begins with `data` is either a recording or empty."""
     return data.startswith(_BEGIN) or _BEGIN.startswith(data)
 
 
