@@ -177,7 +177,7 @@ def draw(chart: Chart, theme: str) -> Path:
 
 
 def _bars(axes: Any, chart: Chart) -> None:
-    """Draw bars on a linear axis from zero, each with its name above and its time behind it."""
+    """Draw bars on a linear axis from zero, each with its name above and its time to the right."""
     values = [next(iter(points.values())) for points in chart.series.values()]
     colours = ["tab:gray", *["tab:green"] * len(values)]
     drawn = axes.barh(range(len(values)), values, height=0.42, color=colours)

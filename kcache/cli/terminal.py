@@ -46,7 +46,7 @@ _UNLIMITED = 1_000_000
 
 
 def notify(message: str) -> None:
-    """Write `message` as one line to standard error, behind the name of the program."""
+    """Write `message` as one line to standard error, after the name of the program."""
     click.echo(f"kcache: {plain(message)}", err=True)
 
 

@@ -285,7 +285,7 @@ def _use(files: CacheDirectory, target: str, *, keep: bool) -> None:
     except KcacheError as error:
         notify(f"warning: {error}. To use the moved entries, set KCACHE_BACKEND={target}")
         return
-    show(f"Saved with the cache: backend={target}. Programs that use this directory use it now.")
+    show(f"Saved with the cache: backend={target}. Programs with this directory now use {target}.")
     for warning in warnings:
         notify(f"warning: {warning}")
 

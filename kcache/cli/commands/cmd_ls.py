@@ -205,7 +205,7 @@ def listing(items: Sequence[Item], digits: int, now: float, *, used: bool = True
     """Return a table with one line per entry, or an empty text if there are no entries.
 
     On a terminal, lines are cut to its width. If several kernels have the same source name, names
-    and target, the options that differ are shown behind the name.
+    and target, the options that differ are shown after the name.
 
     Args:
         items: the entries, in the order of the lines.

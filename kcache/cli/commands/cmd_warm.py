@@ -59,7 +59,7 @@ def warm(
     not compile, the command still compiles the others, and exits with 1.
     """
     if quiet and wants_json():
-        raise click.UsageError("--quiet and --json exclude each other.")
+        raise click.UsageError("--quiet and --json can't be combined.")
     config, _ = load_settings(directory, complain=None)
     if not (dry_run or check):
         may_write("warm", directory)
