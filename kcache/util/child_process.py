@@ -1,4 +1,4 @@
-"""Child process: what a program passes on to the processes of kcache that it starts."""
+"""Child process: what kcache's own processes inherit from the program that starts them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ TYPE_CHECKING = False  # `typing` takes 3 ms
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Options for an interpreter that imports only what kcache imports: isolated, without `site`. It
-#: writes no compiled modules: a full disk would truncate them, and Python can't import those.
+#: Options for an interpreter that imports only what kcache imports: isolated (-I), without `site`
+#: (-S). It writes no compiled modules (-B), because a full disk would truncate them, and Python
+#: can't import a truncated module.
 ISOLATED = ("-I", "-S", "-B")
-#: Higher than any descriptor; close_range(2) closes them all at once.
+#: A number higher than any descriptor. One call of close_range(2) closes all up to this number.
 _MAX_DESCRIPTORS = 1 << 20
 
 
 def children_are_elsewhere() -> bool:
     """Return whether a child of this process would be in another PID namespace; see unshare(2).
 
-    The namespace ends with its first process. So this must be a process of the program, not one of
-    kcache, which exits sooner: after that, the program could start no process.
+    When the first process in a PID namespace exits, no more processes can be started in it. So in
+    this case kcache must not start a process: it could be the first one, and exit before the
+    program does.
     """
     try:
         own = os.readlink("/proc/self/ns/pid")
@@ -35,11 +37,12 @@ def children_are_elsewhere() -> bool:
 
 
 def without_dropin(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables for a process that compiles, which must have the real compiler.
+    """Return `environment` without the variables that would load the drop-in.
 
-    Under `kcache run`, kcache answers NVRTC's interface in the program and, without this function,
-    in kcache's workers, too. Variables without a name are left out: Python refuses to start a
-    process with one.
+    Under `kcache run`, the drop-in answers the program's calls of NVRTC. A process of kcache that
+    compiles must call NVRTC itself, so it is started with the variables that this function returns.
+    Variables with an empty name are left out, too, because Python refuses to start a process with
+    such a variable.
     """
     found = {n: v for n, v in environment.items() if n and not n.startswith("KCACHE_DROPIN_")}
     preloaded = found.pop("LD_PRELOAD", "").replace(" ", ":").split(":")
@@ -48,7 +51,11 @@ def without_dropin(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def detach(kept: list[int]) -> None:
-    """Detach this process from the program: its signals, streams, and descriptors but `kept`."""
+    """Detach this process from the program that started it.
+
+    Signals get their default handlers, the standard streams are replaced by /dev/null, and all
+    other descriptors except those in `kept` are closed.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-#: Files of control groups: of version 2, with quota and period in one file, and of version 1.
+#: The files that have the quota and the period of a control group: one file in version 2 of control
+#: groups, two files in version 1.
 _QUOTAS = (
     ("/sys/fs/cgroup/cpu.max",),
     ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
@@ -17,8 +18,9 @@ class Processors(NamedTuple):
     """The processors that a process may use.
 
     Attributes:
-        numbers: their numbers in the system, ascending; no more than the container's quota allows.
-        owner: differs between machines, and between containers that have a quota.
+        numbers: the numbers of the processors in the system, ascending. There are not more than the
+            container's quota allows.
+        owner: bytes that differ between machines, and between containers that have a quota.
     """
 
     numbers: tuple[int, ...]
@@ -26,7 +28,7 @@ class Processors(NamedTuple):
 
 
 def usable_processors() -> Processors:
-    """Return the processors that this thread, and what it starts, may use."""
+    """Return the processors that this thread and its child processes may use."""
     if hasattr(os, "sched_getaffinity"):
         numbers = sorted(os.sched_getaffinity(0))
     else:
@@ -36,12 +38,15 @@ def usable_processors() -> Processors:
 
 
 def usable_cores() -> int:
-    """Return how many processors this thread, and what it starts, may use."""
+    """Return how many processors this thread and its child processes may use."""
     return len(usable_processors().numbers)
 
 
 def _quota() -> tuple[int | None, bytes]:
-    """Return the container's quota in whole cores, rounded up, or None, and its group."""
+    """Return the container's quota of cores, rounded up, and bytes that identify the container.
+
+    If there is no quota, return None and empty bytes.
+    """
     for paths in _QUOTAS:
         try:
             quota, period = map(int, " ".join(map(_read, paths)).split())

@@ -1,7 +1,7 @@
-"""CudaDriver: checks whether there is a driver, before CUDA is used.
+"""CudaDriver: checks whether there is a CUDA driver, before other packages use it.
 
-Without a driver, cuda.core 1.2.2 raises SystemError at its first call and hangs at the second. This
-check needs no package and takes no time.
+If there is no driver, the first call of cuda.core 1.2.2 raises SystemError, and the second call
+hangs. The check in this module needs no other package and takes almost no time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from kcache.errors import ConfigError, DeviceError
 
-#: Major and minor.
+#: The major and the minor number of a CUDA version.
 Version = tuple[int, int]
 
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -21,8 +21,8 @@ LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 # CUresult of cuda.h.
 _NOT_INITIALIZED = 3
 _NO_DEVICE = 100
-#: The message for a child of fork. The driver's state is in the parent's memory, and its device
-#: handles belong to the parent. So the driver refuses every call (CUDA C++ Best Practices, "Fork").
+#: The message for a forked child. The driver's state and device handles belong to the parent, so
+#: the driver refuses every call of the child (CUDA C++ Best Practices, "Fork").
 FORKED = (
     "this process was forked from one that used the CUDA driver, which a forked child can't use; "
     "start it with multiprocessing's 'spawn' or 'forkserver'"
@@ -30,32 +30,32 @@ FORKED = (
 
 
 def driver_version() -> Version | None:
-    """Return the newest CUDA version that the driver supports, without initialising it; or None.
+    """Return the newest CUDA version that the driver supports, or None if there is no driver.
 
-    `cuDriverGetVersion` returns 1000 * major + 10 * minor.
+    This does not initialise the driver. `cuDriverGetVersion` returns 1000 * major + 10 * minor.
     """
     value = ctypes.c_int()
     try:
         if ctypes.CDLL(LIBRARY).cuDriverGetVersion(ctypes.byref(value)) != 0:
-            return None  # for example the toolkit's stub of the driver
+            return None  # for example, if the library is the toolkit's stub of the driver
     except (OSError, AttributeError):
         return None
     return value.value // 1000, value.value % 1000 // 10
 
 
 def open_library() -> ctypes.CDLL:
-    """Return the driver's library, initialised.
+    """Load the driver's library, initialise the driver, and return the library.
 
     Raises:
-        DeviceError: there is none, it finds no GPU, or this process was forked from one that used
-            the driver; the message has the reason.
+        DeviceError: there is no driver, the driver finds no GPU, or this process was forked from a
+            process that used the driver. The message has the reason.
     """
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
         raise DeviceError(
-            f"there is no CUDA driver: the library {LIBRARY} is not found. It comes with NVIDIA's "
-            "GPU driver; in a container it is mounted by the NVIDIA Container Toolkit"
+            f"there is no CUDA driver: the library {LIBRARY} was not found. It comes with NVIDIA's "
+            "GPU driver; in a container, the NVIDIA Container Toolkit provides it"
         ) from error
     code = library.cuInit(0)
     if code == _NOT_INITIALIZED:
@@ -68,14 +68,14 @@ def open_library() -> ctypes.CDLL:
 
 
 def _name(library: ctypes.CDLL, code: int) -> str:
-    """Return a CUresult's name, such as `"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"`."""
+    """Return the name of the CUresult `code`, such as `"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"`."""
     name = ctypes.c_char_p()
     with suppress(AttributeError):
         library.cuGetErrorName(code, ctypes.byref(name))
     return f"error {code}" if name.value is None else name.value.decode(errors="replace")
 
 
-# -- its GPU --------------------------------------------------------------------------------------
+# -- the GPU's architecture ------------------------------------------------------------------------
 
 # CUdevice_attribute of the driver API.
 _MAJOR, _MINOR = 75, 76
@@ -83,7 +83,9 @@ _NONE = "no arch is given, and {}; expected CompileOptions(arch=...), such as ar
 
 
 def current_arch() -> str:
-    """Return the architecture of the current context's GPU, otherwise of device 0: `"sm_90"`.
+    """Return the architecture of the GPU of the current CUDA context, such as `"sm_90"`.
+
+    If there is no current context, return the architecture of device 0.
 
     Raises:
         ConfigError: there is no driver or no GPU.
@@ -92,7 +94,7 @@ def current_arch() -> str:
     try:
         code = _driver().cuCtxGetDevice(ctypes.byref(device))
     except DeviceError:
-        raise ConfigError(_NONE.format("there is no CUDA driver to ask for the GPU's")) from None
+        raise ConfigError(_NONE.format("this process has no usable CUDA driver or GPU")) from None
     return _arch_of(0 if code else device.value)
 
 

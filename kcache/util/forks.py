@@ -1,13 +1,15 @@
 """Forks: makes kcache safe in a forked child, and at the end of an interpreter.
 
-Objects with locks of their own register with `after_fork`. What a hit does not need is imported
-late, perhaps in one thread while another forks. The child would inherit the lock of that module but
-not the thread that holds it, and would wait forever. So kcache's late imports hold `importing`, and
-a fork waits.
+Objects that have locks register with `after_fork`, to get new locks in a forked child.
+
+kcache imports many modules only when they are needed. If one thread forks while another thread
+imports a module, the child inherits the module's import lock, but not the thread that holds the
+lock, and would wait forever when it imports the module. So kcache holds the lock `importing` during
+such imports, and a fork waits for this lock.
 
 When an interpreter ends, it kills daemon threads in the middle of any operation. Some operations
-must not be killed in this way (a call of a database, a line to standard error). So from then on,
-daemon threads may not begin them.
+must not be interrupted in this way, such as a call of a database or writing a line to standard
+error. So daemon threads do not begin such an operation when the interpreter is ending.
 """
 
 from __future__ import annotations
@@ -27,27 +29,31 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class Forked(Protocol):
-        """An object with locks, which a thread of the parent may have held at the fork."""
+        """An object that has to be changed in a forked child, for example to get new locks."""
 
         def after_fork(self) -> None:
-            """Make the object usable in a child process."""
+            """Make the object usable in the child after a fork."""
             ...
 
 
-#: Not a WeakSet, which runs Python code when an object is freed: an exception that a signal handler
-#: raises in that code would be lost.
+#: The registered objects by their ids. This is not a WeakSet, because a WeakSet runs Python code
+#: when an object is freed, and an exception of a signal handler would be lost in that code.
 _objects: dict[int, ref[Forked]] = {}
 
 
 def after_fork(each: Forked) -> None:
-    """Call `each.after_fork()` in every child process that is forked while `each` lives."""
+    """Call `each.after_fork()` in every child that is forked from now on.
+
+    This keeps only a weak reference to `each`. When `each` is freed, the calls end.
+    """
     _objects[id(each)] = ref(each, partial(_objects.pop, id(each)))
 
 
 def at_fork(before: Callable[[], object], after: Callable[[], object]) -> None:
-    """Call `before` before every fork, and then `after` in both processes.
+    """Call `before` before every fork, and `after` in both processes after the fork.
 
-    `after` is not called for a fork that began before this call, or if `before` failed.
+    `after` is not called for a fork that began before this function was called, or if `before`
+    raised an exception.
     """
     forking = set[int]()
 
@@ -64,31 +70,31 @@ def at_fork(before: Callable[[], object], after: Callable[[], object]) -> None:
         os.register_at_fork(before=begin, after_in_parent=end, after_in_child=end)
 
 
-#: A fork waits for it. Held during late imports, each of which takes 0.1 s at most, and while a
-#: worker or a daemon is started.
+#: A lock that a fork waits for. It is held while a module is imported late, which takes 0.1 s at
+#: most, and while a worker or a daemon is started.
 importing = kcache.importing
 
 
-# -- the end ---------------------------------------------------------------------------------------
+# -- the end of the interpreter --------------------------------------------------------------------
 
-#: The thread in which the interpreter ends; 0 before that.
+#: The identifier of the thread in which the interpreter is ending; 0 before that.
 _ending = 0
 _at_end: list[Callable[[], None]] = []
 
 
 def at_end(*calls: Callable[[], None]) -> None:
-    """Call `calls`, if other threads run, when the interpreter begins to end.
+    """Call each of `calls` when the interpreter begins to end, if other threads still run then.
 
-    That is before all functions that are registered with `atexit` so far, and after all threads but
-    daemons have ended.
+    At that time, all threads except daemon threads have ended. The calls come before all functions
+    that are registered with `atexit` so far.
     """
     _at_end.extend(call for call in calls if call not in _at_end)
-    atexit.unregister(_end)  # the handler that is registered last is called first
+    atexit.unregister(_end)  # register it again, because the last registered function runs first
     atexit.register(_end)
 
 
 def is_ending() -> bool:
-    """Return whether the interpreter ends and will soon kill this thread."""
+    """Return whether the interpreter is ending and will soon kill this thread."""
     return _ending not in (0, threading.get_ident())
 
 

@@ -1,4 +1,4 @@
-"""Hints: what a message suggests: the name that was probably meant, and how to install more."""
+"""Hints: suggestions in messages: the name that was probably meant, and how to install packages."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from kcache._version import __version__
 from kcache.util.forks import importing
 
 NAME = "kcache-cuda"
-#: Whether the package index has kcache's distribution. Until then, anybody could register that name
-#: there, so no hint and no page may suggest installing it by name. This constant alone decides.
+#: Whether kcache's distribution is on the package index. Until it is, anybody could register its
+#: name there, so no hint and no page may suggest installing it by name. All hints and pages depend
+#: on this constant.
 PUBLISHED = False
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like `name`, or None if none is like it.
+    """Return the name in `known` that is most similar to `name`, or None if none is similar.
 
-    Case and separators are ignored: `MAXSIZE` is like `max_size`.
+    Case and separators are ignored, so `MAXSIZE` is similar to `max_size`.
     """
     with importing:
         from difflib import get_close_matches  # noqa: PLC0415  1 ms
@@ -27,7 +28,10 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ` (did you mean 'X'?)`, or nothing if no known name is like `name`."""
+    """Return ` (did you mean 'X'?)` with the name X in `known` that is most similar to `name`.
+
+    If no name is similar, return an empty text.
+    """
     found = nearest(name, known)
     return "" if found is None else f" (did you mean {found!r}?)"
 
@@ -35,9 +39,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def unexpected_argument(
     call: Callable[..., object], given: Iterable[str], options: type
 ) -> TypeError:
-    """Return the error for the first given argument, which `call` does not have.
+    """Return a TypeError for the first argument in `given`, because `call` has no such parameter.
 
-    `options` is the class whose fields are easily taken for arguments of the call.
+    `options` is a class whose fields are easily mistaken for parameters of `call`. If the argument
+    is one of these fields, the message says how to pass it.
     """
     with importing:
         from inspect import signature  # noqa: PLC0415  6 ms
@@ -56,9 +61,10 @@ def _letters(name: str) -> str:
 
 
 def how_to_install(extras: str) -> str:
-    """Return how to install kcache with extras such as `cu13,cli`: a command with a few words.
+    """Return the command that installs kcache with `extras`, such as `cu13,cli`.
 
-    Until kcache is published, there are two commands: for a checkout, and for a wheel.
+    Until kcache is on the package index, the text has two commands: one for a checkout, and one for
+    a wheel.
     """
     if PUBLISHED:
         return f"pip install '{NAME}[{extras}]'"

@@ -1,6 +1,7 @@
-"""Locks between processes, on byte ranges of a file; the kernel releases those of a dead process.
+"""Locks between processes, on byte ranges of a file.
 
-A lock is held as long as its file is open, and Python closes the file with its last reference.
+A lock is held as long as its file is open. Python closes the file when the last reference to it is
+gone, and the kernel releases the locks of a process that ends.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kcache.util.open_file import OwnFile
 
-#: Seconds between two tries for a lock that another process holds: the first pause, and the
-#: longest. A holder keeps it for 0.1 ms (a rename) up to some 10 ms (a commit that the disk
-#: confirms).
+#: The first and the longest pause in seconds between two attempts to acquire a lock that another
+#: process holds. Processes hold a lock for 0.1 ms (for a rename) up to some 10 ms (for a commit
+#: that the disk confirms).
 _FIRST_PAUSE = 50e-6
 _LONGEST_PAUSE = 5e-3
 #: After a timeout, a process does not wait for that lock again for this many seconds.
 _GIVEN_UP = 60.0
-#: Errors of file systems without locks (NFS without lockd, some FUSE file systems).
+#: The errors of file systems that have no locks (NFS without lockd, some FUSE file systems).
 _UNSUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 if sys.platform == "win32":  # untested: no Windows machine in CI
@@ -62,10 +63,10 @@ else:
     import fcntl
 
     # Open-file-description locks (Linux 3.15, macOS) belong to the open file, not to the process:
-    # two open files of one process exclude each other, and closing one drops no lock of the other.
-    # See fcntl(2). Other systems have none (EINVAL): their locks would end as soon as any thread
-    # closes the file.
-    if sys.platform == "darwin":  # the numbers are those of its <fcntl.h>; untested
+    # two open files of one process exclude each other, and closing one of them does not release
+    # the locks of the other. See fcntl(2). Other systems do not have these locks (EINVAL). The
+    # locks that they have would end as soon as any thread closes the file.
+    if sys.platform == "darwin":  # the numbers are from macOS's <fcntl.h>; untested
         _SETLK, _GETLK = 90, 92
         _FLOCK = struct.Struct("qqihh")
         _KIND = slice(20, 22)
@@ -96,7 +97,7 @@ else:
         return found[_KIND] != _flock(fcntl.F_UNLCK, 0, 0)[_KIND]
 
     def _range_unlock(fd: int, start: int, length: int) -> None:
-        # The error means that the program has closed the file, and so released the lock.
+        # An error means that the program has closed the file, which has released the lock.
         with suppress(OSError):
             fcntl.fcntl(fd, _SETLK, _flock(fcntl.F_UNLCK, start, length))
 
@@ -117,13 +118,14 @@ else:
 
 
 def lock(file: OwnFile, start: int, length: int = 1, *, timeout: float = 0.0) -> bool:
-    """Lock a byte range until the file is closed; return whether this file system has locks.
+    """Lock `length` bytes of a file from `start` on, until the file is closed.
 
-    The lock excludes all others that have opened the file on their own: processes, and threads of
-    this process. This waits at most `timeout` seconds.
+    Return True if the bytes are locked now, or False if this file system has no locks. The lock
+    excludes other processes, and threads of this process that have opened the file themselves. This
+    function waits for the lock at most `timeout` seconds.
 
     Raises:
-        TimeoutError: another process or thread held it all the time.
+        TimeoutError: another process or thread held the lock during the whole wait.
         OSError: the file can't be locked.
     """
     try:
@@ -136,7 +138,7 @@ def lock(file: OwnFile, start: int, length: int = 1, *, timeout: float = 0.0) ->
 
 
 def _acquire(take: Callable[[], bool], timeout: float) -> None:
-    """Try to take a lock until that succeeds; raise TimeoutError after `timeout` seconds."""
+    """Call `take` until it returns True; raise TimeoutError after `timeout` seconds."""
     pause, deadline = _FIRST_PAUSE, time.monotonic() + timeout
     while not take():
         if time.monotonic() >= deadline:
@@ -146,24 +148,27 @@ def _acquire(take: Callable[[], bool], timeout: float) -> None:
 
 
 def is_locked(file: OwnFile, start: int, length: int = 1) -> bool:
-    """Return whether another opened file has a lock on a part of a byte range.
+    """Return whether another opened file has a lock on any of `length` bytes from `start` on.
+
+    The other opened file belongs to another process, or to a thread that has opened it itself.
 
     Raises:
-        OSError: this file system has no locks, or the system does not answer.
+        OSError: this file system has no locks, or the query failed.
     """
     return _is_locked(file.fd, start, length)
 
 
 def unlock(file: OwnFile, start: int, length: int = 1) -> None:
-    """Release a lock, even if a forked child has a copy of the file without knowing of it."""
-    with suppress(OSError, ValueError):  # it is closed
+    """Release the lock on a byte range, even if a forked child has a copy of the open file."""
+    with suppress(OSError, ValueError):  # the file is closed
         _range_unlock(file.fd, start, length)
 
 
 def release(file: OwnFile) -> None:
-    """Release all locks on a file and close it, so that no child process can keep them.
+    """Release all locks on a file and close the file.
 
-    A child that was forked while the file was being opened has a copy, of which it does not know.
+    Closing alone is not enough: a child that was forked while the file was being opened has a copy
+    of the open file, which the child does not close, and which would keep the locks.
     """
     unlock(file, 0, 0)
     file.close()
@@ -171,29 +176,32 @@ def release(file: OwnFile) -> None:
 
 @contextmanager
 def locked_directory(path: str, timeout: float) -> Generator[None]:
-    """Hold the lock of a directory in the block; it excludes other processes of this machine.
+    """Return a context manager that holds a lock on a directory, without a file in the directory.
 
-    Crash: the kernel releases the lock of a killed process. The directory gets no file for it.
+    The lock excludes other processes on this machine, and other threads. Crash: the kernel releases
+    the lock of a killed process.
 
     Raises:
-        TimeoutError: another process held it for `timeout` seconds. OSError: it can't be locked.
+        TimeoutError: another process or thread held the lock for `timeout` seconds.
+        OSError: the directory can't be opened or locked.
     """
     directory = os.open(path, os.O_RDONLY | _DIRECTORY)
     try:
         _acquire(lambda: _lock_directory(directory), timeout)
         yield
     finally:
-        _unlock_directory(directory)  # a child that was forked in the block has a copy
+        _unlock_directory(directory)  # a child that was forked in the block may have a copy open
         os.close(directory)
 
 
 class Backoff:
-    """Lock timeout with back-off: after a timeout, it does not wait for this lock for one minute.
+    """Acquires locks with a timeout; after a timeout, it does not wait for the lock for one minute.
 
-    A stopped process usually stays stopped for longer, and the waits would add up.
+    A lock that was not released in time is often held by a stopped process, which usually stays
+    stopped for longer than a minute. Without this back-off, the waits for its lock would add up.
 
     Args:
-        seconds: the longest wait.
+        seconds: how many seconds to wait for a lock by default.
     """
 
     __slots__ = ("_given_up", "seconds")
@@ -205,19 +213,27 @@ class Backoff:
     def lock(
         self, file: OwnFile, start: int, length: int = 1, *, seconds: float | None = None
     ) -> bool:
-        """Call the function `lock`, with a limit of `seconds`; None stands for the usual limit."""
+        """Call the function `lock` with a timeout of `seconds`, by default the usual timeout.
+
+        Within one minute after a timeout on the byte `start`, this tries only once and does not
+        wait. A timeout after a wait shorter than the usual one does not start this minute, because
+        it does not show that the holder is stopped.
+
+        Raises:
+            TimeoutError, OSError: the same errors as for the function `lock`.
+        """
         most = self.seconds if seconds is None else seconds
         if time.monotonic() < self._given_up.get(start, 0.0):
             most = 0.0
         try:
             return lock(file, start, length, timeout=most)
         except TimeoutError:
-            if most >= self.seconds:  # a shorter wait shows nothing
+            if most >= self.seconds:
                 self._given_up[start] = time.monotonic() + _GIVEN_UP
             raise
 
 
-# -- reading and writing at an offset, also on systems without such calls --------------------------
+# -- reading and writing at an offset, also on systems that have no calls for this -----------------
 
 if sys.platform != "win32":
     pread = os.pread
@@ -226,13 +242,13 @@ else:  # Windows; untested there
     _seeking = threading.Lock()
 
     def pread(fd: int, length: int, offset: int, /) -> bytes:
-        """Read up to `length` bytes at `offset`."""
+        """Return up to `length` bytes of the file `fd` from `offset` on."""
         with _seeking:
             os.lseek(fd, offset, os.SEEK_SET)
             return os.read(fd, length)
 
     def pwrite(fd: int, data: bytes, offset: int, /) -> int:
-        """Write `data` at `offset`; return how many bytes were written."""
+        """Write `data` to the file `fd` at `offset`; return how many bytes were written."""
         with _seeking:
             os.lseek(fd, offset, os.SEEK_SET)
             return os.write(fd, data)

@@ -1,10 +1,12 @@
-"""The log: the logger `kcache` of the standard library, imported for the first message.
+"""The log: messages to the logger `kcache` of the module `logging`.
 
-Importing `logging` takes 8 ms. A cache hit in a fresh process need not pay this: as long as no code
-has imported it, no code can have asked for messages below a warning.
+`logging` is imported for the first message, because the import takes 8 ms, which a cache hit in a
+new process need not spend. As long as no code has imported `logging`, no code can have requested
+messages below a warning.
 
-Daemon threads log nothing once the interpreter ends. The interpreter kills them in the middle of a
-line, and then aborts the process (SIGABRT), because it can't flush standard error any more.
+While the interpreter is ending, daemon threads log nothing. The interpreter could kill such a
+thread in the middle of a line, and would then abort the process (SIGABRT), because it could no
+longer flush standard error.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 #: Levels of `logging`.
 _DEBUG, _INFO = 10, 20
 _logged: set[str] = set()
-#: The process group that reads the log, if it is not this process's own.
+#: The process group of the program for whose user this process writes its log, if it is not this
+#: process's own group.
 _readers: int | None = None
 
 
@@ -37,14 +40,15 @@ def _logger() -> Logger:
 
 
 def _wants(level: int) -> bool:
-    """Return whether messages of a level of `logging` are wanted."""
+    """Return whether the program logs messages of kcache at `level`, a level of `logging`."""
     return "logging" in sys.modules and _logger().isEnabledFor(level) and not is_ending()
 
 
 def _texts(args: tuple[object, ...]) -> tuple[object, ...]:
-    """Return the arguments in a form that any handler can write and that keeps no traceback alive.
+    """Return the arguments of a message, with texts and exceptions as text that can be encoded.
 
-    A path may hold bytes that are not text, which Python shows as lone surrogates.
+    A path may have bytes that are not UTF-8; Python represents them as lone surrogates, which not
+    every handler can write. An exception would keep its traceback alive.
     """
     return tuple(
         str(arg).encode("utf-8", "backslashreplace").decode()
@@ -54,12 +58,12 @@ def _texts(args: tuple[object, ...]) -> tuple[object, ...]:
     )
 
 
-#: Returns whether messages at debug level are wanted; to make them may take long.
+#: Returns whether messages at debug level are logged. If not, a caller need not prepare one.
 debugging = partial(_wants, _DEBUG)
 
 
 def _log(level: int, message: str, *args: object) -> None:
-    """Log `message % args` at a level."""
+    """Log `message % args` at `level`, a level of `logging`."""
     if _wants(level):
         _logger().log(level, message, *_texts(args))
 
@@ -69,9 +73,9 @@ info = partial(_log, _INFO)
 
 
 def warning(message: str, *args: object) -> None:
-    """Log a warning."""
+    """Log `message % args` as a warning."""
     if not is_ending():
-        with suppress(OSError):  # no descriptor is left for its import
+        with suppress(OSError):  # importing `logging` fails if no descriptor is left
             logger = _logger()
             if not logger.hasHandlers():  # Python writes the bare message to standard error
                 message = f"kcache: warning: {message}"
@@ -79,32 +83,39 @@ def warning(message: str, *args: object) -> None:
 
 
 def warning_once(message: str) -> None:
-    """Log a warning that this process has not logged yet."""
+    """Log `message` as a warning, unless this process has already logged it by this function."""
     if message not in _logged:
         _logged.add(message)
         warning("%s", message)
 
 
 def group() -> int:
-    """Return the process group that reads the log; 0 on systems without process groups."""
+    """Return the process group of the program for whose user this process writes its log.
+
+    This is the group of this process, unless `set_readers` was called. On systems without process
+    groups, it is 0.
+    """
     if _readers is not None:
         return _readers
     return os.getpgrp() if hasattr(os, "getpgrp") else 0
 
 
 def set_readers(readers: int) -> None:
-    """Record that another process group reads the log of this process."""
-    global _readers  # noqa: PLW0603  the logger is the process's, too
+    """Record that this process writes its log for the user of the process group `readers`."""
+    global _readers  # noqa: PLW0603  there is also one logger for the whole process
     _readers = readers
 
 
 def log_to_stderr(level: str) -> None:
-    """Log from `level` on (`"debug"`, `"info"`, ...) to standard error, once per process."""
+    """Write kcache's messages from `level` on (`"debug"`, `"info"`, ...) to standard error.
+
+    Further calls change the level, but do not write messages twice.
+    """
     logger = _logger()
     import logging  # noqa: PLC0415
 
     class Handler(logging.Handler):
-        """Writes lines as the command `kcache` does, also where standard error was replaced."""
+        """Writes messages to the present `sys.stderr`, in the format of the command `kcache`."""
 
         def emit(self, record: logging.LogRecord) -> None:
             line = plain(f"kcache: {record.levelname.lower()}: {record.getMessage()}")

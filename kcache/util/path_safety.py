@@ -1,7 +1,7 @@
-"""Path safety: whose files are trusted, and directories that no other user can replace.
+"""Path safety: checks which users can write to a file or directory, or replace it.
 
-A user who can write to a directory above the cache can replace the cache by a directory or a link
-of their own, between any check and any use. So the directories above are checked, too.
+A user who can write to a parent directory of the cache can replace the cache by another directory
+or a link, at any time between a check and a use. So the parent directories are checked, too.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ _MAX_LINKS = 40
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ROOT = 0
 
-#: The owner of no file.
+#: A user id that no file's owner has.
 NO_USER = -1
-#: The kernel's default for the overflow id. A sandbox may hide the file with the present value.
+#: The default of the overflow id in the kernel, for sandboxes that hide the file with its value.
 _DEFAULT_OVERFLOW = 65534
 _overflow: int | None = None
-#: How many ids there are: all of 32 bits but the last one.
+#: How many user ids there are: all numbers of 32 bits except the last one.
 _ALL_USERS = (1 << 32) - 1
 _ACL = "system.posix_acl_access"
 
-#: Paths that were found to be safe, each with the user for whom it is safe. Since then, only that
-#: user or root can have changed them.
+#: Pairs of a path and a user for whom it was found to be safe. They need not be checked again,
+#: because only this user or root can have changed them since then.
 _known: set[tuple[str, int]] = set()
-#: Owners of the layers (read-only tiers) that the user has named, and so trusts. They matter only
-#: for reading: what kcache writes to belongs to the present user alone.
+#: The owners of the layers (read-only tiers) that the user has named, and so trusts. kcache reads
+#: files of these owners, but writes only to files of the present user.
 trusted: set[int] = set()
 
 
 def present_user() -> int:
-    """Return the present user's id, `NO_USER` if it is ambiguous; 0 on Windows, like every owner.
+    """Return the id of the present user: a file belongs to the user if its owner has this id.
 
-    A file belongs to the present user if its owner is equal to this.
+    Return `NO_USER` if the id is ambiguous. On Windows, return 0, because there the owner of every
+    file is reported as 0.
     """
     if sys.platform == "win32":
         return 0
@@ -53,27 +54,31 @@ def present_user() -> int:
 
 
 def why_no_user() -> str:
-    """Return why no file can be known to be the present user's; empty if files can."""
+    """Return why it can't be known which files belong to the present user; empty if it can."""
     if sys.platform == "win32" or present_user() != NO_USER:
         return ""
     return (
-        f"user {os.geteuid()} stands for every user without an id in this user namespace, so no "
-        "files can be known to be yours; map your user into it"
+        f"user {os.geteuid()} stands for every user without an id in this user namespace, so it is "
+        "unknown which files are yours; map your user into the namespace"
     )
 
 
 def is_ambiguous(user: int) -> bool:
-    """Return whether an id may stand for any of the users that this user namespace does not map.
+    """Return whether `user` is the id that stands for all users without an id in this namespace.
 
-    In a rootless container and after `unshare -U`, the files of all these users, and their
-    processes, have the overflow id. See user_namespaces(7).
+    In a rootless container and after `unshare -U`, the user namespace may not have an id for each
+    user. The files and processes of all users without an id then have the overflow id. See
+    user_namespaces(7).
     """
     return user == _overflow_user() and not _all_users_are_mapped()
 
 
 def _overflow_user() -> int:
-    """Return the id that stands for users without one; `NO_USER` on systems without namespaces."""
-    global _overflow  # noqa: PLW0603  read once: every access to an entry compares with it
+    """Return the overflow id, which stands for users without an id in this user namespace.
+
+    On systems without user namespaces, return `NO_USER`.
+    """
+    global _overflow  # noqa: PLW0603  read once, because every access to an entry needs it
     if _overflow is None:
         _overflow = _DEFAULT_OVERFLOW if sys.platform == "linux" else NO_USER
         with suppress(OSError, ValueError), open("/proc/sys/kernel/overflowuid", "rb") as file:
@@ -82,7 +87,7 @@ def _overflow_user() -> int:
 
 
 def _all_users_are_mapped() -> bool:
-    """Return whether each user has an id here; False if Linux does not show that."""
+    """Return whether each user has an id in this user namespace; False if this is unknown."""
     if sys.platform != "linux":
         return True
     with suppress(OSError, ValueError, IndexError), open("/proc/self/uid_map", "rb") as file:
@@ -91,10 +96,11 @@ def _all_users_are_mapped() -> bool:
 
 
 def foreign(status: os.stat_result, layers: Container[int] = trusted) -> str:
-    """Return why a file or directory can't be trusted, in words; empty if it can.
+    """Return why a file or directory with `status` can't be trusted, in words; empty if it can.
 
-    Cached values are code: a user who can write them can make this program run anything. The
-    present user is trusted, and so are the owners of layers that this user has named.
+    Cached kernels are code: a user who can write them can make this program run any code. So the
+    owner must be the present user or in `layers`, the owners of layers that the user has named, and
+    no other user may be able to write to the file or directory.
     """
     user = present_user()
     if status.st_uid != user and status.st_uid not in layers:
@@ -105,20 +111,21 @@ def foreign(status: os.stat_result, layers: Container[int] = trusted) -> str:
 
 
 def unsafe_part(path: str, owner: int | None = None) -> str:
-    """Return what makes the way to an absolute path unsafe, in words; empty if nothing does.
+    """Return why other users could replace an absolute path or a part of it, in words.
 
-    Each directory above `path` must belong to the present user, to `owner` (a user who is trusted,
-    too) or to root, and no other user may be able to write to it, unless its sticky bit keeps them
-    from renaming files of others (as in `/tmp`). Links on the way, `path` itself included, must
-    belong to one of the three. A missing part can be created safely. The result is always empty on
-    Windows.
+    The text is empty if they can't. For this, each parent directory of `path` must belong to
+    the present user, to `owner` (another trusted user) or to root. No other user may be able to
+    write to it, unless its sticky bit prevents them from renaming files of others, as in `/tmp`. A
+    group in which the present user is the only member may write to it.
+    Symbolic links in the path, including the last part of `path`, must belong to one of these users
+    as well. Parts that do not exist are safe. On Windows, the text is always empty.
 
-    Where root has no id (`unshare -r`, Apptainer), an ambiguous owner counts as root as long as
-    only root, or another such owner, can write to the directories above: as for `/` and `/home`,
-    and not for what is in `/tmp`.
+    If root has no id in this user namespace (`unshare -r`, Apptainer), an ambiguous owner counts as
+    root if only root or ambiguous owners can write to all directories above. So `/` and `/home` are
+    safe, but a directory of an ambiguous owner in `/tmp` is not.
 
     Raises:
-        OSError: a part can't be examined, or links lead in circles.
+        OSError: a part of the path can't be examined, or the links form a loop.
     """
     if sys.platform == "win32":
         return ""
@@ -132,7 +139,7 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
     left = _reversed_parts(path)
     while left and not problem:
         name = left.pop()
-        if name in (".", ".."):  # only in a link's target: `path` itself has none
+        if name in (".", ".."):  # only in a link's target, because callers normalise `path`
             current = os.path.dirname(current) if name == ".." else current
             continue
         here = os.path.join(current, name)
@@ -149,7 +156,7 @@ def unsafe_part(path: str, owner: int | None = None) -> str:
             left += _reversed_parts(os.readlink(here))
             continue
         if not stat.S_ISDIR(status.st_mode):
-            return ""  # the caller has a better message
+            return ""  # the caller's own check has a better message
         if left:
             problem = _problem_above(here, status, user, trusts, roots)
         current, roots = here, roots and _is_roots(status)
@@ -166,7 +173,7 @@ def _reversed_parts(path: str) -> list[str]:
 def _problem_above(
     path: str, status: os.stat_result, user: int, trusts: Container[int], roots: bool
 ) -> str:
-    """Return why a directory above the cache is unsafe."""
+    """Return why the parent directory `path` is unsafe, in words; empty if it is safe."""
     if not _is_trusted(status.st_uid, trusts, roots):
         return f"{path} belongs to user {status.st_uid}"
     if status.st_mode & _OTHERS_WRITE and not status.st_mode & stat.S_ISVTX:
@@ -182,15 +189,16 @@ def _is_trusted(found: int, trusts: Container[int], roots: bool) -> bool:
 
 
 def _is_roots(status: os.stat_result) -> bool:
-    """Return whether only root, or a user without an id, can write to a directory."""
+    """Return whether only root or users without an id can write to the directory with `status`."""
     alone = not status.st_mode & _OTHERS_WRITE
     return alone and (status.st_uid == _ROOT or is_ambiguous(status.st_uid))
 
 
 def _has_acl(path: str) -> bool:
-    """Return whether users other than the owner, or other groups, have rights; see acl(5).
+    """Return whether a file has an access control list with more users or groups; see acl(5).
 
-    The bits of the group in the mode are then the most that these may have.
+    The group's bits in the mode are then not the rights of its group alone, but the most rights
+    that any user or group in the list has.
     """
     if sys.platform != "linux":
         return False
@@ -202,11 +210,12 @@ def _has_acl(path: str) -> bool:
 
 
 def _is_private_group(group: int, user: int) -> bool:
-    """Return whether a group has no member except the user, by the machine's list of groups.
+    """Return whether the group has no member except the user, according to this machine's groups.
 
-    On Debian, Ubuntu and Fedora, each user has a group of the same name, and may make everything
-    writable for it (umask 002). The group of root counts as root. In a user namespace, an id may be
-    that of another group (such as `users`) than in the list.
+    On Debian, Ubuntu and Fedora, each user has a group of the same name, and may make all files
+    writable for this group (umask 002). The group of root is treated like root. The result is False
+    in a user namespace that does not map all users, because there an id may belong to a different
+    group than in the machine's list.
     """
     if sys.platform != "win32" and _all_users_are_mapped():
         if group == _ROOT:
@@ -219,10 +228,11 @@ def _is_private_group(group: int, user: int) -> bool:
 
 
 def make_directory(path: str) -> None:
-    """Make a directory with mode 0700; `os.mkdir` leaves that to the umask.
+    """Make a directory with mode 0700, even if the umask would remove some of these rights.
 
     Raises:
-        OSError: it can't be made (FileExistsError: something is there).
+        FileExistsError: `path` already exists.
+        OSError: the directory can't be made.
     """
     os.mkdir(path, 0o700)  # noqa: TID251
     mode = stat.S_IMODE(os.lstat(path).st_mode)
@@ -231,9 +241,10 @@ def make_directory(path: str) -> None:
 
 
 def make_private(directory: str) -> bool:
-    """Make a directory and its parents, all 0700; `os.makedirs` leaves parents to the umask.
+    """Make a directory and its missing parents, all with mode 0700.
 
-    Return whether it made the directory, which is then empty.
+    Return whether the directory was made by this call, and so is empty. `os.makedirs` is not used,
+    because the umask decides the mode of the parents that it makes.
     """
     missing: list[str] = []
     parent = directory
@@ -242,7 +253,7 @@ def make_private(directory: str) -> bool:
         parent = os.path.dirname(parent)
     if len(missing) > 1:
         with suppress(FileNotFoundError):
-            os.lstat(directory)  # raises if the path is too long: nothing is created
+            os.lstat(directory)  # if the path is too long, this raises before a parent is created
     made = False
     for each in reversed(missing):
         made = False

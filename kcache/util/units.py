@@ -1,4 +1,4 @@
-"""Units: sizes, spans of time, moments, switches and texts, as people write and read them."""
+"""Units: parses and formats sizes, durations, dates, switches and other texts for users."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime, tzinfo
 
-#: Seconds since the epoch in the year 9987: no later moment can be written as a date.
+#: A time in the year 9987, in seconds since the epoch. Later times are replaced by it, because
+#: Python's dates end with the year 9999.
 _LATEST = 253e9
 
 _SIZE_UNITS = {"": 1, "b": 1} | {
@@ -20,14 +21,15 @@ _SIZE_UNITS = {"": 1, "b": 1} | {
     for power, prefix in enumerate("kmgt", start=1)
     for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
 }
-#: A number and a unit. Python refuses to convert thousands of digits.
+#: The pattern of a number with a unit. The number of digits is limited, because Python refuses to
+#: convert thousands of digits.
 _MEASURE = r"\s*(\d{1,100}(?:\.\d{1,100})?)\s*([A-Za-z]*)\s*"
-#: A longer wait would overflow the operating system's type.
+#: Time limits are below this, because a longer wait could overflow the operating system's type.
 _MAX_SECONDS = 1e6 + 1
 _TRUE = frozenset(("1", "true", "yes", "on"))
 _FALSE = frozenset(("0", "false", "no", "off", ""))
 _AGE_UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-#: The number of seconds from which a unit is easier to read than the smaller one.
+#: Units of ages: the number of seconds from which the unit is used, its length, and its name.
 _SHOWN = ((86400 * 2, 86400, "d"), (3600 * 2, 3600, "h"), (60 * 2, 60, "min"), (0, 1, "s"))
 
 
@@ -41,12 +43,13 @@ def counted(count: int, noun: str = "entry") -> str:
 
 
 def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:
-    """Return a size in bytes from an integer or text such as `"512MB"` or `"1.5GiB"`.
+    """Return the size in bytes that `value` states: an integer, or text such as `"1.5GiB"`.
 
-    KB, MB, GB, TB (and K, M, G, T) are powers of 1000; KiB, MiB, GiB, TiB of 1024.
+    KB, MB, GB, TB (and K, M, G, T) are powers of 1000; KiB, MiB, GiB, TiB are powers of 1024.
 
     Raises:
-        ConfigError: the value is not such a size, or less than `least` bytes.
+        ConfigError: `value` is not a size, or is less than `least` bytes. The message begins with
+            `name`.
     """
     size = None if isinstance(value, float) else _measured(value, _SIZE_UNITS)
     if size is None or size < least:
@@ -58,7 +61,7 @@ def parse_size(value: str | int, *, name: str = "size", least: int = 0) -> int:
 
 
 def _measured(value: object, units: Mapping[str, int]) -> float | None:
-    """Return a number, or a text of a number and a unit, in the smallest unit; else None."""
+    """Return `value` in the smallest unit, or None if it is not a number with or without a unit."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
     match = re.fullmatch(_MEASURE, value, re.ASCII) if isinstance(value, str) else None
@@ -69,7 +72,7 @@ def _measured(value: object, units: Mapping[str, int]) -> float | None:
 
 
 def format_size(size: float) -> str:
-    """Return bytes in the largest fitting unit of 1024, such as `"1.5 MiB"`."""
+    """Return a size in bytes as text with a suitable unit, such as `"1.5 MiB"`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if size < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -78,7 +81,7 @@ def format_size(size: float) -> str:
 
 
 def format_time(seconds: float) -> str:
-    """Return a duration in its natural unit, such as `"1.2 ms"`."""
+    """Return a duration in seconds as text with a suitable unit, such as `"1.2 ms"`."""
     if not seconds:
         return "0 s"
     for unit, scale in (("us", 1e-3), ("ms", 1.0)):
@@ -90,12 +93,12 @@ def format_time(seconds: float) -> str:
 
 
 def parse_age(value: float | str, *, name: str = "age") -> float:
-    """Return an age in seconds, from a number of them or text such as `"12h"`, `"30d"` or `"2w"`.
+    """Return the age in seconds that `value` states: a number, or text such as `"30d"` or `"2w"`.
 
-    Units: s, min (or m), h, d, w.
+    The units are s, min (or m), h, d and w. A number without a unit is in seconds.
 
     Raises:
-        ConfigError: the value is not such an age, or negative.
+        ConfigError: `value` is not an age, or is negative. The message begins with `name`.
     """
     seconds = _measured(value, _AGE_UNITS)
     if seconds is None or not seconds >= 0:
@@ -107,10 +110,11 @@ def parse_age(value: float | str, *, name: str = "age") -> float:
 
 
 def parse_seconds(value: str | float, *, name: str, zero: bool = True) -> float:
-    """Return a time limit in seconds, which must be above 0 if `zero` is false.
+    """Return the time limit in seconds that `value` states: a number, or text with a number.
 
     Raises:
-        ConfigError: the value is not such a limit.
+        ConfigError: `value` is not a number from 0 to 1,000,000, or is 0 although `zero` is false.
+            The message begins with `name`.
     """
     try:
         seconds = float(value) if not isinstance(value, bool) else -1.0
@@ -119,15 +123,16 @@ def parse_seconds(value: str | float, *, name: str, zero: bool = True) -> float:
     if not 0 <= seconds < _MAX_SECONDS:
         raise ConfigError(f"{name}: expected 0 to 1,000,000 seconds, got {value!r}")
     if seconds == 0 and not zero:
-        raise ConfigError(f"{name}: expected seconds above 0, got {value!r}")
+        raise ConfigError(f"{name}: expected more than 0 seconds, got {value!r}")
     return seconds
 
 
 def check_int(name: str, value: object, least: int, most: int | None = None) -> None:
-    """Reject what is not an integer from `least` to `most`.
+    """Raise an error if `value` is not an integer from `least` to `most`.
 
     Raises:
-        ConfigError: it is too small or too large; ArgumentTypeError: it is something else.
+        ConfigError: `value` is too small or too large.
+        ArgumentTypeError: `value` is not an integer.
     """
     kind: type[ConfigError] = ArgumentTypeError
     if isinstance(value, int) and not isinstance(value, bool):
@@ -139,10 +144,11 @@ def check_int(name: str, value: object, least: int, most: int | None = None) -> 
 
 
 def parse_flag(value: str | bool, *, name: str) -> bool:
-    """Return whether a switch is on.
+    """Return whether `value` switches a setting on: True, or text such as `"1"` or `"yes"`.
 
     Raises:
-        ConfigError: the value is neither a bool nor text such as `"1"` or `"off"`.
+        ConfigError: `value` is neither a bool nor text such as `"1"` or `"off"`. The message begins
+            with `name`.
     """
     if isinstance(value, bool):
         return value
@@ -154,7 +160,10 @@ def parse_flag(value: str | bool, *, name: str) -> bool:
 
 
 def format_age(seconds: float) -> str:
-    """Return an age in its natural unit, such as `"3 h"`; a moment in the future is `"0 s"`."""
+    """Return an age in seconds as text with a suitable unit, such as `"3 h"`.
+
+    A negative age, which belongs to a time in the future, is shown as `"0 s"`.
+    """
     seconds = max(0.0, seconds)
     for least, unit, text in _SHOWN:
         if seconds >= least:
@@ -163,10 +172,10 @@ def format_age(seconds: float) -> str:
 
 
 def local_time(seconds: float, zone: tzinfo | None = None) -> datetime:
-    """Return a moment, seconds since the epoch, in a time zone; by default in this machine's.
+    """Return the time `seconds` after the epoch as a date in `zone`, else in this machine's zone.
 
-    A moment that no date can express becomes the nearest one that a date can. If the machine has a
-    time zone that Python refuses (24 hours or more from UTC), the result is in UTC.
+    A time that is out of the range of dates is replaced by the nearest one in this range. If Python
+    does not support the time zone (24 hours or more from UTC), the result is in UTC.
     """
     with importing:
         from datetime import UTC, datetime  # noqa: PLC0415  2 ms
@@ -179,7 +188,10 @@ def local_time(seconds: float, zone: tzinfo | None = None) -> datetime:
 
 
 def plain(text: str, keep: str = "") -> str:
-    """Return text that is safe for a terminal: unprintable characters but `keep` are escaped."""
+    """Return `text` with unprintable characters escaped, so that it is safe to print on a terminal.
+
+    The characters in `keep` are not escaped.
+    """
     if text.isprintable():
         return text
     return "".join(
