@@ -126,7 +126,7 @@ class Variable(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the variable: `KCACHE_DIR`, or `KCACHE_` and the setting in upper case."""
+        """The name of the variable: `KCACHE_` and the setting's name, or `KCACHE_DIR`."""
         return "KCACHE_DIR" if self.setting == "directory" else f"KCACHE_{self.setting.upper()}"
 
 

@@ -145,8 +145,8 @@ def open_directory(path: str, *, read_only: bool = False) -> CacheDirectory:
         return CacheDirectory(path, about and about["settings"])
     except (FileExistsError, NotADirectoryError) as error:
         raise ConfigError(
-            f"directory: expected a directory, got {path!r}, but either this or a part of this "
-            "path is a file"
+            f"directory: expected a directory, got {path!r}, but either this path or one of its "
+            "parents is a file"
         ) from error
     except NotOursError as error:
         raise ConfigError(

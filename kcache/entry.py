@@ -290,7 +290,7 @@ def _checked_header(blob: bytes, key: str, producer: bytes) -> tuple[float, int,
         )
     if total != end + _CHECKSUM:
         raise CorruptEntryError(
-            f"its length field says {total} bytes, but it has {len(blob)} bytes"
+            f"its length: expected {total} bytes by its length field, got {len(blob)} bytes"
         )
     if stored_key.hex() != key:
         raise CorruptEntryError(f"it was stored under another key, {stored_key.hex()}")

@@ -181,7 +181,7 @@ def remote_token() -> str | None:
 
 
 def proxy_for(scheme: str, host: str) -> str | None:
-    """Return the URL of the proxy that the environment names for `host`, or None."""
+    """Return the URL of the proxy that the environment names for `host`; None if it names none."""
     from urllib import request  # noqa: PLC0415  28 ms
 
     proxies = request.getproxies_environment()
@@ -193,10 +193,11 @@ def proxy_for(scheme: str, host: str) -> str | None:
 
 
 def default_directories() -> Iterator[str]:
-    """Yield the default directories of the cache: one of the user's, then a temporary directory.
+    """Yield the directories that a cache uses by default, the preferred one first.
 
-    The second directory is determined only if the caller needs it, because determining both takes
-    longer than a cache hit.
+    The first is in the user's cache directory, the second in the directory for temporary files. The
+    second is determined only if the caller needs it, because determining both takes longer than a
+    cache hit.
     """
     with importing:
         import platformdirs  # noqa: PLC0415  9 ms

@@ -36,9 +36,10 @@ def templates_in(source: str) -> list[str]:
 
 
 def kernels_of(ptx: bytes | None, cubin: bytes | None) -> list[str]:
-    """Return the sorted, mangled names of the kernels in a module.
+    """Return the sorted names of the kernels in a module, as they are in the module.
 
-    The names are read from the PTX, or from the CUBIN if there is no PTX.
+    The names are mangled, unless the source declares a kernel as `extern "C"`. They are read from
+    the PTX, or from the CUBIN if there is no PTX.
     """
     if ptx is None:
         found = re.findall(_CONSTANTS, cubin or b"")

@@ -368,7 +368,7 @@ class KernelCache:
         return self.engine.total_stats()
 
     def print_info(self, file: TextIO | None = None) -> None:
-        """Print the directory, the size and the counts of the cache to `file`, else to stdout."""
+        """Print the directory, size and counts of the cache to `file`, by default to stdout."""
         with importing:
             from kcache.admin.info import format_info  # noqa: PLC0415  20 ms
 
@@ -392,8 +392,8 @@ class KernelCache:
     ) -> int:
         """Evict the least recently used entries to free space; return how many bytes were freed.
 
-        With `older_than`, in seconds or as text such as `"30d"`, all entries that were not used for
-        that time are evicted. With `max_size`, entries are evicted until at most that size is
+        With `older_than`, in seconds or as text such as `"30d"`, all entries whose last use is
+        longer ago are evicted. With `max_size`, entries are evicted until at most this size is
         stored. Without arguments, this size is 90 % of the cap.
 
         Raises:

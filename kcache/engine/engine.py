@@ -237,8 +237,8 @@ class CacheEngine:
     ) -> int:
         """Evict the least recently used entries to free space; return how many bytes were freed.
 
-        With `older_than`, in seconds or as text such as `"30d"`, all entries that were not used for
-        that time are evicted. With `max_size`, entries are evicted until at most that size is
+        With `older_than`, in seconds or as text such as `"30d"`, all entries whose last use is
+        longer ago are evicted. With `max_size`, entries are evicted until at most this size is
         stored. Without arguments, this size is 90 % of the cap.
 
         Raises:
@@ -463,7 +463,8 @@ class CacheEngine:
         say = log.debug if self._closed or operation in self._reported else log.warning
         self._reported.add(operation)
         kind = type(error).__name__
-        say("cache operation %s failed and is skipped (%s: %s)", operation, kind, error)
+        text = "cache operation %s failed; kcache continues without it (%s: %s)"
+        say(text, operation, kind, error)
 
     def _flush_now(self) -> None:
         self._next_flush = self._clock() + FLUSH_INTERVAL

@@ -195,7 +195,7 @@ def locked_directory(path: str, timeout: float) -> Generator[None]:
 
 
 class Backoff:
-    """Acquires locks with a timeout; after a timeout, it does not wait for the lock for one minute.
+    """Acquires locks with a timeout; in the minute after a timeout, it tries once without waiting.
 
     A lock that was not released in time is often held by a stopped process, which usually stays
     stopped for longer than a minute. Without this back-off, the waits for its lock would add up.

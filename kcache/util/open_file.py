@@ -120,7 +120,7 @@ def owner_problem(status: os.stat_result) -> str:
 
 
 def open_own(path: str, flags: int) -> OwnFile:
-    """Open a file of kcache for writing or reading, after checking that it may be one.
+    """Open a file of kcache for writing or reading, and check its type and its owner.
 
     Symbolic links are not followed, and opening a pipe does not wait for its other end.
 

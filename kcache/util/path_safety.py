@@ -197,8 +197,8 @@ def _is_roots(status: os.stat_result) -> bool:
 def _has_acl(path: str) -> bool:
     """Return whether a file has an access control list with more users or groups; see acl(5).
 
-    The group's bits in the mode are then not the rights of its group alone, but the most rights
-    that any user or group in the list has.
+    The bits for the group in the file's mode then do not show the rights of its group, but the
+    maximum rights of all users and groups in the list.
     """
     if sys.platform != "linux":
         return False
