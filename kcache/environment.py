@@ -138,7 +138,7 @@ def worker_variables() -> dict[bytes, bytes]:
 
 
 def remote_variables() -> dict[str, str]:
-    """Return the environment variables that clients of remotes read, as far as they are set."""
+    """Return all environment variables of this process that clients of remotes read."""
     return {
         name: value
         for name, value in variables().items()

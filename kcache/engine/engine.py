@@ -219,7 +219,7 @@ class CacheEngine:
     def delete(self, key: str, *, noted: bool = True) -> bool:
         """Delete the entry under `key` in memory and backend; return whether the backend had it.
 
-        If it had, and unless `noted` is false, the deletion is recorded in the journal.
+        The deletion of an entry is recorded in the journal, unless `noted` is false.
 
         Raises:
             ConfigError: `key` is not 64 hexadecimal digits.
@@ -272,7 +272,7 @@ class CacheEngine:
         return removed
 
     def stats(self) -> Stats:
-        """Return the counts of this engine since it was made."""
+        """Return what this engine has counted since it was created."""
         return self.counters.snapshot()
 
     def total_stats(self) -> Stats:
@@ -380,7 +380,7 @@ class CacheEngine:
         return self._journal
 
     def note(self, what: What, key: str = "", detail: str = "") -> None:
-        """Record in the journal what happened to the entry under `key`; without `key`, to all."""
+        """Record in the journal what happened to an entry or, without `key`, to all entries."""
         with self._surviving("journal"):
             self.journal.note(what, key, detail)
 

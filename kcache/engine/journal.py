@@ -113,7 +113,7 @@ class Journal:
         self._lines: list[str] = []
 
     def note(self, what: What, key: str = "", detail: str = "") -> None:
-        """Append an event to the file, about the entry under `key` or, without `key`, about all."""
+        """Append an event to the file, about an entry or, without `key`, about all entries."""
         if not self._silent:
             self._write(self._line(what, key, detail))
 

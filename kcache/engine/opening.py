@@ -197,10 +197,11 @@ def default_cache_directory() -> Path:
 def _open_backend(
     config: Config, directory: CacheDirectory, complain: Callable[[str], object]
 ) -> Backend:
-    """Return the backend that `config` names, open; or a `NoBackend` if it can't be opened.
+    """Open the backend that `config` names; return it, or a `NoBackend` if it can't be opened.
 
-    In the latter case, for example if LMDB rejects a directory on NFS, `complain` is called. The
-    same happens if the backend rejects a cap that the program did not pass as an argument.
+    If it can't be opened (LMDB rejects a directory on NFS, for example), `complain` is called with
+    the reason. The same happens if the backend rejects a cap that the program did not pass as an
+    argument.
 
     Raises:
         ConfigError: the backend rejects a cap that the program passed as an argument.

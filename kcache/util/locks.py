@@ -176,7 +176,7 @@ def release(file: OwnFile) -> None:
 
 @contextmanager
 def locked_directory(path: str, timeout: float) -> Generator[None]:
-    """Return a context manager that holds a lock on a directory, without a file in the directory.
+    """Return a context manager that locks a directory without creating a file in it.
 
     The lock excludes other processes on this machine, and other threads. Crash: the kernel releases
     the lock of a killed process.

@@ -75,7 +75,7 @@ class MemoryTier(Generic[K, V]):
         self._lock = threading.Lock()
 
     def get(self, key: K) -> Slot[V] | None:
-        """Return the slot under `key`, or None if there is none. This is a use of the item."""
+        """Return the slot under `key`, or None if there is none, and record a use of the item."""
         slot = self._items.get(key)
         if slot is not None and slot is not self._newest:
             try:  # `suppress` would take longer than the rest of this method
@@ -86,7 +86,7 @@ class MemoryTier(Generic[K, V]):
         return slot
 
     def peek(self, key: K) -> Slot[V] | None:
-        """Return the slot under `key`, or None if there is none. This is not a use of the item."""
+        """Return the slot under `key`, or None if there is none, without recording a use."""
         return self._items.get(key)
 
     def put(
