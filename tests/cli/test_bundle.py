@@ -148,7 +148,7 @@ def layout(run: Run, tmp_path: Path, nvrtc: tuple[int, int]) -> Path:
 
 def test_a_bundle_that_serves_here(here: Here, layout: Path, tmp_path: Path) -> None:
     told = here("bundle", "check", layout, "--arch", "sm_90", "--list", tmp_path / "kernels.json")
-    assert told.clean() == "usable: 1 kernel and 0 manifests, sm_90\n"
+    assert told.clean() == "serves: 1 kernel and 0 manifests, sm_90\n"
     told = here("bundle", "check", layout, "--arch", "90", "--json")
     assert json.loads(told.clean())["problems"] == []
 

@@ -45,4 +45,4 @@ def test_through_a_registry(tmp_path: Path) -> None:
     )
     assert len(sent & arrived) == 1
     checked = run(sys.executable, "-m", "kcache", "bundle", "check", pulled, "--arch", "sm_90")
-    assert (checked.returncode, checked.stdout) == (0, "usable: 1 kernel and 0 manifests, sm_90\n")
+    assert (checked.returncode, checked.stdout) == (0, "serves: 1 kernel and 0 manifests, sm_90\n")

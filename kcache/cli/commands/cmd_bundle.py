@@ -230,8 +230,8 @@ def check(*, file: str, archs: tuple[str, ...], list_file: str | None) -> None:
         found = list(problems(path, contents, archs))
         if list_file is not None:
             found += _missing(path, list_file, archs)
-    usable = f"usable: {_amount(contents)}, {', '.join(contents.archs)}"
-    show("" if found else usable, {"problems": found, **contents._asdict()})
+    serves = f"serves: {_amount(contents)}, {', '.join(contents.archs)}"
+    show("" if found else serves, {"problems": found, **contents._asdict()})
     for problem in found:
         notify(f"{file}: {plain(problem)}")
     raise click.exceptions.Exit(int(bool(found)))
