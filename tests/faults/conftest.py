@@ -1,4 +1,4 @@
-"""Fixtures of the tests of faults: a small disk, kernels, and a check for what is left behind."""
+"""Fixtures of the tests of faults: a small disk, kernels, and a check for leftovers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ Kernels = dict[str, tuple[bytes | None, bytes | None]]
 
 
 def fat_source(number: int, size: int) -> str:
-    """Returns a kernel with an incompressible table; the entry takes some 22 bytes per number."""
+    """Return a kernel with a table of `size` random numbers, each about 22 bytes of its entry."""
     random = Random(number)
     table = ",".join(str(random.getrandbits(32)) for _ in range(size))
     return (
@@ -38,6 +38,6 @@ def fat_source(number: int, size: int) -> str:
 
 @pytest.fixture(scope="session")
 def kernels(nvrtc: tuple[int, int], long: bool) -> Kernels:
-    """Maps sources to the results of a compile without a cache."""
+    """A mapping from sources to the results of compiles without a cache."""
     sources = [fat_source(n, 40_000 if long else 6_000) for n in range(24 if long else 7)]
     return {source: kcache.compile_to_ptx(source, OPTIONS) for source in sources}

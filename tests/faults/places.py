@@ -1,6 +1,6 @@
-"""Places: contents of the backends' media, entries that show damage, small disks, and processes.
+"""Places: what the backends have on disk, entries that show damage, small disks, and processes.
 
-Nothing here uses a method under test: another process or `os` reads what a medium holds.
+Nothing here uses a method under test: another process or `os` reads the contents of the disk.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from kcache.util.locks import is_locked
 from kcache.util.open_file import open_own
 from kcache_backends._lmdb_records import stored_size
 
-#: One backend for each medium: files, and LMDB, here with compression. The contract suite tests all
-#: backends.
+#: One backend that stores files, and one that stores in LMDB, with compression. The contract suite
+#: tests all backends.
 NAMES = ("file", "zstd+lmdb")
 
 #: The largest size of the directories, the statistics, the counters and the tag on disk, in bytes.
@@ -45,27 +45,27 @@ def is_lmdb(name: str) -> bool:
 
 
 def truth(place: Path, name: str) -> dict[str, int]:
-    """Returns the stored size of every entry in a cache's directory, without using the backend."""
+    """Return the stored size of every entry in a cache's directory, without using the backend."""
     if is_lmdb(name):
         return {found: stored_size(size) for found, size in raw.look(place / name).items()}
     return look(place / name).entries
 
 
 def agrees(engine: CacheEngine, place: Path, name: str) -> None:
-    """Asserts that the usage which the backend returns is what its medium holds."""
+    """Assert that the usage that the backend returns equals its contents on disk."""
     sizes = truth(place, name)
     assert engine.backend.usage() == (sum(sizes.values()), len(sizes))
 
 
 def leftovers(place: Path, name: str) -> list[Path]:
-    """Returns the temporary files of writers that were interrupted or are still running."""
+    """Return the temporary files of writers that were interrupted or are still running."""
     if is_lmdb(name):
         return [path for path in (place / name / "old",) if path.exists()]
     return look(place / name).temporary
 
 
 def disk_usage(place: Path) -> int:
-    """Returns the bytes that all below a directory takes on disk, as `du` counts them."""
+    """Return the bytes on disk of a directory with everything in it, as `du` counts them."""
     blocks: dict[tuple[int, int], int] = {}
     for folder, _, files in os.walk(place):
         for path in (folder, *(os.path.join(folder, file) for file in files)):
@@ -76,7 +76,7 @@ def disk_usage(place: Path) -> int:
 
 
 def disk_bound(name: str, cap: int, *, writers: int, largest: int, entries: int) -> int:
-    """Returns the documented limit of `disk_usage` for a backend: its values and its other files."""
+    """Return the documented limit of `disk_usage` for a backend: its values and its other files."""
     if is_lmdb(name):
         return max(2 * cap, SMALLEST_MAP) + READERS + FIXED
     files = int((cap + writers * largest) * 1.02)
@@ -84,7 +84,7 @@ def disk_bound(name: str, cap: int, *, writers: int, largest: int, entries: int)
 
 
 def held_locks(place: Path, name: str) -> int:
-    """Returns how many of a backend's locks are held by any process."""
+    """Return the number of a backend's locks that are held by any process."""
     ranges = [(number, 1) for number in range(2)]
     path = place / name / "lock"
     if not is_lmdb(name):
@@ -98,7 +98,7 @@ def held_locks(place: Path, name: str) -> int:
 
 
 def sealed(number: int, version: int, size: int) -> Entry:
-    """Returns an entry that `is_whole` can distinguish from others; half of it is incompressible."""
+    """Return an entry that `is_whole` can distinguish from others; half of it is incompressible."""
     return Entry(
         {"cubin": _body(number, version, size)},
         {"number": number, "version": version, "size": size},
@@ -106,7 +106,7 @@ def sealed(number: int, version: int, size: int) -> Entry:
 
 
 def is_whole(number: int, found: Entry) -> bool:
-    """Returns whether `found` is an undamaged entry that `sealed` made for `number`."""
+    """Return whether `found` is an undamaged entry that `sealed` made for `number`."""
     about = found.metadata
     version, size = about.get("version"), about.get("size")
     return (
@@ -118,7 +118,7 @@ def is_whole(number: int, found: Entry) -> bool:
 
 
 def has(engine: CacheEngine, number: int) -> bool:
-    """Returns whether the engine has an entry for `number`, and asserts that it is undamaged."""
+    """Return whether the engine has an entry for `number`, and assert that it is undamaged."""
     found = engine.get(key(number))
     assert found is None or is_whole(number, found), f"entry {number} is wrong"
     return found is not None
@@ -140,14 +140,14 @@ def mount(place: Path, *options: str) -> None:
             ["mount", *options, str(place)], capture_output=True, text=True, check=False
         )
     except FileNotFoundError:
-        pytest.skip("there is no mount command")
+        pytest.skip("mount is not installed")
     if done.returncode:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
 
 
 @contextmanager
 def mounted(place: Path, *options: str) -> Iterator[Path]:
-    """Mounts a file system at `place` for the block, or skips the test if that is not possible."""
+    """Mount a file system at `place` for the block, or skip the test if that is not possible."""
     place.mkdir(exist_ok=True)
     mount(place, *options)
     try:
@@ -157,7 +157,7 @@ def mounted(place: Path, *options: str) -> Iterator[Path]:
 
 
 def put_all(engine: CacheEngine, numbers: Iterable[int], version: int, size: int) -> None:
-    """Puts an entry of `sealed` for each of these numbers."""
+    """Put an entry from `sealed` for each of `numbers`."""
     for number in numbers:
         assert engine.put(key(number), sealed(number, version, size))
 
@@ -169,10 +169,10 @@ def put_all(engine: CacheEngine, numbers: Iterable[int], version: int, size: int
 def stopped(
     work: Callable[[Callable[[], None]], object], then: signal.Signals = signal.SIGCONT
 ) -> Iterator[int]:
-    """Runs `work` in a child, and yields the child's pid when the child has stopped.
+    """Run `work` in a child, and yield the child's pid when the child has stopped.
 
-    `work` gets a function that stops the child. After the block, the signal `then` is sent to it:
-    the child continues to its end, or is killed.
+    `work` gets a function that stops the child. After the block, the signal `then` is sent to the
+    child, so that it either continues to its end or is killed.
     """
     pid = fork(lambda: work(lambda: os.kill(os.getpid(), signal.SIGSTOP)), limit=600)
     try:
@@ -185,13 +185,13 @@ def stopped(
 
 
 def make_socket(path: Path) -> None:
-    """Makes the file of a socket. `bind` gets only its name, because the argument must be short."""
+    """Make a socket at `path`. `bind` gets only the name, because it refuses long paths."""
     with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as made:
         made.bind(path.name)
 
 
 def fill(disk: Path, *, leave: int = 0) -> Path:
-    """Fills a file system except for `leave` bytes; returns the file that fills it."""
+    """Fill a file system except for `leave` bytes, and return the file that fills it."""
     ballast = disk / "ballast"
     with ballast.open("wb", buffering=0) as file:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Stepper: calls a function at the n-th line of an operation, counted only in certain files."""
+"""Stepper: call a function at the n-th line of an operation, counted only in certain files."""
 
 import sys
 from collections.abc import Callable

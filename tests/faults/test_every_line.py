@@ -1,4 +1,4 @@
-"""Kills at every line of an operation: nothing is lost but what was under way."""
+"""Kills at every line of an operation: nothing is lost except the change that was being made."""
 
 import os
 import shutil
@@ -26,9 +26,9 @@ FILES = (
     "/kcache/util/open_file.py",
     "/kcache/util/path_safety.py",
 )
-#: The operation that begins with a large file, and ends with a new one.
+#: The operation for which LMDB begins with a large file and ends with a new, small one.
 EMPTY = "empty"
-#: How many points of an operation are tried in the short form.
+#: How many points of an operation are tried without `--long`.
 POINTS = 4
 
 
@@ -37,7 +37,7 @@ def opened(place: Path, name: str) -> Backend:
 
 
 def evict_and_put(backend: Backend) -> None:
-    """What the engine does at the cap."""
+    """Do what the engine does for a put at the cap."""
     with backend.batch():
         backend.usage()
         for info in backend.coldest():
@@ -98,7 +98,7 @@ def prepare(place: Path, name: str, operation: str) -> None:
 
 
 def use_after_crash(place: Path, name: str, operation: str) -> None:
-    """Asserts what must hold for whoever uses the place next, without waiting for anything."""
+    """Assert that a process that uses the cache after a kill finds it in order."""
     with closing(opened(place, name)) as backend:
         infos = list(backend.scan())
         usage = backend.usage()
@@ -132,7 +132,7 @@ def test_kill_at_any_line(name: str, operation: str, long: bool, tmp_path: Path)
         shutil.copytree(base, place)
         stepper = Stepper(number, die, FILES)
         with closing(opened(place, name)) as backend:
-            backend.usage()  # the first call of a process reads more
+            backend.usage()  # because the first call of a process reads more
             stepper.run(lambda: OPERATIONS[operation](backend))
         return stepper
 

@@ -1,4 +1,4 @@
-"""Descriptors: whatever closes, removes or forks beside writers, no write lands in another's file."""
+"""Descriptors: no write goes to a foreign file, even beside closes, removals and forks."""
 
 import gc
 import os
@@ -22,7 +22,7 @@ FOREIGN = 100
 
 
 class Foreign:
-    """Files of the program that come and go, so that every number that gets free is theirs soon."""
+    """Files that are closed and opened all the time, so that they get every free descriptor."""
 
     def __init__(self, folder: Path, count: int) -> None:
         folder.mkdir()
@@ -55,7 +55,7 @@ def foreign(tmp_path: Path) -> Iterator[Foreign]:
 
 @contextmanager
 def writers(current: list[CacheEngine]) -> Iterator[None]:
-    """Puts, gets and deletes without end, by three threads, in whatever engine is current."""
+    """Put, get and delete in three threads during the block, in the engine `current[0]`."""
     done = threading.Event()
 
     def work(seed: int) -> None:
@@ -81,7 +81,7 @@ def writers(current: list[CacheEngine]) -> Iterator[None]:
 @pytest.mark.timeout(1800)
 @ALL
 def test_no_write_into_other_files(name: str, foreign: Foreign, tmp_path: Path, long: bool) -> None:
-    """Of 1,200 rounds of this 18 wrote into another file once, when numbers had no owner."""
+    """Before descriptors had owners, 18 of 1,200 rounds of this test wrote to a foreign file."""
     rounds, random = 20_000 if long else 80, Random(name)
     place, other = tmp_path / "cache", tmp_path / "other"
     with open_engine(other, backend=name) as beside:
@@ -102,7 +102,7 @@ def test_no_write_into_other_files(name: str, foreign: Foreign, tmp_path: Path, 
                 else:
                     if what == "close":
                         old.close()
-                    with suppress(BackendError, ConfigError):  # it is being removed
+                    with suppress(BackendError, ConfigError):  # the directory is being removed
                         current[0] = open_engine(place, backend=name)
                 foreign.reopen(random.sample(range(FOREIGN), 6))
         current[0].close()
@@ -138,7 +138,7 @@ for number in range(5):
     assert engine.get(key(number)) == (entry if stored or number == 1 else None)
     with suppress(BackendError):
         stats.add([1] * len(FIELDS))
-assert bool(stored) is ("lmdb" not in name)  # which opens no file twice
+assert bool(stored) is ("lmdb" not in name)  # LMDB can't open its file again
 engine.close()
 del engine, stats
 for number in range(3, 23):
@@ -148,5 +148,5 @@ for number in range(3, 23):
 
 @ALL
 def test_closed_descriptors(name: str, foreign: Foreign, tmp_path: Path) -> None:
-    """As programs that become daemons do; the numbers are those of other files then."""
+    """Programs that become daemons do this. A cache's descriptors then belong to other files."""
     output_of(DAEMON, tmp_path / "cache", foreign.paths[0].parent, name)

@@ -1,4 +1,4 @@
-"""Directories that are no cache: nothing in them is read, written or deleted, and the message says why."""
+"""Directories that are not a cache: nothing in them is read, written or deleted."""
 
 import hashlib
 import io
@@ -65,14 +65,14 @@ def database(place: Path) -> None:
 
 
 def same_place(place: Path) -> None:
-    """A database of theirs exactly where ours would be, and nothing else."""
+    """A foreign database exactly where kcache would have its own, and nothing else."""
     (place / "lmdb" / "db").mkdir(parents=True)
     with lmdb.open(str(place / "lmdb" / "db")) as env, env.begin(write=True) as transaction:
         transaction.put(b"theirs", b"precious")
 
 
 def namesakes(place: Path) -> None:
-    """Every name that kcache uses, for something else."""
+    """Foreign files with every name that kcache uses."""
     for name in ("stats", "flight", "journal", "journal.1", "counters", "slots"):
         write(place / name, f"{name} of another program\n" * 40)
     for name in BACKENDS:
@@ -84,7 +84,7 @@ def namesakes(place: Path) -> None:
 
 
 def almost(place: Path) -> None:
-    """A cache, but for one file: somebody has copied ours into a folder of theirs."""
+    """Files of a cache without its marker, as if a user had copied them into another folder."""
     with open_engine(place, backend="file") as engine:
         engine.put(key(1), entry())
         engine.get(key(1))
@@ -98,7 +98,7 @@ def forged(place: Path) -> None:
 
 
 def links(place: Path) -> None:
-    """Names of ours that lead to files of theirs."""
+    """Links with the names of kcache's files, which lead to foreign files."""
     for name in ("stats", "slots", "flight", "journal", "CACHEDIR.TAG", NAME):
         write(place / "real" / name)
         (place / name).symlink_to(place / "real" / name)
@@ -119,7 +119,7 @@ EACH = pytest.mark.parametrize("make", FOLDERS)
 
 
 def test_an_invalid_marker_is_refused_with_the_reason(tmp_path: Path) -> None:
-    """Such as after `cp -al`, which gives each file of a cache a second name."""
+    """For example, `cp -al` makes a second name for each file of a cache."""
     cache, other = tmp_path / "cache", tmp_path / "other"
     open_engine(cache).close()
     cases: dict[str, Callable[[Path], object]] = {
@@ -137,7 +137,7 @@ def test_an_invalid_marker_is_refused_with_the_reason(tmp_path: Path) -> None:
         shutil.rmtree(other)
 
 
-#: How commands are called that look at a cache, or change one.
+#: Command lines that read a cache or change it.
 LINES = [
     *(
         f"{name} {' '.join(words)}"
@@ -152,7 +152,7 @@ KERNEL = 'extern "C" __global__ void k(int* p) { *p = 1; }\n'
 
 @pytest.fixture
 def place(make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of somebody's, which the environment names."""
+    """A foreign folder from `make`, to which `KCACHE_DIR` is set."""
     place = tmp_path / "theirs"
     make(place)
     monkeypatch.setenv("KCACHE_DIR", str(place))
@@ -161,7 +161,7 @@ def place(make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working directory has what commands take."""
+    """Change to a directory with the files that the commands need."""
     folder = tmp_path / "out"
     write(folder / "k.cu", KERNEL)
     write(folder / "kernels.toml", '[[kernels]]\nsource = "k.cu"\narch = "sm_80"\n')
@@ -177,7 +177,7 @@ def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_command_changes_a_directory_that_is_not_a_cache(
     make: Callable[[Path], None], place: Path, long: bool
 ) -> None:
-    """Whether the environment names it, or an option. `cli/test_wrong_environment` has the rules."""
+    """The directory is given by the environment or by an option."""
     before = snapshot(place)
     forms = [(line, named) for line in LINES for named in ((), ("--directory", place))]
     if not long:
@@ -251,7 +251,7 @@ def test_migrate_deletes_nothing_that_it_did_not_write(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["file", "zstd"])
 @pytest.mark.parametrize("what", ["the backend's folder", "shards"])
 def test_nothing_is_written_through_a_link(what: str, backend: str, tmp_path: Path) -> None:
-    """A put made shards, and files in them, in the folder that a link in the cache led to."""
+    """A put made directories and files in the folder to which a link in the cache led."""
     place, outside = tmp_path / "cache", tmp_path / "outside"
     with KernelCache(place, backend=backend) as cache:
         for number in range(40):
@@ -264,7 +264,7 @@ def test_nothing_is_written_through_a_link(what: str, backend: str, tmp_path: Pa
         shutil.rmtree(path)
         path.symlink_to(outside)
     write(outside / "photo")
-    write(outside / key(1))  # even a name that kcache might have written
+    write(outside / key(1))  # a file with a name that kcache might have written
     before = snapshot(outside)
     with KernelCache(place, backend=backend) as cache:
         engine = cache.engine
@@ -305,7 +305,7 @@ OPTIONS = CompileOptions(arch="sm_80")
 def test_a_kcache_dir_that_is_not_a_cache_is_not_changed(
     place: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """The cache works in memory alone, and says why."""
+    """The cache works in memory only, and logs the reason."""
     with KernelCache(tmp_path / "sound") as sound:
         kcache.export_bundle(sound, tmp_path / "b.kcb")
     before = snapshot(place)
@@ -330,5 +330,5 @@ def test_a_kcache_dir_that_is_not_a_cache_is_not_changed(
         with pytest.raises(BackendError, match=r"nothing can be exported: .*expected a directory"):
             kcache.export_bundle(cache, tmp_path / "new.kcb")
     with suppress(ConfigError), KernelCache(tmp_path / "sound", remote=f"file://{place}") as cache:
-        assert cache.lookup(KERNEL, (), OPTIONS) is None  # a layer, which is only read
+        assert cache.lookup(KERNEL, (), OPTIONS) is None  # a layer is only read
     assert snapshot(place) == before

@@ -1,4 +1,4 @@
-"""Files with a right checksum and nonsense inside: read as damage, whatever the nonsense is."""
+"""Forged files: whatever follows a right checksum, a file that makes no sense counts as damaged."""
 
 import io
 import json
@@ -26,7 +26,7 @@ SETTINGS = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
-#: JSON as nobody writes it by kcache: numbers that are none, halves of characters, many levels.
+#: JSON that kcache never writes: NaN and infinities, lone surrogates, deep nesting.
 ODD_TEXT = st.one_of(
     st.text(max_size=20),
     st.sampled_from(["\ud800", "\udfff x", "\0", "../../etc/passwd", "/dev/zero", "a" * 5000]),
@@ -85,7 +85,7 @@ NONSENSE = [
 
 @pytest.mark.parametrize("metadata", NONSENSE, ids=range(len(NONSENSE)))
 def test_forged_kernels_miss(metadata: dict[str, Any], cache: KernelCache, tmp_path: Path) -> None:
-    """TypeError, IndexError or MemoryError came out of `get_or_compile`, for ever."""
+    """Such kernels once made every `get_or_compile` raise TypeError, IndexError or MemoryError."""
     name = cache._requests.make(SOURCE, (), OPTIONS).key
     forge(
         tmp_path / "cache",
@@ -177,7 +177,7 @@ def test_caps_beyond_every_disk(name: str, size: int | str, tmp_path: Path) -> N
         cache.trim()
         cache.print_info(io.StringIO())
     with open_engine(tmp_path / "cache", backend=name, max_size=size) as engine:
-        assert engine.get(key(1)) is None  # of another producer
+        assert engine.get(key(1)) is None  # the entry is of another producer
         assert engine.put(key(1), Entry({"a": b"b"}))
 
 

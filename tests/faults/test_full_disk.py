@@ -31,7 +31,7 @@ CAP = 64 << 20
 
 
 def compiled(cache: KernelCache, source: str, kernels: Kernels) -> CompiledKernel:
-    """Returns the kernel that the cache gives for a source; it is what a plain compile makes."""
+    """Return the cache's kernel for a source, and assert that it equals a plain compile."""
     kernel = cache.get_or_compile(source, (), OPTIONS)
     assert (kernel.ptx, kernel.cubin) == kernels[source]
     return kernel
@@ -48,7 +48,7 @@ def test_compiles_while_the_disk_fills(name: str, disk: Path, kernels: Kernels, 
         assert cache.stats().errors + cache.stats().evictions > 0, "the disk was not full"
         fill(disk)
         assert not compiled(cache, last, kernels).cached
-        # The latest first: compiling them again evicts the coldest.
+        # In reverse order, because compiling a kernel again evicts the coldest ones.
         assert any(compiled(cache, source, kernels).cached for source in reversed(first))
         assert truth(disk / "cache", name)
         ballast.unlink()
@@ -67,7 +67,7 @@ def test_a_cache_opened_on_a_full_disk(name: str, disk: Path, kernels: Kernels) 
     with KernelCache(disk / "cache", backend=name, max_size=CAP, memory_size=0) as cache:
         assert not compiled(cache, source, kernels).cached
         assert not compiled(cache, source, kernels).cached
-        assert cache.directory is None  # it works in memory alone
+        assert cache.directory is None  # the cache works in memory only
     ballast.unlink()
     with KernelCache(disk / "cache", backend=name, max_size=CAP, memory_size=0) as cache:
         assert not compiled(cache, source, kernels).cached
@@ -75,7 +75,7 @@ def test_a_cache_opened_on_a_full_disk(name: str, disk: Path, kernels: Kernels) 
         assert cache.stats().hits == 1
 
 
-# -- entries, in many places of fullness -------------------------------------------------------------
+# -- entries, on disks with more or less space -----------------------------------------------------
 
 
 def test_a_disk_that_fills_while_a_cache_is_opened(name: str, disk: Path, long: bool) -> None:
@@ -85,7 +85,7 @@ def test_a_disk_that_fills_while_a_cache_is_opened(name: str, disk: Path, long: 
 
         def work(place: Path = place) -> None:
             with (
-                suppress(BackendError),  # it can't be made
+                suppress(BackendError),  # the cache can't be created
                 open_engine(place, backend=name, max_size=CAP) as engine,
             ):
                 for number in range(3):
@@ -118,14 +118,14 @@ def test_a_disk_that_its_own_entries_fill_can_be_cleared(
         assert sum("the disk is full" in each for each in warnings) == 1
         engine.clear()
         if is_lmdb(name) and engine.entry_count:
-            # LMDB copies what it changes. It can't do that on a disk without a single free page.
+            # LMDB copies the pages that it changes, which is impossible without a free page.
             spare.unlink()
             engine.clear()
         assert engine.entry_count == len(truth(disk / "cache", name)) == 0
         for number in range(20):
             engine.put(key(number), sealed(number, 2, 400_000))
         held = sum(has(engine, number) for number in range(20))
-        # The pages of a transaction's deletes are free for the one after the next.
+        # Pages that a transaction frees can only be used by the next transaction but one.
         assert held >= (18 if is_lmdb(name) else 20)
 
 

@@ -1,4 +1,7 @@
-"""Interrupts: Ctrl-C in a wait or a put leaves the cache usable. In a compile: `nvrtc/test_workers.py`."""
+"""Interrupts: Ctrl-C in a wait or a put leaves the cache usable.
+
+`nvrtc/test_workers.py` tests Ctrl-C in a compile.
+"""
 
 import fcntl
 import os
@@ -17,7 +20,7 @@ from kcache.util import locks
 
 
 def is_usable(engine: CacheEngine) -> None:
-    """Another thread puts and gets what the interrupted one was about, without a wait."""
+    """Assert that another thread can use the interrupted keys, and that nothing is damaged."""
 
     def use() -> None:
         assert engine.put(key(1), entry(7))
@@ -29,7 +32,7 @@ def is_usable(engine: CacheEngine) -> None:
     assert list(engine.backend.check()) == []
 
 
-#: Where a put spends its time, by backend.
+#: The calls in which a put spends its time, by backend.
 CALLS = [("file", os, "write"), ("file", os, "replace"), ("zstd+lmdb", fcntl, "fcntl")]
 
 
@@ -92,7 +95,7 @@ def test_an_interrupt_in_a_wait_leaves_the_cache_usable(leader: str, tmp_path: P
 def test_an_interrupt_as_a_lock_is_acquired_releases_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The traceback is kept, as an interactive interpreter keeps it."""
+    """The test keeps the traceback, and with it the frames, as an interactive interpreter does."""
     real = locks._range_lock
 
     def interrupted(*arguments: int) -> None:

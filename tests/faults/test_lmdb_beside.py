@@ -1,4 +1,4 @@
-"""LMDB beside stopped processes, the garbage collector, and a disk that is full: all is well after it."""
+"""LMDB beside stopped processes, garbage collections and full disks: the cache recovers."""
 
 import gc
 import os
@@ -55,7 +55,7 @@ def all_hit(engine: CacheEngine, count: int = 20) -> None:
 
 @pytest.fixture
 def vain(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long each wait for a lock was that was in vain."""
+    """The timeouts, in seconds, of the waits for a lock that did not acquire it."""
     waited: list[float] = []
     real = locks.lock
 
@@ -74,13 +74,13 @@ def vain(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_a_put_waits_once_for_a_stopped_writer(tmp_path: Path, vain: list[float]) -> None:
     fill(tmp_path)
     with opened(tmp_path) as engine, stopped(partial(write_and_stop, tmp_path)):
-        all_hit(engine)  # it was open already
+        all_hit(engine)  # the database was already open
         assert not engine.put(key(50), sealed(50, 1, 100))
         assert not engine.put(key(50), sealed(50, 1, 100))
         assert vain.count(PATIENCE) == 1
         engine.backend.close()
         with opened(tmp_path) as other:
-            all_hit(other)  # opened beside the stopped one
+            all_hit(other)  # opened while the other process is stopped
             assert other.get(key(99)) is None
             assert other.entry_count == 20
             assert other.stats().errors == 0
@@ -125,7 +125,7 @@ def test_the_threads_of_a_process_wait_at_the_same_time(tmp_path: Path, vain: li
 def test_a_database_that_a_thread_opens_while_another_one_frees_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It closed the database in the middle of the other thread's transaction."""
+    """Freeing an engine once closed the database during a transaction of another thread."""
     freeing, real, first = threading.Event(), _lmdb_files.leads_to, opened(tmp_path)
     assert first.put(key(1), sealed(1, 1, 100))
     engines = [first]
@@ -159,7 +159,7 @@ def read_and_stop(place: Path, stop: Callable[[], None]) -> None:
 
 @pytest.mark.timeout(600)
 def test_a_stopped_reader_costs_the_entries_once(tmp_path: Path, long: bool) -> None:
-    """Its snapshot keeps every page that was in use. Otherwise the map would stay full for ever."""
+    """The reader's snapshot keeps its pages, so the map is full until the database is replaced."""
     rounds = 20_000 if long else 900
     data = tmp_path / "lmdb" / "db" / "data.mdb"
     with opened(tmp_path) as engine:
@@ -187,7 +187,7 @@ def test_a_stopped_reader_costs_the_entries_once(tmp_path: Path, long: bool) -> 
 
 
 class Cycle:
-    """Rubbish that holds an engine, and that only the garbage collector finds."""
+    """A reference cycle with an engine, which only the garbage collector can free."""
 
     def __init__(self, engine: CacheEngine) -> None:
         self.engine = engine
@@ -196,12 +196,12 @@ class Cycle:
 
 @pytest.mark.timeout(600)
 def test_a_dropped_cache_is_collected_at_any_point_of_another(tmp_path: Path, long: bool) -> None:
-    """Its finalizer runs in a thread that opens, or writes to, the same directory."""
+    """The finalizer of a cache runs in a thread that opens or writes to the same directory."""
     steps: list[Stepper] = []
 
     def drop() -> None:
         other = opened(tmp_path)
-        assert other.get(key(1))  # a use, to be written at the end
+        assert other.get(key(1))  # the use is stored when the engine is freed
         Cycle(other)
 
     def work(number: int) -> None:
@@ -215,7 +215,7 @@ def test_a_dropped_cache_is_collected_at_any_point_of_another(tmp_path: Path, lo
 
     fill(tmp_path, 2)
     gc.disable()
-    gc.freeze()  # objects of other tests are not looked at each time
+    gc.freeze()  # so that collections skip objects of other tests
     try:
         work(-1)
         for number in range(0, steps[0].points, 1 if long else steps[0].points // 12):
@@ -223,7 +223,7 @@ def test_a_dropped_cache_is_collected_at_any_point_of_another(tmp_path: Path, lo
             thread = threading.Thread(target=work, args=(number,), daemon=True)
             thread.start()
             thread.join(60)
-            assert not thread.is_alive(), f"it waits for ever at point {number}"
+            assert not thread.is_alive(), f"the thread still waits at point {number}"
             assert steps[-1].points > number
     finally:
         gc.unfreeze()
@@ -244,14 +244,14 @@ def test_a_disk_smaller_than_the_cap(size: int, disk: Path, long: bool) -> None:
     count = (12 << 20) // max(size, 4096) * (8 if long else 2)
     with open_engine(disk / "cache", backend="lmdb", max_size=AMPLE) as engine:
         failed = [n for n in range(count) if not engine.put(key(n), sealed(n, 1, size))]
-        # Entries of less than a page lie in pages with others: it takes longer to free one.
+        # Entries smaller than a page share pages, so it takes several evictions to free one.
         assert len(failed) <= (count // 100 if size < 4096 else 0), failed
         held = [number for number in range(count) if engine.get(key(number)) is not None]
-        assert held == [n for n in range(held[0], count) if n not in failed], "not the coldest went"
-        assert len(held) * max(size, 4096) > 8 << 20, "too many went"
+        assert held == [n for n in range(held[0], count) if n not in failed], "warmer ones evicted"
+        assert len(held) * max(size, 4096) > 8 << 20, "too many entries were evicted"
         for number in held[::10]:
             assert has(engine, number)
-        # The statistics have no room, either.
+        # The statistics can't be written, either.
         assert engine.stats().errors <= len(failed) + 1
         assert disk_usage(disk) <= 16 << 20
         assert list(engine.backend.check()) == []

@@ -1,7 +1,7 @@
 """A damaged LMDB file: no crash, no wrong entry, and after a few operations the cache works again.
 
-Not tried, because nothing helps: whole pages in each other's place. An assertion of LMDB's ends the
-process then, in one of ten cases; py-lmdb can't replace it.
+Swapped pages are not tested. In one of ten cases, they make an assertion in LMDB end the process,
+and py-lmdb can't prevent that.
 """
 
 import os
@@ -22,8 +22,8 @@ CAP = 640_000
 ENTRIES = 80
 PAGE = 4096
 BRANCH, LEAF, META = 1, 2, 8
-#: How many of 30 puts may be lost because they find the damage: each discards the database at most
-#: once.
+#: How many of 30 puts may fail because they find the damage. Each of them discards the database at
+#: most once.
 LOST = 10
 
 
@@ -37,7 +37,7 @@ def data_of(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that has evicted, so that there are free pages too. Written in another process."""
+    """A cache, written by another process. It has evicted entries, so that there are free pages."""
     place = tmp_path_factory.mktemp("damage") / "base"
 
     def work() -> None:
@@ -56,7 +56,7 @@ def place(base: Path, tmp_path: Path) -> Path:
 
 
 def use(engine: CacheEngine) -> None:
-    """Uses a cache that may be damaged: only what is right is served, and in the end it works."""
+    """Use a cache that may be damaged; assert that it serves no wrong entry and recovers."""
     for number in range(ENTRIES):
         has(engine, number)
     stored = sum(
@@ -71,13 +71,13 @@ def use(engine: CacheEngine) -> None:
     engine.clear()
     put_all(engine, range(3), 3, 5000)
     assert all(has(engine, number) for number in range(3))
-    # Damage that was never met is still there to be found.
+    # The operations above may not have met all of the damage.
     list(engine.backend.check(repair=True))
     assert list(engine.backend.check()) == []
 
 
 def use_in_child(place: Path, *, before: Callable[[], object] | None = None) -> int:
-    """Opens and uses the cache in a child; `before` runs after it was opened. Returns its end."""
+    """Open and use the cache in a child, which then runs `before`; return the exit code."""
 
     def work() -> None:
         with opened(place) as engine:
@@ -93,7 +93,7 @@ def use_in_child(place: Path, *, before: Callable[[], object] | None = None) -> 
 
 
 def tree_pages(image: bytes, kinds: int = BRANCH | LEAF | META) -> list[int]:
-    """Returns the pages that hold the tree, and not values: number and flags are in their heads."""
+    """Return the numbers of the tree's pages, which have their number and kind in their heads."""
 
     def number(offset: int, length: int) -> int:
         return int.from_bytes(image[offset : offset + length], "little")
@@ -135,9 +135,9 @@ def extend(image: bytearray, random: Random) -> None:
 
 
 DAMAGES = (flip_bits, fill_page, fill_head, flip_anywhere, truncate, extend)
-#: Damage that may be done to an open file. A truncated file kills every process that has mapped it.
-#: So does another meta page, because LMDB checks those only once. The same is true for every mapped
-#: file.
+#: Damage to a file that is open. Truncations are left out because they kill every process that has
+#: mapped the file, as with any mapped file; changes of the meta pages, because LMDB checks those
+#: only once.
 WHILE_OPEN = (flip_bits, fill_page, fill_head)
 
 
@@ -199,7 +199,7 @@ def overwrite(offset: int, content: bytes) -> Harm:
 
 
 def table(content: bytes | None) -> Harm:
-    """Returns a harm to the table of readers: other content, or None."""
+    """Return a harm that replaces the table of readers by `content`, or removes it if None."""
 
     def harm(place: Path) -> None:
         path = place / "lmdb" / "db" / "lock.mdb"
@@ -211,7 +211,7 @@ def table(content: bytes | None) -> Harm:
 
 
 def link(name: str) -> Harm:
-    """Returns a harm that puts a link to somebody's file in a file's place."""
+    """Return a harm that replaces a file by a link to a foreign copy of it."""
 
     def harm(place: Path) -> None:
         path = place / "lmdb" / name
@@ -232,7 +232,7 @@ def replaced_by_directory(name: str) -> Harm:
 
 
 def through_lmdb(work: Callable[[Any], object]) -> Harm:
-    """Returns a harm that a transaction does, in another process."""
+    """Return a harm that runs `work` in a transaction in another process."""
 
     def harm(place: Path) -> None:
         def child() -> None:
@@ -249,7 +249,7 @@ def through_lmdb(work: Callable[[Any], object]) -> Harm:
 
 
 def record(prefix: bytes, content: bytes | None, *, most: int = 1) -> Harm:
-    """Returns a harm to the first records whose keys begin so."""
+    """Return a harm that replaces or deletes the first `most` records whose keys have `prefix`."""
 
     def work(txn: Any) -> None:
         names = [bytes(name) for name, _ in txn.cursor() if name.startswith(prefix)]
@@ -264,7 +264,7 @@ def record(prefix: bytes, content: bytes | None, *, most: int = 1) -> Harm:
 
 
 def swap(txn: Any) -> None:
-    """Exchanges the values of neighbours."""
+    """Exchange the values of adjacent records."""
     rows = [(bytes(k), bytes(v)) for k, v in txn.cursor() if k.startswith(b"v")]
     for (one, value_one), (other, value_other) in zip(rows[::2], rows[1::2], strict=False):
         txn.put(one, value_other)
@@ -310,7 +310,7 @@ HARMS: dict[str, Harm] = {
     "a value gone": record(b"v", None),
     "values swapped": through_lmdb(swap),
 }
-#: Changes that need not be damage, so that (most of) the entries are still there.
+#: Changes after which all or most of the entries are still readable.
 HARMLESS = ("nothing", "a file for the old one", "a value")
 
 
@@ -328,7 +328,7 @@ def test_a_harmed_database_is_used_or_replaced(harm: str, checked: bool, place: 
 
     in_child(work)
     if harm.startswith("link"):
-        assert (place / "somebodys").stat().st_size > PAGE, "somebody's file was changed"
+        assert (place / "somebodys").stat().st_size > PAGE, "the foreign file was changed"
 
 
 @pytest.mark.parametrize("harm", HARMLESS)

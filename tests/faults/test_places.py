@@ -1,4 +1,4 @@
-"""What happens to a cache's place: rights, limits, mounts, removal, another clock, damage."""
+"""Changes of a cache's surroundings: rights, limits, mounts, removal, forks."""
 
 import os
 import resource
@@ -65,7 +65,7 @@ def test_no_descriptors_left_is_survived(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def nobodys() -> Iterator[Path]:
-    """A directory that a process without rights owns and can reach."""
+    """A directory that belongs to the user nobody, who can also reach it."""
     with nobodys_directory() as place:
         yield place
 
@@ -135,7 +135,7 @@ def test_a_read_only_mount_still_serves(name: str, disk: Path) -> None:
 @ALL
 @pytest.mark.parametrize("used", ["put", "get", "get_or_create"])
 def test_a_cache_that_is_emptied_while_it_is_open(name: str, used: str, tmp_path: Path) -> None:
-    """The next program refused it: it had our files in it, and no marker."""
+    """The open cache left files without a marker, so the next program refused the directory."""
     place = tmp_path / "cache"
     arguments = {
         "put": (sealed(1, 2, 100),),
@@ -188,7 +188,7 @@ print("well")
 
 
 def test_forks_beside_the_first_use_leave_no_child_waiting(tmp_path: Path, long: bool) -> None:
-    """7 of 80 children waited for ever, within 120 ms of the parent's first use."""
+    """Of 80 children that were forked up to 120 ms after the first use, 7 once waited for ever."""
     runs = 80 if long else 3
     for run in range(runs):
         assert output_of(FIRST, str(tmp_path / "cache"), str(0.12 * run / runs)) == "well"
@@ -228,6 +228,6 @@ IMPORTS = [
 def test_a_fork_beside_an_import_leaves_no_child_waiting(
     module: str, use: str, tmp_path: Path
 ) -> None:
-    """The hooks of locks that are imported while the fork waits are not called for that fork."""
+    """A fork does not run the hooks of a module that is imported while the fork waits."""
     done = python(BESIDE, module, use, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

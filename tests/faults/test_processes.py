@@ -1,4 +1,4 @@
-"""Many processes and threads: one cap, stopped holders, readers of what is evicted, other caps."""
+"""Many processes and threads: one cap, stopped lock holders, many readers, and different caps."""
 
 import os
 import signal
@@ -46,11 +46,11 @@ LARGEST = 300_000
 @ALL
 @pytest.mark.timeout(600)
 def test_eight_processes_keep_one_cap(name: str, long: bool, tmp_path: Path) -> None:
-    """Whenever one is killed, another one begins."""
+    """Eight writers keep the cap, even though one is killed and replaced again and again."""
     place = tmp_path / "cache"
     kills = 400 if long else 6
     rounds = 2_000 if long else 20
-    numbers = 250  # some 20 MB: sizes are mixed, and small ones more frequent
+    numbers = 250  # about 20 MB of mixed sizes, more of them small
     largest = LARGEST + 1024
     told = tmp_path / "told"
 
@@ -83,7 +83,7 @@ def test_eight_processes_keep_one_cap(name: str, long: bool, tmp_path: Path) -> 
             kills -= 1
             victim = children.pop()
             os.kill(victim, signal.SIGKILL)
-            assert wait(victim) in (0, -signal.SIGKILL)  # it may have been at its end
+            assert wait(victim) in (0, -signal.SIGKILL)  # it may have ended before the kill
             children.add(fork(lambda seed=WRITERS + kills: work(seed)))
         for child in list(children):
             pid, status = os.waitpid(child, os.WNOHANG)
@@ -92,7 +92,7 @@ def test_eight_processes_keep_one_cap(name: str, long: bool, tmp_path: Path) -> 
                 children.remove(child)
     rows = [map(int, line.split()) for line in told.read_text().splitlines()]
     hits, evictions, errors = map(sum, zip(*rows, strict=True))
-    assert samples > 3  # a loaded machine looks seldom
+    assert samples > 3  # on a loaded machine, there are few samples
     assert hits > 0
     assert evictions > 0
     assert errors <= WRITERS
@@ -116,7 +116,7 @@ def test_a_stopped_lock_holder(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(file, "PATIENCE", 0.3)
 
     def hold(stop: Callable[[], None]) -> None:
-        """Stops itself while it holds what a put of key(1) needs."""
+        """Stop the process while it holds a lock that a put of key(1) needs."""
         engine = open_engine(tmp_path, backend=name)
         if is_lmdb(name):
             with engine.backend.batch():
@@ -146,7 +146,7 @@ def test_a_stopped_lock_holder(name: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(tmp_path: Path) -> None:
-    """It stopped all stores of all processes once the cache was full."""
+    """Once the cache was full, such a process made every put of every process fail."""
 
     def hold(stop: Callable[[], None]) -> None:
         real = os.replace
@@ -160,9 +160,7 @@ def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(tmp_path: Path) -
             engine.put(key(0), sealed(0, 2, 6000))
 
     with open_engine(tmp_path, max_size=_SMALL) as engine:
-        put_all(
-            engine, range(400), 1, 6000
-        )  # those of the stopped one's shard are among the coldest
+        put_all(engine, range(400), 1, 6000)  # the coldest are partly in the locked shard
         with stopped(hold):
             locked = key(0)[:2]
             begun = time.monotonic()
@@ -170,7 +168,7 @@ def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(tmp_path: Path) -
                 if key(number)[:2] != locked:
                     assert engine.put(key(number), sealed(number, 1, 6000))
                     assert engine.size_bytes <= _SMALL
-            assert time.monotonic() - begun < PATIENCE  # so that nobody waited
+            assert time.monotonic() - begun < PATIENCE  # no put has waited
             assert engine.stats().errors == 0
         put_all(engine, range(2000, 2400), 1, 6000)
         assert engine.size_bytes <= _SMALL
@@ -181,7 +179,7 @@ def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(tmp_path: Path) -
 
 
 def test_more_readers_than_lmdb_knows_of_by_itself(long: bool, tmp_path: Path) -> None:
-    """LMDB's own table has 126 places; a read of each of 64 threads in 16 processes takes one."""
+    """By default, LMDB has places for 126 readers; each thread of each process takes one."""
     processes, threads = (16, 64) if long else (5, 30)
     with open_engine(tmp_path, backend="lmdb") as engine:
         put_all(engine, range(20), 1, 10_000)
@@ -221,7 +219,7 @@ def test_two_processes_with_different_caps_share_a_cache(name: str, tmp_path: Pa
         assert engine.size_bytes > held
         for number in range(90, 100):
             assert engine.get(key(number)) == sealed(number, 1, 40_000)
-        # The next puts bring it below the small cap, a batch of evictions at a time.
+        # The next puts bring the size below the small cap, with a batch of evictions each.
         for number in range(20):
             engine.put(key(f"after {number}"), sealed(number, 1, 1000))
         assert engine.put(key("last"), sealed(0, 1, 1000))

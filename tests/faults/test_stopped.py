@@ -1,4 +1,4 @@
-"""Stopped: a process that is stopped at any moment holds up no other for longer than it may."""
+"""Stopped: a process that is stopped at any moment delays no other beyond the limits for waits."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from remote import servers
 
 from kcache import open_engine
 
-#: Each program does one operation, writes a dot, and does another for each byte that it gets.
+#: Each program does one operation, writes a dot, and waits for a byte before the next operation.
 _BEGIN = """
 import os, sys
 from random import Random
@@ -61,14 +61,14 @@ def bodies():
 sys.stdin, sys.argv = bodies(), ["", argument]
 runpy.run_path(os.environ["CLIENT"])
 """
-#: No operation takes longer: a lock is waited for 10 s, another compile 2 s, a worker 20 s at most,
-#: and a server 5 s. On a busy machine.
+#: No operation takes longer, even on a busy machine. The limits for waits are 10 s for a lock, 2 s
+#: for another compile, 20 s for a worker and 5 s for a server.
 _LONG = 120.0
 _MARK = "KCACHE_TEST_STOPPED"
 
 
 class Program:
-    """A program that does as many operations as it is asked for; it may be under `kcache run`."""
+    """A program that does a given number of operations; it may run under `kcache run`."""
 
     def __init__(self, command: list[object], environment: dict[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -82,7 +82,7 @@ class Program:
 
     @property
     def done(self) -> int:
-        """How many operations it has done."""
+        """The number of operations that the program has done."""
         with suppress(BlockingIOError):
             while part := os.read(self._output, 1 << 16):
                 self.said += part
@@ -93,11 +93,11 @@ class Program:
         os.write(self._process.stdin.fileno(), bytes(operations))
 
     def goes_on(self) -> None:
-        """Wait until it has done what it has begun."""
+        """Wait until the program has done all operations that it has begun."""
         deadline = time.monotonic() + _LONG
         while self.done < self._wanted:
-            assert self._process.poll() is None, "it has ended"
-            assert time.monotonic() < deadline, "it is held up"
+            assert self._process.poll() is None, "the program has ended"
+            assert time.monotonic() < deadline, f"the program was held up for {_LONG:g} s"
             time.sleep(0.002)
 
     def end(self) -> None:
@@ -154,7 +154,7 @@ def test_a_process_that_is_stopped_holds_up_no_other(
     from kcache.nvrtc import library
 
     if seed and not long:
-        pytest.skip("the long form")
+        pytest.skip("runs only with --long")
     random, found = Random(seed), library.find()
     with programs(libraries, Path(found.path), redis_server, tmp_path) as running:
         for program in running.values():
@@ -164,7 +164,7 @@ def test_a_process_that_is_stopped_holds_up_no_other(
             for program in running.values():
                 program.begins(20 if long else 3)
             time.sleep(random.random() ** 3 / 5)
-            with suppress(ProcessLookupError):  # a worker that was not needed any more
+            with suppress(ProcessLookupError):  # an idle worker may have ended
                 os.kill(victim, signal.SIGSTOP)
             try:
                 for program in running.values():

@@ -1,4 +1,4 @@
-"""Damage of any kind in any place: no wrong byte, no wait, no memory, nothing of others touched."""
+"""Damage of any kind to any file: no wrong byte, no hang, little memory, other files unchanged."""
 
 import os
 import resource
@@ -18,15 +18,15 @@ from kcache import BackendError, ConfigError, open_engine
 
 CAP = 1_200_000
 ENTRIES = 60
-#: What a process may take in the worst case: MB of memory, and seconds of its own processor time.
+#: The most that a process may use: memory in MB, and its own processor time in seconds.
 MOST_MEMORY, MOST_TIME = 100, 2
-#: Seconds after which an alarm ends a process that waits without end.
+#: Seconds after which an alarm ends a process that hangs.
 FOR_EVER = 60
 
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A cache of each backend, with statistics and a history; written by other processes."""
+    """A cache of each backend, with statistics and a journal, written by other processes."""
     places = {}
     for name in NAMES:
         place = places[name] = tmp_path_factory.mktemp("strange") / "base"
@@ -42,7 +42,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return places
 
 
-# -- damages: of a path, and a file of somebody's --------------------------------------------------
+# -- damages: the path, and a foreign file ---------------------------------------------------------
 
 
 def made_folder(path: Path, random: Random) -> None:
@@ -77,7 +77,7 @@ INSTEAD: dict[str, Callable[[Path, Path, Random], object]] = {
     "zeros": lambda path, _other, random: path.write_bytes(
         bytes(random.choice((0, 1, 64, 8192, 100_000)))
     ),
-    "nothing": lambda _path, _other, _random: None,  # it stays removed
+    "nothing": lambda _path, _other, _random: None,  # the file stays removed
 }
 
 
@@ -102,9 +102,9 @@ WITHIN = (cut, grown, flipped)
 
 
 def damaged(place: Path, other: Path, random: Random) -> tuple[str, str]:
-    """Does one damage to a file or folder of the cache; returns where and what."""
+    """Damage one file or folder of the cache; return its path and the kind of damage."""
     paths = sorted(path for path in place.rglob("*") if path.is_dir() or path.is_file())
-    # Single entries are many, and alike.
+    # Files of entries are many and alike, so they are damaged less often than the others.
     few = [path for path in paths if len(path.name) < 64]
     path = random.choice(paths if random.random() < 0.3 else few)
     # Damage to single bytes of LMDB's tree may end a process. test_lmdb_damage covers that.
@@ -122,18 +122,18 @@ def damaged(place: Path, other: Path, random: Random) -> tuple[str, str]:
 
 
 def peak() -> int:
-    """Returns the most memory that this process had since it was reset, in MB."""
+    """Return the peak memory of this process since the last reset, in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) >> 10
 
 
 def use(name: str, place: Path) -> None:
-    """All that a program does, within bounds of time and memory."""
+    """Use the cache in every way, and assert that time and memory stay within bounds."""
     signal.alarm(FOR_EVER)
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_TIME, MOST_TIME + 1))
     with Path("/proc/self/clear_refs").open("w") as file:  # this resets the peak
         file.write("5")
-    before = peak()  # of the test's own process, which this one was forked from
+    before = peak()  # memory that was inherited from the test's process
     with suppress(ConfigError), open_engine(place, backend=name, max_size=CAP) as engine:
         for number in range(0, ENTRIES, 3):
             has(engine, number)
@@ -148,7 +148,7 @@ def use(name: str, place: Path) -> None:
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[Path]:
-    """A file of somebody's, which is left alone."""
+    """A foreign file, which must not be changed."""
     other = tmp_path / "somebodys" / "file"
     other.parent.mkdir()
     other.write_bytes(b"somebody's" * 1000)

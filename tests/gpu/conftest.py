@@ -13,7 +13,7 @@ from kcache.util.cuda_driver import driver_version, open_library
 
 
 class Gpu:
-    """Device 0, which is made current, and a stream on it."""
+    """Device 0, which is the current device, and a stream on it."""
 
     def __init__(self) -> None:
         import numpy
@@ -29,7 +29,7 @@ class Gpu:
         self.capability = 10 * major + minor
 
     def upload(self, array: Any) -> Any:
-        """Copies an array into device memory; returns the cuda.core Buffer."""
+        """Copy an array into device memory, and return the cuda.core Buffer."""
         host = self._pinned.allocate(array.nbytes)
         self._bytes(host)[:] = self.numpy.frombuffer(array.tobytes(), "u1")
         buffer = self.device.allocate(array.nbytes, stream=self.stream)
@@ -38,7 +38,7 @@ class Gpu:
         return buffer
 
     def download(self, buffer: Any, dtype: str) -> Any:
-        """Waits for all work of the current context, then returns the content of a buffer."""
+        """Wait for all work of the current context, and return the content of a buffer."""
         assert open_library().cuCtxSynchronize() == 0
         host = self._pinned.allocate(buffer.size)
         buffer.copy_to(host, stream=self.stream)
@@ -65,16 +65,16 @@ def arch(gpu: Gpu, nvrtc: tuple[int, int]) -> str:
         pytest.skip(f"NVRTC {nvrtc} does not support sm_{gpu.capability}")
     driver = driver_version() or (0, 0)
     if driver[0] < nvrtc[0]:
-        pytest.skip(f"the driver is for CUDA {driver[0]}, NVRTC is of CUDA {nvrtc[0]}")
+        pytest.skip(f"the driver supports CUDA {driver[0]}, but NVRTC is of CUDA {nvrtc[0]}")
     return f"sm_{gpu.capability}"
 
 
 @pytest.fixture
 def jit(nvrtc: tuple[int, int]) -> None:
-    """Skips the test if the driver is older than NVRTC, because it can't compile newer PTX."""
+    """Skip the test if the driver is older than NVRTC, because it can't compile newer PTX."""
     driver = driver_version() or (0, 0)
     if driver < nvrtc:
-        pytest.skip(f"the driver is for CUDA {driver}, older than NVRTC {nvrtc}")
+        pytest.skip(f"the driver supports CUDA {driver}, which is older than NVRTC {nvrtc}")
 
 
 @pytest.fixture

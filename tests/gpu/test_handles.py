@@ -1,6 +1,6 @@
-"""Handles on a real GPU: what arrives, when they are stale, and which code runs.
+"""Handles on a real GPU: which arguments arrive, when handles are stale, and which code runs.
 
-tests/launch has the rules, over a model of the driver. Here is what the model only claims.
+tests/launch tests the rules with a model of the driver. These tests show that the model is right.
 """
 
 import ctypes
@@ -51,7 +51,7 @@ def kernel(cache: kcache.KernelCache, arch: str) -> kcache.CompiledKernel:
 def check_axpy(gpu: Any, handle: kcache.launch.LoadedKernel, **how: Any) -> None:
     np = gpu.numpy
     x, y = np.arange(1000, dtype="f4"), np.ones(1000, "f4")
-    left, out = gpu.upload(x), gpu.upload(y)  # kept: the kernel may run in another stream
+    left, out = gpu.upload(x), gpu.upload(y)  # kept alive until the kernel has run
     handle.launch(4, 256, 2.0, left, out, 1000, **how)
     np.testing.assert_array_equal(gpu.download(out, "f4"), 2 * x + 1)
 
@@ -79,7 +79,7 @@ def test_every_kind_of_number_arrives(gpu: Any, kernel: kcache.CompiledKernel) -
 
 
 class Shown:
-    """A buffer as other libraries show theirs."""
+    """A buffer that another library exposes through one of the standard interfaces."""
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
@@ -129,7 +129,7 @@ def test_more_than_48_kib_of_shared_memory(gpu: Any, kernel: kcache.CompiledKern
     np = gpu.numpy
     handle = kernel.load(name="reverse")
     count = 64 * 1024 // 4
-    for n in (100, count, 200):  # and less again
+    for n in (100, count, 200):  # and then less
         x = np.arange(n, dtype="f4")
         out = gpu.upload(x)
         handle.launch(1, 256, out, n, stream=gpu.stream, shared_memory=4 * n)
@@ -151,10 +151,10 @@ def test_after_a_reset_handles_are_stale(gpu: Any, kernel: kcache.CompiledKernel
 
 
 def test_a_context_of_its_own(gpu: Any, kernel: kcache.CompiledKernel) -> None:
-    """One that is neither primary nor cuda.core's: made, used and destroyed through the driver."""
+    """A handle works in a context that is created and destroyed directly through the driver."""
     driver = open_library()
     context, memory = ctypes.c_void_p(), ctypes.c_void_p()
-    assert driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0  # and it is current
+    assert driver.cuCtxCreate_v2(ctypes.byref(context), 0, 0) == 0  # it is now current
     try:
         handle = kernel.load(name="reverse")
         assert driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(8)) == 0
@@ -180,5 +180,5 @@ def test_another_architecture_is_refused(gpu: Any, cache: kcache.KernelCache) ->
     kernel = cache.get_or_compile(SOURCE, "axpy<float>", kcache.CompileOptions(arch=arch))
     with pytest.raises(DeviceError, match=f"on device 0, which is sm_{gpu.capability}: cubin: "):
         kernel._replace(ptx=None).load()
-    if arch == "sm_80":  # its PTX runs on every later one
+    if arch == "sm_80":  # the PTX runs on every later architecture
         check_axpy(gpu, kernel.load())

@@ -1,4 +1,4 @@
-"""Kernels that are loaded from cached bytes compute what numpy does, in this process and others."""
+"""Kernels that are loaded from cached bytes compute the same as numpy."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ AXPY = load("trivial").source
 
 
 def axpy(gpu: Any, handle: kcache.launch.LoadedKernel, count: int = 100_003) -> None:
-    """Launches axpy and compares with numpy."""
+    """Launch axpy, and compare the result with numpy."""
     np = gpu.numpy
     x = np.arange(count, dtype="f4") / 7
     y = np.sin(np.arange(count, dtype="f4"))
@@ -24,7 +24,7 @@ def axpy(gpu: Any, handle: kcache.launch.LoadedKernel, count: int = 100_003) -> 
 
 
 def reloaded(place: Path, *request: Any) -> kcache.CompiledKernel:
-    """Returns a kernel as another process gets it: read from the disk, and not compiled."""
+    """Return a kernel that is read from the disk and not compiled, as in another process."""
     with kcache.KernelCache(place, memory_size=0) as cache:
         kernel = cache.get_or_compile(*request)
         assert kernel.cached

@@ -1,4 +1,4 @@
-"""Operations: the operations whose system calls the guard counts, prepared so that one call is one.
+"""Operations: the operations whose system calls the guard counts, each as a function.
 
 Run as a program, this module does each operation three times, and then three more times, each
 between two marks that strace records.
@@ -33,13 +33,13 @@ def key(number: int | str) -> str:
 
 
 def entry(size: int = PAYLOAD, number: int = 0) -> kcache.Entry:
-    """Returns an entry with `size` bytes of payload, which differ for each number up to 100 Ki."""
+    """Return an entry with `size` bytes of payload, which differ for each number up to 100 Ki."""
     metadata = {"kind": "kernel", "compile_seconds": 1.0}
     return kcache.Entry({"cubin": _NOISE[number : number + size]}, metadata)
 
 
 def headers_in(folder: Path) -> str:
-    """Writes the headers, each of which includes the next; returns a source that reads them all."""
+    """Write headers that include one another in a chain; return a source that includes the first."""
     folder.mkdir()
     for number in range(HEADERS):
         more = f'#include "h{number + 1}.h"\n' if number + 1 < HEADERS else "#define V 7\n"
@@ -48,7 +48,7 @@ def headers_in(folder: Path) -> str:
 
 
 def _engine(place: Path, backend: str) -> Iterator[tuple[str, Operation]]:
-    """Yield the name of each operation of an engine, and the operation, in a folder from `fill`."""
+    """Yield the names and operations of an engine on the cache `place`, which `fill` has made."""
 
     def opened(memory: int = 0) -> kcache.CacheEngine:
         return kcache.open_engine(place, backend=backend, max_size=1 << 30, memory_size=memory)
@@ -74,7 +74,7 @@ def _engine(place: Path, backend: str) -> Iterator[tuple[str, Operation]]:
 
 
 def fill(place: Path, backend: str, count: int) -> None:
-    """Makes a cache of `count` entries.
+    """Make a cache of `count` entries.
 
     For the backend `file`, most files are written without the backend, which is faster.
     """
@@ -92,7 +92,7 @@ def fill(place: Path, backend: str, count: int) -> None:
 
 
 def _kernels(place: Path, stack: ExitStack) -> Iterator[tuple[str, Operation]]:
-    """Yield hits of kernels, from memory and from files, and a lookup that misses."""
+    """Yield names and operations: hits of kernels in memory and in files, and a lookup miss."""
     files.FRESH_NS = -(1 << 62)  # type: ignore[misc]  # stamps of new headers are trusted at once
     source = headers_in(place / "inc")
     options = kcache.CompileOptions(arch="sm_80", include_paths=[place / "inc"])
@@ -116,7 +116,7 @@ def _mark(name: str) -> None:
 
 
 def main(folder: str, what: str) -> None:
-    """Do the operations of a backend in a filled folder, or those of `kernels` in an empty one."""
+    """Do the operations of a backend on the cache `folder`, or those of kernels in a new folder."""
     with ExitStack() as stack:
         place = Path(folder)
         operations = _kernels(place, stack) if what == "kernels" else _engine(place, what)

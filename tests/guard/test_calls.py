@@ -1,4 +1,4 @@
-"""System calls: none for a hit from memory, few for the rest, no more among many entries."""
+"""System calls: none for a hit in memory, few for the rest, and no more among many entries."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from guard.operations import HEADERS, KERNEL, MARK, fill, headers_in
 import kcache
 
 _TESTS = Path(__file__).parent.parent
-#: Calls that read or write no file: memory, threads, clocks, who the process is.
+#: System calls that read or write no file: for memory, threads, clocks and the process's ids.
 _LEFT_OUT = re.compile(
     r"(?:m|munm|mrem)ap|mprotect|madvise|brk|futex|sched_yield|rt_sig\w+|clone3?|clock_\w+"
     r"|gettimeofday|getrandom|restart_syscall|get(?:p|t|u|eu|g|eg)id|lseek|ioctl"
@@ -25,24 +25,24 @@ _CALL = re.compile(r"(\d+) +(\w+)\((.*)")
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Returns a child's variables: no settings of kcache or Python, helpers of the tests found."""
+    """Return variables for a child: no settings of kcache or Python, but a path to these tests."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("KCACHE_", "PYTHON", "XDG_"))}
-    # Not the working directory, where the sources may lie beside an installed package.
+    # Without PYTHONSAFEPATH, the sources in the working directory would hide an installed package.
     return kept | {"HOME": str(home), "PYTHONPATH": str(_TESTS), "PYTHONSAFEPATH": "1"}
 
 
 def code(text: str, *arguments: object) -> list[str]:
-    """Returns the command that runs Python code."""
+    """Return the command that runs Python code."""
     return [sys.executable, "-c", text, *map(str, arguments)]
 
 
 def measuring(folder: Path, what: str) -> list[str]:
-    """Returns the command that measures operations in a folder; see `guard.operations`."""
+    """Return the command that measures operations in a folder; see `guard.operations`."""
     return [sys.executable, "-m", "guard.operations", str(folder), what]
 
 
 def output(command: list[str], home: Path) -> str:
-    """Returns what a command prints; it must succeed."""
+    """Run a command that must succeed, and return its output."""
     done = subprocess.run(
         command, env=environment(home), cwd=home, capture_output=True, text=True, check=False
     )
@@ -61,9 +61,9 @@ def no_strace() -> str | None:
 
 
 def calls(command: list[str], home: Path) -> dict[str, list[str]]:
-    """Runs a command under strace; returns the calls that its first process makes between marks.
+    """Run a command under strace; return the calls that its first process makes between marks.
 
-    Of several runs of an operation, it returns the one with the fewest calls.
+    If an operation was run several times, the calls of the run with the fewest calls are returned.
     """
     found: dict[str, list[list[str]]] = {}
     with TemporaryDirectory() as folder:
@@ -88,8 +88,8 @@ def calls(command: list[str], home: Path) -> dict[str, list[str]]:
 TRACED = pytest.mark.skipif(no_strace() is not None, reason=no_strace() or "")
 
 _FEW, _MANY = 300, 4_000
-#: At most so many calls on files. A put into files locks, checks and counts its shard before and
-#: after it; LMDB begins and ends a transaction, and writes as many runs of pages as are free.
+#: The most calls on files for each operation. A put into files locks, checks and counts its shard
+#: before and after it; LMDB begins and ends a transaction, and writes as many runs of pages as are free.
 MOST = {
     "file": {
         "open and close": 30,
@@ -115,10 +115,10 @@ MOST = {
     },
     "kernels": {
         "kernel in memory": 0,
-        # Each header, the working directory and its state, and the names of texts in memory.
+        # For each header, the working directory and its status, and the names of in-memory headers.
         "kernel in memory, headers": HEADERS + 5,
         "kernel in file": 6,
-        # ... and the table of mounts, which tells whether stamps last; see `_for_depth`.
+        # The same, and the table of mounts, which shows whether stamps last; see `_for_depth`.
         "kernel in file, headers": HEADERS + 15 + 6,
         "lookup that misses": 4,
     },
@@ -138,7 +138,7 @@ def test_few_calls_and_no_more_among_many_entries(backend: str, tmp_path: Path) 
     few, many = counts
     assert list(few) == list(many) == list(MOST[backend])
     assert {name: n for name, n in few.items() if n > MOST[backend][name]} == {}
-    # A deeper tree of LMDB has more pages, and free ones in more places.
+    # A deeper tree of LMDB has more pages, and its free pages are in more places.
     more = 0 if backend == "file" else 6
     assert {name: (few[name], n) for name, n in many.items() if n > few[name] + more} == {}
 
@@ -153,13 +153,16 @@ def test_few_calls_for_kernels(tmp_path: Path) -> None:
 
 
 def _for_depth(home: Path) -> int:
-    """To find a header's mount, each part of its path is looked at; two parts are below `home`."""
+    """Return the limit for a hit with headers, which checks each part of a header's path.
+
+    Two parts of the path are below `home`.
+    """
     return MOST["kernels"]["kernel in file, headers"] + len(home.parts[1:]) + 2
 
 
 # -- modules: how many an import and a hit in a fresh process load ---------------------------------
 
-#: Goes before the code, and behind it; prints what that loaded, and the libraries mapped then.
+#: Code before and after the tested code. Prints the loaded modules, and whether NVRTC was loaded.
 BEFORE = "import sys\nbefore = set(sys.modules)\n"
 AFTER = """
 loaded = sorted(set(sys.modules) - before)
@@ -172,19 +175,19 @@ except FileNotFoundError:  # not Linux
     print(False)
 """
 
-#: Modules of kcache and its backends, packages and `kcache` itself included. A hit with headers also
-#: checks whether they are unchanged, and may put a note about them.
+#: The most modules of kcache and its backends for a hit, packages included. A hit with headers also
+#: checks whether the headers are unchanged, and may store their stamps.
 HIT, HEADER_HIT = 41, 46
-#: ... and so many more with another backend than `file`.
+#: How many more modules each backend may load.
 MORE = {"file": 0, "zstd": 1, "lmdb": 3, "zstd+lmdb": 4}
-#: Packages of others.
+#: The packages of others that each backend loads.
 PACKAGES = {
     "file": {"xxhash"},
     "zstd": {"xxhash", "zstandard"},
     "lmdb": {"xxhash", "lmdb"},
     "zstd+lmdb": {"xxhash", "lmdb", "zstandard"},
 }
-#: Of the standard library: each costs a start of some milliseconds.
+#: Modules of the standard library that take some milliseconds to import.
 HEAVY = {
     *("asyncio", "concurrent", "ctypes", "dataclasses", "email", "hashlib", "http", "inspect"),
     *("logging", "multiprocessing", "platform", "random", "socket", "sqlite3", "ssl"),
@@ -240,5 +243,5 @@ def test_a_hit_of_a_new_process(
         cache.get_or_compile(source, (), options)
     found = loaded(ASK, tmp_path, place, source, backend)
     assert found.ours <= (HEADER_HIT if headers else HIT) + MORE[backend]
-    assert found.packages == PACKAGES[backend]  # no CUDA, no directories of the platform's
-    assert not found.heavy or backend.startswith("zstd")  # the binding of Zstandard loads some
+    assert found.packages == PACKAGES[backend]  # no CUDA package, no platformdirs
+    assert not found.heavy or backend.startswith("zstd")  # the package zstandard imports some

@@ -1,9 +1,10 @@
-"""Mutants: applies one deliberate fault after another to a copy of the tree, and runs its tests.
+"""Mutants: apply one deliberate fault after another to a copy of the tree, and run its tests.
 
     python tests/mutants/run.py [--seconds N] [--list] [TEXT...]
 
-With texts, only the faults whose names have one of them. Prints whether a test noticed each, and
-which. Exits with 1 if one was missed, or if the text that it changes is gone.
+With TEXT arguments, only faults with one of the texts in their names are tried. For each fault, the
+program prints whether a test noticed it, and which test. It exits with 1 if no test noticed a
+fault, or if the text that a fault replaces no longer exists.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("kcache", "backends", "tests", "bench", "docs", "examples", "pyproject.toml", "README.md")
-CAUGHT, MISSED, GONE, LATE = "caught", "MISSED", "GONE: the text is not there once", "no time"
+CAUGHT, MISSED, GONE, LATE = "caught", "MISSED", "GONE: `old` must occur once", "no time"
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
@@ -36,7 +37,7 @@ class Mutant:
     tests: str
 
     def is_there(self, root: Path) -> bool:
-        """Return whether the file contains the text exactly once."""
+        """Return whether `file` contains `old` exactly once."""
         path = root / self.file
         return path.is_file() and path.read_text(encoding="utf-8").count(self.old) == 1
 
@@ -48,7 +49,7 @@ def read() -> list[Mutant]:
 
 
 def copy_to(folder: Path) -> None:
-    """Copy what the tests need, without what was compiled."""
+    """Copy what the tests need into `folder`, without compiled files."""
     ignored = shutil.ignore_patterns("__pycache__", "*.so", ".*")
     for name in COPIED:
         if (ROOT / name).is_dir():
@@ -58,7 +59,7 @@ def copy_to(folder: Path) -> None:
 
 
 def try_out(mutant: Mutant, root: Path, number: int, seconds: float) -> tuple[str, str]:
-    """Run the tests of a fault; return what became of it, and the first test that failed."""
+    """Run the tests of a fault; return the outcome, and the first test that failed."""
     if not mutant.is_there(root):
         return GONE, ""
     path = root / mutant.file
@@ -100,8 +101,12 @@ def _run(mutant: Mutant, root: Path, seconds: float) -> tuple[str, str]:
 def main() -> int:
     """Run the program."""
     parser = argparse.ArgumentParser(description="Try deliberate faults on the tests.")
-    parser.add_argument("names", nargs="*", metavar="TEXT", help="only faults with it in the name")
-    parser.add_argument("--seconds", type=float, default=240, help="for the tests of one fault")
+    parser.add_argument(
+        "names", nargs="*", metavar="TEXT", help="only faults with it in their name"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=240, help="time limit for one fault's tests"
+    )
     parser.add_argument(
         "--list", action="store_true", help="only print whether each fault can be made"
     )

@@ -34,7 +34,7 @@ void launch(int* p) { kernel<<<1, 32>>>(p); }
 
 @pytest.fixture(scope="session")
 def wheels() -> Path:
-    """The folder in which wheels have installed a CUDA toolkit; skips the test if there is none."""
+    """The folder of a CUDA toolkit from wheels. The test is skipped if there is none."""
     for folder in map(Path, sys.path):
         if (folder / "nvidia/cu13/bin/nvcc").is_file():
             return folder / "nvidia/cu13"
@@ -42,7 +42,7 @@ def wheels() -> Path:
 
 
 def toolkit(wheels: Path, folder: Path) -> Path:
-    """Makes a CUDA toolkit with the usual layout. Its files are links: tests may only replace them."""
+    """Make a CUDA toolkit with the usual layout. Its files are links; tests may only replace them."""
     for name in ("bin", "lib", "nvvm/bin"):
         (folder / name).mkdir(parents=True)
         for path in (wheels / name).iterdir():
@@ -62,7 +62,7 @@ def home(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The native parts, built from the sources."""
+    """The folder of the native libraries and programs, built from their sources."""
     if build.compiler() is None:
         pytest.skip("there is no C compiler")
     folder = tmp_path_factory.mktemp("native") / "libraries"
@@ -98,7 +98,7 @@ class Service:
     def run(
         self, *arguments: object, program: Path | None = None, **more: Any
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run nvcc by the client, which connects to the daemon."""
+        """Run nvcc through the client, which connects to the daemon."""
         more = {env.SOCKET: self.socket, **more}
         return self.start(self.client, program or self.nvcc, *arguments, **more)
 
@@ -115,7 +115,7 @@ class Service:
     def start(
         self, *command: object, cwd: Path | None = None, text: bool = False, **variables: str | None
     ) -> subprocess.CompletedProcess[Any]:
-        """Run a program to its end. A variable whose value is None is removed."""
+        """Run a program, and wait for its end. A variable with the value None is removed."""
         changed = {**self.environment, **variables}
         environment = {name: value for name, value in changed.items() if value is not None}
         words = [*map(str, command)]
@@ -124,7 +124,7 @@ class Service:
         )
 
     def begin(self, *arguments: str, cwd: Path, **how: Any) -> subprocess.Popen[bytes]:
-        """Start nvcc by the client, and return without waiting for its end."""
+        """Start nvcc through the client, and return without waiting for its end."""
         environment = {**self.environment, env.SOCKET: self.socket}
         command = [self.client, self.nvcc, *arguments]
         return subprocess.Popen(command, cwd=cwd, env=environment, **how)
@@ -153,7 +153,7 @@ def write_project(folder: Path) -> Path:
 
 
 def written(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Returns the mode and the content of each file below a folder, by its path."""
+    """Return a mapping from the path of each file below `folder` to its mode and content."""
     return {
         path.relative_to(folder).as_posix(): (path.stat().st_mode, path.read_bytes())
         for path in sorted(folder.rglob("*"))
@@ -162,5 +162,5 @@ def written(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def comparable(content: bytes) -> bytes:
-    """Returns the content of a file without the parts that differ between two runs of nvcc."""
+    """Return the content of a file without the parts that differ between two runs of nvcc."""
     return _MADE_UP.sub(b"?", content)

@@ -1,4 +1,4 @@
-"""Whole builds by ninja and CMake: the same files and the same rebuilds as with nvcc alone."""
+"""Whole builds with ninja and CMake: the same files and the same rebuilds as with nvcc alone."""
 
 import shutil
 import sys
@@ -38,7 +38,7 @@ def found(program: str) -> str:
 
 
 def write(folder: Path, files: int, nvcc: Path) -> None:
-    """Writes a project whose files read one of two headers."""
+    """Write a project of `files` sources, each of which includes one of two headers."""
     folder.mkdir()
     names = [f"k{number}" for number in range(files)]
     for number, name in enumerate(names):
@@ -54,7 +54,7 @@ def write(folder: Path, files: int, nvcc: Path) -> None:
 class Build:
     """One project, built by nvcc alone or under `kcache run`.
 
-    It stands at one path while it is built: CMake has absolute paths.
+    Every project is moved to the same path while it is built, because CMake uses absolute paths.
     """
 
     def __init__(self, folder: Path, service: Service, tool: str, files: int, *prefix: str) -> None:
@@ -66,7 +66,7 @@ class Build:
         write(self.kept, files, service.nvcc)
 
     def run(self, *, clean: bool = False, edit: Callable[[Path], object] | None = None) -> set[str]:
-        """Build; return what was made or made anew."""
+        """Build the project, and return the names of the objects that were made or made again."""
         self.kept.rename(self.place)
         try:
             out = self.place / "build" if self.tool == "cmake" else self.place
@@ -114,4 +114,4 @@ def test_a_build_is_as_with_nvcc_alone(
         assert by.run(**step) == made  # type: ignore[arg-type]
         assert by.objects() == alone.objects()
     done = service.kcache("stats", "--json")
-    assert f'"hits": {files}' in done.stdout  # of the last build
+    assert f'"hits": {files}' in done.stdout  # the hits of the last build

@@ -26,7 +26,7 @@ def told(service: Service, *arguments: object, cwd: Path) -> Any:
 
 
 def counts_of(service: Service, *, cwd: Path) -> Any:
-    """Returns what `kcache stats` prints once the service has ended."""
+    """Return what `kcache stats` prints once the service has ended."""
     sockets.ask(service.socket, sockets.STOP)
     while sockets.status(service.socket) is not None:
         pass
@@ -109,7 +109,7 @@ def test_a_bundle_answers(service: Service, project: Path, tmp_path: Path) -> No
 def test_a_recording_warms_another_cache(
     is_there: bool, service: Service, project: Path, tmp_path: Path
 ) -> None:
-    """The source was in a directory that is gone, as DeepGEMM's are."""
+    """A recorded source may be in a directory that no longer exists, like those of DeepGEMM."""
     recording = tmp_path / "starts.jsonl"
     service.restart(KCACHE_RECORD=str(recording))
 
@@ -149,7 +149,7 @@ def test_a_recording_warms_another_cache(
 
 
 def test_two_machines_compile_once(service: Service, project: Path, tmp_path: Path) -> None:
-    """The second waits for the lease, and gets what the first has uploaded."""
+    """The second machine waits for the lease, and gets the artifact that the first one uploaded."""
     (project / "include/header.h").write_text("#define FACTOR 3\n#include <cuda/std/tuple>\n")
     with servers.redis(tmp_path) as server:
         remote = f"redis://127.0.0.1:{server.port}?leases"

@@ -15,7 +15,7 @@ OBJECT = ("-c", "-arch=sm_90", "-Ilate", "-Ifirst", "-Iinclude", "k.cu", "-o", "
 
 
 class Place(NamedTuple):
-    """Where a test compiles, and the variables that it sets."""
+    """A project, a toolkit for it, and environment variables for the compile."""
 
     project: Path
     home: Path
@@ -23,7 +23,7 @@ class Place(NamedTuple):
 
 
 def replace(path: Path, change: Callable[[bytes], bytes]) -> None:
-    """Replaces a file, which may be a link to one that other tests use."""
+    """Replace a file by a changed copy. If it is a link, the target stays as it is."""
     content, mode = path.read_bytes(), path.stat().st_mode
     path.unlink()
     path.write_bytes(change(content))
@@ -31,7 +31,7 @@ def replace(path: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 def wrap(path: Path, *options: str) -> None:
-    """Puts a script before a program, which adds options."""
+    """Replace a program by a script that runs it with `options` added."""
     target = path.resolve()
     path.unlink()
     path.write_text(f'#!/bin/sh\nexec {target} {" ".join(options)} "$@"\n')
@@ -114,7 +114,7 @@ def response_file(place: Place) -> None:
 
 
 def library_in_working_directory(place: Place) -> None:
-    """nvcc exports a search path for libraries that ends in the working directory."""
+    """nvcc exports a search path for libraries, which ends with the working directory."""
     (place.project / "libmpfr.so.6").write_bytes(b"")
 
 
@@ -145,7 +145,7 @@ def same_size_and_time_by_rename(place: Place) -> None:
 
 
 def time_of_twin(place: Place) -> None:
-    """gcc takes two files of equal content and time for one, if they have `#pragma once`."""
+    """gcc includes only one of two files with `#pragma once` whose contents and times are equal."""
     os.utime(place.project / "include/twin.h", (2, 2))
 
 
@@ -168,7 +168,7 @@ CHANGES = [
     same_size_and_time_by_rename, time_of_twin, replace_toolkit,
 ]  # fmt: skip
 
-#: Read twice, it adds more.
+#: A header that defines another value of TWINS if it is included twice.
 TWIN = """\
 #pragma once
 #ifdef TWINS
@@ -198,7 +198,7 @@ extern "C" __global__ void kernel(float* p) {
 
 
 def make_place(folder: Path, wheels: Path) -> Place:
-    """Makes a project that can be changed in many ways, and a toolkit of its own."""
+    """Make a project for the functions in `CHANGES`, and a toolkit that only this project uses."""
     project = write_project(folder / "changed")
     (project / "k.cu").write_text(SOURCE)
     for name, text in {
@@ -272,7 +272,7 @@ def test_a_changed_back_header_is_a_hit_again(service: Service, project: Path) -
 def test_a_change_during_a_compile_is_not_missed(
     change: Callable[[Place], None], service: Service, place: Place
 ) -> None:
-    """A tool that runs late waits for it."""
+    """A tool that runs late in the compile waits until the file has been changed."""
     tool = place.home / "bin/fatbinary"
     changed = place.project / "changed"
     target = tool.resolve()
@@ -301,7 +301,7 @@ def test_a_change_during_a_compile_is_not_missed(
 
 
 def _runs(tool: Path) -> bool:
-    """Tells whether a script runs."""
+    """Return whether a process is running the script `tool`."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             if str(tool).encode() in path.read_bytes().split(b"\0")[:3]:

@@ -1,4 +1,4 @@
-"""Programs that start nvcc, under `kcache run`: a new process in a new directory compiles nothing."""
+"""Programs that start nvcc under `kcache run`: a second run in a new directory only has hits."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(service: Service, *command: object) -> tuple[str, str]:
-    """Returns what a program printed, and the counts."""
+    """Run a program to success; return its output and the counts of the daemon."""
     home = str(service.nvcc.parent.parent)
     variables = {
         "PATH": f"{os.path.dirname(sys.executable)}:{service.environment['PATH']}",

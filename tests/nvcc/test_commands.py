@@ -1,4 +1,4 @@
-"""Every kind of output: the second start writes what the first wrote, and nvcc alone would write."""
+"""Every kind of output: the second start writes the same as the first start and as nvcc alone."""
 
 import re
 from pathlib import Path
@@ -36,7 +36,7 @@ COMMANDS = {
     "preprocess": "-E -arch=sm_90 k.cu -o k.ii",
     "preprocess-text": "-E -arch=sm_90 k.cu",
 }
-#: Left to nvcc: what it prints, and what it adds to a file that is there.
+#: Commands that are left to nvcc: those that only print, and those that add to an existing file.
 DECLINED = {
     "version": "--version",
     "dryrun": "--dryrun -c k.cu",
@@ -78,7 +78,7 @@ def test_a_second_start_writes_the_same(command: str, service: Service, project:
 def made_alone(
     service: Service, project: Path, arguments: list[str]
 ) -> dict[str, tuple[int, bytes]]:
-    """Returns what nvcc alone writes."""
+    """Run nvcc alone, and return the files that it writes."""
     there = {"include/header.h", "k.cu", "other.cu", "main.cu", "options.txt"}
     for name in written(project).keys() - there:
         (project / name).unlink()

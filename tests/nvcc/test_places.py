@@ -1,4 +1,4 @@
-"""The same command in another directory: a hit, unless the files show where they were made."""
+"""The same command in another directory is a hit, unless the outputs show their directory."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ extern "C" __global__ void kernel(int* p) { p[threadIdx.x] *= FACTOR; }
 INTERNAL = PLAIN + "static __device__ int counter; __global__ void other() { counter++; }\n"
 ASSERTS = "#include <cassert>\n" + PLAIN.replace("{ p", "{ assert(p); p")
 HOST_FILE = PLAIN + "const char* where() { return __FILE__; }\n"
-#: The letters of the path are in single instructions.
+#: A kernel in which the letters of the path are spread over single instructions.
 HIDDEN = (
     PLAIN
     + """
@@ -36,7 +36,7 @@ BUILTIN = (
 
 
 def place(tmp_path: Path, name: str, source: str) -> Path:
-    """Makes a folder as DeepGEMM does: a random one for each kernel, below the working directory."""
+    """Make a working directory with a folder for one kernel, as DeepGEMM does."""
     folder = tmp_path / name / "tmp"
     write_project(folder)
     (folder / f"id-{name}").mkdir()
@@ -99,7 +99,7 @@ def test_another_place_hits_if_nothing_shows(
 
 
 def test_many_sources_of_one_command_hit_in_other_places(service: Service, tmp_path: Path) -> None:
-    """DeepGEMM compiles hundreds of kernels, and their commands differ in random names alone."""
+    """The commands of hundreds of kernels of DeepGEMM differ only in random names of folders."""
     sources = [PLAIN.replace("FACTOR", str(number)) for number in range(10)]
     made = [
         compile_in(service, place(tmp_path, f"first-{number}", source), "-ptx", suffix="ptx")
@@ -127,11 +127,11 @@ LINES = {
 def test_line_tables_name_the_directory_of_their_own_place(
     source: str, options: list[str], hits: int, service: Service, tmp_path: Path
 ) -> None:
-    """TileLang's random directories have names of one length."""
+    """The test uses names of equal length, like TileLang's random directories."""
     for name in ("one", "two"):
         folder = place(tmp_path, name, source)
         (kernel,) = folder.glob("id-*/kernel.cu")
-        os.utime(kernel, (1, 1))  # a line table has the time, too
+        os.utime(kernel, (1, 1))  # a line table also has the time of the source
         made = compile_in(service, folder, "-lineinfo", *options)
     assert service.counts["hits"] == hits
     assert b"id-one" not in made
@@ -143,7 +143,7 @@ def test_line_tables_name_the_directory_of_their_own_place(
 
 
 def test_a_text_of_the_program_is_no_line_table(service: Service, tmp_path: Path) -> None:
-    """It names the directory of the first compile, in pieces, which the compiler joins."""
+    """A string literal that names the directory of the first compile is left as it is."""
     text = f'"{tmp_path}/on" "e/tmp/id-on" "e/data"'
     source = (
         PLAIN + "struct Named { void (*function)(); char name[1000]; };\n"
@@ -188,7 +188,7 @@ ABOVE = '#include "SPELLED/header.h"\n' + PLAIN.partition("\n")[2]
 def test_a_header_is_found_where_its_name_leads(
     spelled: str, service: Service, tmp_path: Path
 ) -> None:
-    """The source's directory was below the working directory, or named by its whole path."""
+    """A relative name leads to a header of the new place, an absolute one to the same file."""
     first, second = tmp_path / "one", tmp_path / "another"
     name = str(first / "src") if spelled == "absolute" else "src"
     for source, factor in ((first / "src", 3), (second, 3), (second / "src", 5)):
@@ -208,7 +208,7 @@ def test_a_header_is_found_where_its_name_leads(
 
 
 def test_a_place_behind_a_link_hits(service: Service, tmp_path: Path) -> None:
-    """Compilers open headers by the paths behind the links."""
+    """Compilers open headers by their real paths, even if the source is given by a link."""
     for name in ("one", "another"):
         (tmp_path / f"real-{name}").mkdir()
         (tmp_path / name).symlink_to(f"real-{name}")
@@ -229,7 +229,7 @@ def test_relocation_off_binds_everything_to_its_place(service: Service, tmp_path
 def test_a_source_that_asks_for_its_name_shows_no_more_than_that(
     name: str, hits: int, service: Service, tmp_path: Path
 ) -> None:
-    """As SGLang does: `<source_location>`, and a relative name in a random directory."""
+    """SGLang uses `<source_location>`, and a relative name in a random directory."""
     made = []
     for place in ("one", "another"):
         folder = tmp_path / place
@@ -260,7 +260,7 @@ def test_a_list_of_dependencies_names_the_files_of_its_own_place(
 
 
 def test_objects_from_one_entry_can_be_linked_together(service: Service, tmp_path: Path) -> None:
-    """Twice the same object in one library, as two copies of one file give."""
+    """Two equal objects can be linked, as two copies of one file can be without a cache."""
     source = INTERNAL.replace("kernel", "NAME").replace("other", "NAME2")
     objects = []
     for name in ("one", "another"):

@@ -1,4 +1,4 @@
-"""Who starts nvcc, and how: under `kcache run` every start is answered, and looks like nvcc's."""
+"""Starts of nvcc: under `kcache run`, every way to start it is answered, and behaves like nvcc."""
 
 import os
 import pty
@@ -18,7 +18,7 @@ from kcache.dropin import run_environment as env
 
 CUBIN = ["-cubin", "-arch=sm_90", "-Iinclude", "k.cu", "-o", "k.cubin"]
 
-#: Each line starts nvcc in another way.
+#: Starts nvcc in as many ways as Python has.
 PROGRAM = """\
 import os, subprocess, sys
 nvcc, *arguments = sys.argv[1:]
@@ -58,11 +58,11 @@ def test_every_way_to_start_nvcc_is_answered(service: Service, project: Path) ->
     done = run(service, sys.executable, "-c", PROGRAM, service.nvcc, *CUBIN, cwd=project)
     assert done.returncode == 0, done.stderr
     starts = int(done.stdout)
-    assert f"hits {starts - 2}; misses 2;" in done.stderr  # by its path, and by its name
+    assert f"hits {starts - 2}; misses 2;" in done.stderr  # by the path of nvcc, and by its name
     again = run(service, sys.executable, "-c", PROGRAM, service.nvcc, *CUBIN, cwd=project)
     assert f"hits {starts}; misses 0;" in again.stderr
     assert again.stderr.endswith(f"programs: {starts} x nvcc\n")
-    for counts in ("hits 0; misses 1;", "hits 1; misses 0;"):  # its PATH is another
+    for counts in ("hits 0; misses 1;", "hits 1; misses 0;"):  # with another `PATH`
         assert counts in run(service, "nvcc", *CUBIN, cwd=project).stderr
 
 
@@ -74,7 +74,7 @@ int main(int argc, char **argv) { return argc < 2 ? 2 : execv(argv[1], argv + 1)
 
 @pytest.mark.slow
 def test_a_static_program_and_a_script_start_it(service: Service, project: Path) -> None:
-    """ccache, which torch puts before nvcc, is static: no library is preloaded in it."""
+    """torch runs nvcc through ccache, which is static, so no library is preloaded into it."""
     (project / "static.c").write_text(STATIC)
     compiler = build.compiler()
     assert compiler is not None
@@ -119,7 +119,7 @@ def test_a_missing_nvcc_fails_as_it_does_in_a_shell(service: Service, project: P
 def test_the_compiler_is_that_of_the_toolkit_unless_it_was_named(
     service: Service, project: Path
 ) -> None:
-    """torch and DeepGEMM start `$CUDA_HOME/bin/nvcc`, whatever is in `PATH`."""
+    """torch and DeepGEMM start `$CUDA_HOME/bin/nvcc` even if `PATH` has another nvcc."""
     (project / "other").mkdir()
     (project / "other/nvcc").write_text("#!/bin/sh\necho other\n")
     (project / "other/nvcc").chmod(0o755)
@@ -205,7 +205,7 @@ def test_a_pipe_as_output_gets_the_bytes(service: Service, project: Path) -> Non
     reader.start()
     done = service.run(*CUBIN, cwd=project)
     reader.join(60)
-    alone_fails = done.returncode != 0  # where ptxas seeks in its output
+    alone_fails = done.returncode != 0  # ptxas may have to seek in its output
     assert alone_fails or read == [expected]
     assert stat.S_ISFIFO((project / "k.cubin").stat().st_mode)
 
@@ -215,7 +215,7 @@ def test_a_pipe_as_output_gets_the_bytes(service: Service, project: Path) -> Non
 def test_a_signal_ends_it_and_leaves_no_lock(
     number: signal.Signals, service: Service, project: Path
 ) -> None:
-    """The next start compiles at once, as if the ended one had never been."""
+    """After the signal, the next start compiles without waiting for the first one."""
     (project / "include/header.h").write_text("#define FACTOR 3\n#include <cuda/std/tuple>\n")
     process = service.begin(*CUBIN, cwd=project, start_new_session=True)
     while not _is_compiling(process.pid):
@@ -248,7 +248,7 @@ def test_a_stopped_start_delays_others_no_longer_than_the_limit(
 
 
 def _is_compiling(process: int) -> bool:
-    """Tells whether the compiler has started below a process."""
+    """Return whether a child of `process` is the compiler."""
     tasks = Path(f"/proc/{process}/task/{process}/children")
     return any(
         Path(f"/proc/{child}/comm").read_text().strip() != "kcache-nvcc"

@@ -1,4 +1,4 @@
-"""Edits: compiles with a tree of headers once, and checks after which edits there is a hit."""
+"""Edits: compile a kernel with a tree of headers, and check which edits cause a miss."""
 
 import os
 import shutil
@@ -18,7 +18,10 @@ Tree = Mapping[str, str | None]
 
 
 class Case(NamedTuple):
-    """A source, a tree, and edits of it. One of `misses` changes the kernel; none of `hits` does."""
+    """A source, a tree of headers, and edits of the tree.
+
+    After an edit of `misses` there is no hit; after an edit of `hits` there is.
+    """
 
     lines: str
     files: Tree
@@ -34,7 +37,7 @@ class Case(NamedTuple):
 
 
 def lay(top: Path, tree: Tree) -> None:
-    """Make a folder contain a tree and nothing else. Every file is made anew."""
+    """Make the folder `top` contain `tree` and nothing else. Every file is created anew."""
     for path in top.iterdir():
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     next_tick()  # within one tick of the clock, old and new files could have the same stamp
@@ -89,7 +92,7 @@ def check(cache: kcache.KernelCache, top: Path, name: str, case: Case) -> None:
                 assert (found is not None) is hit, f"{'a miss' if hit else 'a hit'} after {edit}"
                 lay(top, case.files)
                 again = cache.lookup(source, (), options, **arguments)
-                assert again is not None, f"a miss after {edit} was taken back"
+                assert again is not None, f"a miss after {edit} was undone"
                 assert again.ptx == first.ptx
     lay(top, {**case.files, **(case.misses or [{}])[-1]})
     agree(cache, source, options, **arguments)

@@ -1,4 +1,4 @@
-"""Machine: edits a random include tree, and compares cache and compiler after each step.
+"""Machine: edit a random include tree, and compare cache and compiler after each step.
 
 This is a program of its own, because a compile that fails changes NVRTC until the process ends.
 `python -m nvrtc.machine MODE SEED STEPS FOLDER` prints one line of JSON with counts, or fails and
@@ -33,8 +33,8 @@ from kcache.nvrtc.entries import MANIFEST, look_into
 from kcache.nvrtc.manifest import Manifest
 
 MODES = ("plain", "trust", "together")
-#: A run stores fewer than the 16 dependency sets that a manifest can have. Otherwise, the oldest
-#: ones would rightly be lost.
+#: A run stores fewer than the 16 dependency sets that a manifest can have, because a manifest with
+#: 16 sets loses its oldest one, and a state seen before would then be a miss.
 MOST_STORED = 14
 
 
@@ -52,7 +52,7 @@ class Run:
         os.chdir(top)
         self.world = World(top, self.chance)
         self.cache = self.open()
-        #: The states of the tree that were compiled, and the directories where that was done.
+        #: Maps the states of the tree that were compiled to the directories in which the tree was.
         self.states: dict[str, set[str]] = {}
         self.stored = 0
         self.refusal = ""
@@ -99,7 +99,7 @@ class Run:
             for path in filter(Path.is_file, map(self.world.top.joinpath, self.world.files())):
                 digest = xxhash.xxh3_128_digest(path.read_bytes())
                 known = self.history.setdefault(files.stamp_of(path.stat()), digest)
-                assert known == digest, "two contents under one stamp: the test itself is wrong"
+                assert known == digest, "two contents have the same stamp: the test itself is wrong"
 
     def check_stamps(self) -> None:
         """Assert that each stamp in the manifests is stored with the digest that belongs to it."""
@@ -153,7 +153,7 @@ class Run:
         self.states.setdefault(state, set()).add(str(world.top))
 
     def check_together(self) -> None:
-        """Assert that they agree when threads and a process request kernels at the same time."""
+        """Assert that cache and compiler agree if threads and a process request kernels together."""
         world = self.world
         kinds: list[dict[str, Any]] = [{}, {"debug": True}, {"lto": True}, {"arch": "sm_90"}]
         arguments: dict[str, Any] = {"headers": world.headers, "source_name": world.source_name}
@@ -179,7 +179,7 @@ class Run:
 
         child = fork(ask_all)
         assert run_all(*(partial(ask, self.cache, n) for n in range(3))) == [None] * 3
-        assert wait(child) == 0, "the process disagrees"
+        assert wait(child) == 0, "the other process got another kernel than the compiler makes"
         self.counts["together"] += 6
 
 

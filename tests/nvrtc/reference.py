@@ -1,4 +1,4 @@
-"""Reference: compiles with NVRTC without kcache, for comparison with what kcache returns."""
+"""Reference: compile with NVRTC without kcache, for comparison with what kcache returns."""
 
 import functools
 import json
@@ -82,7 +82,7 @@ def compile_fresh(
 
 
 def _is_alone(source: str, flags: Sequence[str], headers: Mapping[str, str] | None) -> bool:
-    """Return whether a compile depends on its arguments alone: on no file and no macro of NVRTC."""
+    """Return whether a compile depends only on its arguments, not on files or macros of NVRTC."""
     told = any(name in flag for flag in flags for name in ("include", "-I", "__"))
     return not (headers or told or re.search(r"#|%:|\?\?|\\\n|__[A-Z]|_Pragma", source))
 
@@ -136,7 +136,8 @@ _ASKING = threading.Lock()
 def _server(_pid: int) -> subprocess.Popen[str]:
     """Return a process that forks a child for each compile. It ends when this process ends.
 
-    It has imported the bindings and not loaded NVRTC, so no child has to import them.
+    The process has imported the bindings, so that its children need not import them, but it has not
+    loaded NVRTC.
     """
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command = [sys.executable, os.path.abspath(__file__)]
@@ -223,9 +224,9 @@ def agree(
     except kcache.CompileError as error:
         refused = error
     if refused is not None:
-        assert expected.failed, f"only the cache refuses: {refused}"
+        assert expected.failed, f"a fresh compile works, but not the cache: {refused}"
         return None
-    assert not expected.failed, f"stale: a fresh compile refuses: {expected.log}"
+    assert not expected.failed, f"stale: a fresh compile fails: {expected.log}"
     assert kernel.ptx == expected.ptx, f"stale PTX (cached={kernel.cached})"
     assert kernel.cubin == expected.cubin, f"stale CUBIN (cached={kernel.cached})"
     assert kernel.ltoir == expected.ltoir
@@ -247,7 +248,7 @@ def write(path: Path, text: str) -> Path:
 
 
 def next_tick() -> None:
-    """Wait until the clock of file times has ticked, so that a file gets another time."""
+    """Wait until the clock of file times has ticked, so that the next write gets another time."""
     before = time.clock_gettime_ns(5)
     while time.clock_gettime_ns(5) == before:
         pass

@@ -1,4 +1,4 @@
-"""Talk: helpers of the tests of workers: a worker process, requests to it, and its replies."""
+"""Talk: helpers for tests of workers: a worker process, requests to it, and its replies."""
 
 import os
 from collections.abc import Generator, Mapping, Sequence
@@ -82,7 +82,7 @@ def slow(count: int) -> str:
 
 
 def used(pid: int) -> float:
-    """Return the seconds of processor time that a process has used; -1 if it has ended."""
+    """Return the seconds of processor time that a process has used, or -1 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -93,7 +93,7 @@ def used(pid: int) -> float:
 
 
 def child(what: tuple[str, int]) -> bool:
-    """Return whether a cache has a kernel. This function runs in a process of `multiprocessing`."""
+    """Request a kernel in a process of `multiprocessing`; return whether the kernel was cached."""
     place, number = what
     with KernelCache(place) as cache:
         return cache.get_or_compile(KERNEL.replace("V", str(number)), (), ARCH).cached

@@ -1,4 +1,4 @@
-"""Tasks and threads share compiles: the loop goes on, who cancels harms nobody, nobody gets what is stale."""
+"""Tasks and threads share compiles: cancelling harms no other task, and no result is stale."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ SEVEN = KERNEL.replace("V", "7")
 
 
 class Held:
-    """Compiles that have run wait until they are let go on; each is a real one."""
+    """A replacement of `compile_request` that compiles, and returns once `go` is set."""
 
     def __init__(self, compile_request: Callable[..., Any]) -> None:
         self._compile_request = compile_request
@@ -102,7 +102,7 @@ def test_cancelling_one_task(cache: kcache.KernelCache, held: Held, which: list[
         held.go.set()
         for number, result in enumerate(await results):
             assert isinstance(result, asyncio.CancelledError) == (number in which)
-        # The compile went on, and the cache has it.
+        # The compile was not cancelled, and its kernel is in the cache.
         assert (await cache.aget_or_compile(SEVEN, (), ARCH)).cached
 
     asyncio.run(main())
@@ -128,7 +128,7 @@ def test_closing_while_tasks_wait(tmp_path: Path, held: Held) -> None:
 def test_closing_in_another_thread_during_the_call(
     cache: kcache.KernelCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `async with` does: it was an AttributeError."""
+    """Leaving an `async with` block closes the cache like this. The call raised AttributeError."""
     real = kcache.CompileRequest
 
     def close(*args: Any) -> kcache.CompileRequest:
@@ -141,7 +141,7 @@ def test_closing_in_another_thread_during_the_call(
 
 
 def test_arguments_may_be_changed_after_the_call(cache: kcache.KernelCache) -> None:
-    """What counts is what was asked for, also for others who ask for the same then."""
+    """The values at the time of the call count, also for a later request with equal values."""
     source = '#include "v.h"\ntemplate <int N> __global__ void k(int* out) { *out = V + N; }\n'
 
     async def main() -> None:
@@ -184,7 +184,7 @@ def test_cancelled_requests_are_not_compiled(cache: kcache.KernelCache, held: He
 
 
 def test_a_header_edit_is_noticed(cache: kcache.KernelCache, tmp_path: Path, held: Held) -> None:
-    """Who asks after the edit must not get what was compiled before it."""
+    """A request after the edit must not get the kernel that was compiled before the edit."""
     header = write(tmp_path / "inc/x.h", "#define V 1\n")
     options = ARCH.replace(include_paths=[header.parent])
     source = "#include <x.h>\n" + KERNEL
@@ -195,7 +195,7 @@ def test_a_header_edit_is_noticed(cache: kcache.KernelCache, tmp_path: Path, hel
         later = [pool.submit(cache.get_or_compile, source, (), options) for _ in range(3)]
         held.go.set()
         new = compile_fresh(source, options.flags()).cubin
-        # The first was compiled once more.
+        # The first request was compiled again.
         assert {each.result(LONG).cubin for each in (first, *later)} == {new}
 
 
@@ -213,7 +213,7 @@ def test_tasks_share_the_error_of_a_compile_that_began_later(
         asked = [asyncio.create_task(cache.aget_or_compile(source, (), options)) for _ in range(8)]
         while source not in held.sources:
             await held.reached()
-        for _ in range(3):  # look-ups are answered in turn, so all others wait for the compile
+        for _ in range(3):  # look-ups run in order, so all others now wait for the compile
             await cache.aget_or_compile(SEVEN, (), ARCH)
         held.go.set()
         errors = await asyncio.gather(*asked, return_exceptions=True)
@@ -238,7 +238,7 @@ def test_a_loop_that_was_closed_early_is_forgotten(cache: kcache.KernelCache, he
 
 
 def test_errors_of_other_places(cache: kcache.KernelCache, tmp_path: Path, held: Held) -> None:
-    """The same request with other folders: one compiles, the other does not."""
+    """Of two requests that differ only in their folders, one compiles and the other does not."""
     source = "#include <x.h>\n" + KERNEL
     bad = ARCH.replace(include_paths=[write(tmp_path / "a/x.h", "#define V no(\n").parent])
     good = ARCH.replace(include_paths=[write(tmp_path / "b/x.h", "#define V 7\n").parent])

@@ -61,7 +61,7 @@ def test_an_invalid_source_is_refused(cache, source, error, says):
 def test_arguments_of_the_wrong_kind(cache, arguments, says):
     arguments = {"names": (), "options": ARCH, **arguments}
     for ask in (cache.get_or_compile, cache.lookup):
-        for _ in range(2):  # the second time as the first
+        for _ in range(2):  # the second call fails like the first one
             with pytest.raises(kcache.ConfigError, match=says):
                 ask(SEVEN, **arguments)
 
@@ -86,7 +86,7 @@ def test_an_option_that_the_compiler_does_not_know(cache, extra):
 
 
 def test_the_bindings_are_not_installed(tmp_path, nvrtc):
-    """They are needed to launch kernels, not to compile them."""
+    """The bindings are needed to launch kernels, but not to compile them."""
     code = """
     import sys
     class Missing:

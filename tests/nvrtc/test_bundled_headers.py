@@ -23,12 +23,12 @@ __global__ void k(__half* x, cuda::std::uint32_t n) { x[n] = __float2half(MINE);
 @pytest.fixture(autouse=True)
 def _has_them(nvrtc: tuple[int, int]) -> None:
     if nvrtc < (13, 3):
-        pytest.skip(f"NVRTC {nvrtc} has no headers")
+        pytest.skip(f"NVRTC {nvrtc} has no bundled headers")
 
 
 @pytest.fixture
 def compiled(tmp_path: Path) -> Callable[..., kcache.CompiledKernel]:
-    """Compiles in the directory of the test, with its cache."""
+    """A function that compiles in the directory of the test, with a cache there."""
     write(tmp_path / "last/mine.h", "#define MINE 1\n")
 
     def compiled(folder: str, source: str = SOURCE) -> kcache.CompiledKernel:

@@ -1,4 +1,4 @@
-"""KernelCache with the real compiler: what is a hit, for whom, and after what."""
+"""KernelCache with the real compiler: which requests hit, in which cache, and after which calls."""
 
 import io
 import itertools
@@ -99,7 +99,7 @@ class TestHeaderCheck:
             header.write_text("#define V 2\n")
             assert cache.get_or_compile(WITH_HEADER, (), options).ptx == first.ptx
             assert cache.why(WITH_HEADER, (), options).hit
-            cache.clear_memory()  # which forgets what was checked
+            cache.clear_memory()  # this also forgets which headers were checked
             assert not agreed(cache, WITH_HEADER, options).cached
             assert agreed(cache, WITH_HEADER, options).cached
         with kcache.KernelCache(tmp_path / "cache", header_check="once") as cache:
@@ -110,7 +110,7 @@ class TestHeaderCheck:
             assert agreed(cache, WITH_HEADER, options).cached
 
     def test_many_versions_of_a_header(self, tmp_path, header, options):
-        """More than a manifest keeps: the oldest are forgotten, and none is mistaken."""
+        """A manifest keeps 16 versions: it forgets the oldest, and no version gets a wrong kernel."""
         with kcache.KernelCache(tmp_path / "cache") as cache:
             for version in (*range(17), 0):
                 header.write_text(f"#define V {version}\n")
@@ -131,7 +131,7 @@ class TestHeaderCheck:
 
 
 def test_a_header_changes_during_compiles(cache, header, options):
-    """Whatever was stored must be true afterwards."""
+    """Every kernel that was stored meanwhile belongs to the header that it was compiled with."""
     sources = [WITH_HEADER, *(WITH_HEADER + f"// {number}" for number in range(2))]
     done = threading.Event()
 
@@ -144,7 +144,7 @@ def test_a_header_changes_during_compiles(cache, header, options):
     def compile_all() -> None:
         try:
             for source in (*sources, *sources):
-                with suppress(kcache.CompileError):  # of a header that is half written
+                with suppress(kcache.CompileError):  # the header may be half written
                     cache.get_or_compile(source, (), options)
         finally:
             done.set()
@@ -182,7 +182,7 @@ def test_a_cache_records_from_the_call_on_and_to_the_end_of_a_block(cache, tmp_p
         ask(1)
     ask(2)
     assert recorded() == ["1"]
-    cache.record(path)  # without a block: from here on
+    cache.record(path)  # without a block, everything after this call is recorded
     ask(3)
     assert recorded() == ["1", "3"]
 

@@ -1,7 +1,7 @@
-"""Clean or not: what a compiler has compiled before changes nothing that kcache returns.
+"""Clean or not: earlier compiles of the same compiler change nothing that kcache returns.
 
-NVRTC keeps state. Each option that workers take for harmless is tried here: probe kernels are
-compiled before and after it in one worker, and compared with those of new ones.
+NVRTC keeps state between compiles. Here, one worker compiles with every option that workers
+consider harmless. It then compiles probe kernels, which must equal those of new workers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from kcache.nvrtc.workers.process import WorkerProcess
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
 #: Kernels whose code is likely to show traces of earlier compiles: with and without a stack,
-#: divisions and calls of the library, templates, vectors, assertions, warnings.
+#: divisions and calls of the math library, templates, vectors, assertions, warnings.
 PROBES = {
     "rel": REL,
     "math": """
@@ -64,7 +64,7 @@ extern "C" __global__ void rdc() {}
 #endif
 """,
 }
-#: What is compiled with each option.
+#: The source that is compiled with each option.
 USED = """
 extern "C" __global__ void used(float* o) { int unused; o[0] = o[1] / sqrtf(o[2]) + o[3] * o[4]; }
 """
@@ -76,7 +76,7 @@ def probe(name: str, arch: str) -> tuple[str, tuple[str, ...]]:
 
 
 def asked(process: WorkerProcess, source: str, flags: Sequence[str]) -> tuple[object, ...]:
-    """Return what a worker makes of a source, and which files it asks for."""
+    """Return the outputs of a worker for `source`, and the files that the worker looked up."""
     reply = process.ask(ask(source, flags), None)
     assert reply.trace is not None
     made = fresh_of(reply)
@@ -88,7 +88,7 @@ Expected: TypeAlias = dict[object, tuple[object, ...]]
 
 @pytest.fixture(scope="module")
 def expected(nvrtc: tuple[int, int]) -> Expected:
-    """What new workers make of the probes."""
+    """The outputs of new workers for the probes."""
     made: Expected = {}
     for each in PLAIN:
         with worker() as process:
@@ -97,7 +97,7 @@ def expected(nvrtc: tuple[int, int]) -> Expected:
 
 
 def _used(process: WorkerProcess, example: str) -> None:
-    """Compile with an option that is taken for harmless."""
+    """Compile with the option `example`, and assert that it is considered harmless."""
     assert are_harmless(parse_options([example]))
     named = "-arch" in example or "--gpu-architecture" in example
     flags = (example,) if named else ("-arch=sm_80", example)
@@ -105,13 +105,13 @@ def _used(process: WorkerProcess, example: str) -> None:
 
 
 def _check(process: WorkerProcess, expected: Expected, after: str) -> None:
-    """Compare what a worker makes with what new ones make."""
+    """Assert that a worker compiles the probes like new workers."""
     for each in PLAIN:
         assert asked(process, *probe(*each)) == expected[each], f"{each} after {after}"
 
 
 def test_harmless_options_leave_nothing_behind(expected: Expected) -> None:
-    """All of them, one after another in one worker."""
+    """One worker compiles with every harmless option, and then compiles probes like a new one."""
     with worker() as process:
         for example in EXAMPLES:
             _used(process, example)
@@ -137,7 +137,7 @@ SOURCES = {
 
 
 def test_sources_leave_nothing_behind(expected: Expected) -> None:
-    """A worker goes on after any source that compiles; one that is refused ends it."""
+    """A worker is used again after any source that compiles, whatever the source contains."""
     with worker() as process:
         compiled = 0
         for source in SOURCES.values():
@@ -160,7 +160,7 @@ def test_other_options_are_not_harmless(flag: str) -> None:
 
 
 class Pids:
-    """A pool with one worker, which is the same or another."""
+    """A pool with one worker. The process id of the worker shows whether it was replaced."""
 
     def __init__(self) -> None:
         self.pool = WorkerPool(1)
@@ -202,7 +202,8 @@ def test_a_worker_is_not_used_again_after_others(pids: Pids, source: str, flags:
 
 # -- through the cache -----------------------------------------------------------------------------
 
-#: The program's own process is tainted. Prints the digests of the outputs from the cache.
+#: A program that has tainted its own NVRTC. It prints whether the taint changed the code, and
+#: whether the kernel from the cache is untainted.
 _TAINTED = """
 import hashlib, sys
 import kcache
@@ -222,7 +223,7 @@ print(before.cubin != after.cubin, kernel.cubin == before.cubin, kernel.ptx == b
 def test_a_tainted_program_does_not_taint_kernels(tmp_path: Path) -> None:
     said = output_of(_TAINTED, tmp_path / "cache").split()
     assert said[1:] == ["True", "True"]
-    if compiler.hello().version >= (13, 5):  # the trap itself, so that this shows when it is gone
+    if compiler.hello().version >= (13, 5):  # fails once NVRTC no longer has this problem
         assert said[0] == "True"
     with kcache.KernelCache(tmp_path / "cache") as cache:
         kernel = cache.get_or_compile(REL, (), ARCH)

@@ -1,4 +1,4 @@
-"""The clock: what shows the date or the time of its compile is not cached, and everything else is."""
+"""The clock: a kernel that shows the date or time of its compile is not cached; all others are."""
 
 import re
 import time
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 
 GLUE = "#define GLUE_(a, b) a##b\n#define GLUE(a, b) GLUE_(a, b)\n"
 TEXT = "#define TEXT_(x) #x\n#define TEXT(x) TEXT_(x)\n#define AGAIN(x) TEXT(x)\n"
-#: Uses of the clock; the texts are those of the headers `a.h` and `b.h`.
+#: Uses of the clock: the texts of the headers `a.h` and `b.h`.
 USES = {
     "plain": ("#define V __TIME__[7]\n", ""),
     "date": ("#define V __DATE__[1]\n", ""),
@@ -35,7 +35,7 @@ USES = {
     ),
     "line": ("#line 7 __DATE__\n#define V 1\n", ""),
 }
-#: Texts with pieces of it, and nothing that expands it.
+#: Texts that contain the name of a clock macro but do not expand it.
 IDLE = {
     "in an unused macro": "#define NOW __DATE__\n#define V 1\n",
     "in a comment": "// at __TIME__\n#define V 1\n",
@@ -131,7 +131,7 @@ def internal_names(kernel):
 
 
 def test_internal_names_are_those_of_the_request(cache, tmp_path):
-    """NVRTC makes them of the clock, the directory and the process; here they can be repeated."""
+    """Internal names depend only on the request, not on clock, directory and process."""
     source = (
         "static __device__ __noinline__ int g(int a) { return a * a; }\n"
         "template <int N> __global__ void k(int* out) { out[N] = g(out[0]); }\n"
@@ -145,7 +145,10 @@ def test_internal_names_are_those_of_the_request(cache, tmp_path):
 
 
 def joined(random: Random, text: str, defined: list[str]) -> str:
-    """Return an expression that `##` makes this text of, in macros that `glue.h` defines."""
+    """Return a random expression that expands to `text`, mostly by joining parts of it with `##`.
+
+    Macros that the expression needs are appended to `defined`.
+    """
     beside = ["", " ", "/* < */", " e ", "z()", "w(<)", "\\\n", "\n", "\t", "// <\n", "w('x')"]
     if len(text) > 1 and (len(text) == 8 or random.random() < 0.7):
         cut = random.randrange(1, len(text))
@@ -160,7 +163,7 @@ def joined(random: Random, text: str, defined: list[str]) -> str:
 
 
 def test_no_spelling_hides_the_clock(cache, long):
-    """The judge is a compile whose output has today's date."""
+    """A spelling counts if a compile without a cache gives an output with today's date."""
     names = "#define e\n#define z()\n#define w(x)\n#define I(x) x\n#define LAST(x, y) y\n"
     files = {"a.h": GLUE, "b.h": names + "#define CALL(f, x) f x\n"}
     random, found = Random(21), 0
@@ -177,7 +180,7 @@ def test_no_spelling_hides_the_clock(cache, long):
 
 
 def test_a_compiler_that_does_not_ask_ctime_caches_nothing(tmp_path, monkeypatch):
-    """A worker of such a library; there is none among the releases."""
+    """No release of NVRTC is like this, so the import of `ctime` is hidden from a worker."""
     import os
 
     from kcache.nvrtc import library
@@ -191,7 +194,7 @@ def test_a_compiler_that_does_not_ask_ctime_caches_nothing(tmp_path, monkeypatch
         self.slots.pop("ctime", None)
 
     monkeypatch.setattr(ImportTable, "_read_relocations", without_ctime)
-    if os.fork() == 0:  # so that no other test has this compiler
+    if os.fork() == 0:  # in a child, so that no other test uses this worker
         try:
             worker = _Worker(library.find().path)
             flags, code = PTX.flags(), KERNEL.replace("V", "1")

@@ -126,9 +126,9 @@ def test_progress_is_reported_in_the_callers_thread(cache: kcache.KernelCache) -
 
 
 class Together:
-    """Compiles of some sources that end only when so many are under way at the same time.
+    """A replacement of `compile_request` that waits until `count` compiles run at the same time.
 
-    Others go their way: a thread of an earlier test may still be about to compile.
+    Only compiles of `sources` wait. Other compiles may come from a thread of an earlier test.
     """
 
     def __init__(self, count: int, sources: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""CUDA's own headers: where they are found, and what is said where one is missing."""
+"""CUDA's own headers: where they are found, and the error message if one is missing."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ SM_90 = kcache.CompileOptions(arch="sm_90")
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No headers are installed."""
+    """Make all installed CUDA headers unavailable."""
     monkeypatch.setattr(cuda_headers, "_folders", lambda: iter(()))
 
 

@@ -1,4 +1,4 @@
-"""What a kernel depends on: after each edit there is a hit exactly where nothing relevant changed."""
+"""What a kernel depends on: an edit causes a miss exactly if it changes what the compiler found."""
 
 import os
 import re
@@ -108,7 +108,7 @@ CASES = {
         f"once {link}": Case(
             "#include <a/x.h>\n#include <b/x.h>\n",
             {"inc/a/x.h": _ONCE, "inc/b/x.h": link},
-            [{"inc/b/x.h": _ONCE}],  # not whether the text is the same, but whether it is one file
+            [{"inc/b/x.h": _ONCE}],  # the same file counts, not the same text
             kernel=_TWICE,
         )
         for link in ("-> ../a/x.h", "= inc/a/x.h")
@@ -154,7 +154,7 @@ CASES = {
         [{"inc/y.h": ""}],
         options={"defines": ["HAS(x)=__has_include(x)"]},
     ),
-    # In memory, and before the source.
+    # Headers in memory, and headers that are included before the source.
     **{
         f"a header in memory {memory} includes one on disk, from {name}": Case(
             f'#include "{memory}"\n',
@@ -186,7 +186,7 @@ CASES = {
         )
         for option in ("-include pre.h", "-Xcudafe --preinclude=pre.h")
     },
-    # Spelling.
+    # Unusual spellings of paths.
     **{
         f"the directory {path!r}": Case(
             '#include "x.h"\n',
@@ -237,7 +237,7 @@ CASES = {
         )
         for raw in (b"inc-\xff", b"\xed\xa0\x80")
     },
-    # `NAME.stdh` is tried beside `NAME` where that has no dot.
+    # For a `NAME` without a dot, the compiler also looks for `NAME.stdh`.
     "no dot": Case(
         "#include <x>\n",
         {"inc/x": v(1)},
@@ -273,7 +273,7 @@ HAS_INCLUDE = [
 
 
 def _spelled(number: int) -> str:
-    """Return a variable that tells whether h0.h is there, or h1.h, and so on."""
+    """Return code for a variable v<number> that is 1 if the header h<number>.h exists, else 2."""
     text = HAS_INCLUDE[number].replace("@", str(number))
     text = re.sub(r"(?<!\.)\bh(?=(\\\n)?\.h|, \.h|\)\)?$|, h\)$)", f"h{number}", text, flags=re.M)
     value = f"__device__ int v{number} = "
@@ -287,7 +287,7 @@ def _values(text: bytes | None) -> dict[int, int]:
 
 @pytest.mark.parametrize("where", ["source", "header"])
 def test_has_include(cache: kcache.KernelCache, tree: Path, where: str) -> None:
-    """All of them in one compile, which asks for a header of its own for each."""
+    """One compile has all the ways to ask, each of them for its own header."""
     lines = "".join(_spelled(number) for number in range(len(HAS_INCLUDE)))
     base: dict[str, str | None] = {"first/sub": "/", "inc/sub": "/", "inc/x.h": lines}
     source = "#include <x.h>\n" if where == "header" else lines
@@ -343,7 +343,7 @@ def test_other_headers_in_another_folder_are_not_stale(cache, tree):
     "text", ["#pragma once\n", "#ifndef A\n#define A\n#else\n#define W\n#endif\n"]
 )
 def test_names_of_in_memory_headers_become_one_file(cache, tree, text):
-    """The compiler takes two texts for one, if a file has the names of both."""
+    """The compiler includes only one of two in-memory headers whose names are one file on disk."""
     header = write(tree / "inc/x.h", "#ifndef W\n#define W 3\n#endif\n#define V W\n")
     source = '#include "a.h"\n#include "b.h"\n#include <x.h>\n' + KERNEL
     headers = {"a.h": text, "b.h": text + "#define W 2\n"}
@@ -354,7 +354,7 @@ def test_names_of_in_memory_headers_become_one_file(cache, tree, text):
     agreed(cache, source, paths("inc"), headers=headers)
     os.unlink("b.h")
     assert agreed(cache, source, paths("inc"), headers=headers).cached
-    # The source takes part, also under another name.
+    # The same holds for the source, also under another name.
     source = "#pragma once\n" + source
     agreed(cache, source, paths("inc"), headers=headers)
     for name, other in (("a.h", "kernel.cu"), (header, "other.cu")):
@@ -363,7 +363,7 @@ def test_names_of_in_memory_headers_become_one_file(cache, tree, text):
 
 
 def test_a_pipe_in_place_of_a_header_is_a_miss(cache, tree):
-    """Nobody writes into it: whoever opened it for reading would wait for ever."""
+    """The pipe has no writer, so opening it for reading would block for ever."""
     header = write(tree / "inc/x.h", "#define V 1\n")
     source = "#include <x.h>\n" + KERNEL
     cache.get_or_compile(source, (), paths("inc"))
@@ -379,7 +379,7 @@ def test_a_pipe_in_place_of_a_header_is_a_miss(cache, tree):
 def test_another_thread_changes_the_directory_during_compiles(
     cache: kcache.KernelCache, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A compile belongs to the directory that the program was in when it asked."""
+    """A compile uses the working directory that the program had at the time of the call."""
     write(tree / "one/inc/x.h", "#define V 1\n")
     write(tree / "two/inc/x.h", "#define V 2\n")
     source = "#include <x.h>\n" + KERNEL

@@ -1,4 +1,4 @@
-"""The environment: variables, the working directory's spelling, the library on disk, its releases."""
+"""The environment: variables that NVRTC reads, and the spelling of the working directory."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 def clean(
     cache: KernelCache, source: str, options: kcache.CompileOptions = ARCH, **arguments: str
 ) -> kcache.CompiledKernel:
-    """Ask the cache, and assert that a new process with this environment gives the same."""
+    """Return the cache's kernel, and assert that a new process with this environment agrees."""
     expected = compile_clean(source, options.flags(), **arguments)
     kernel = cache.get_or_compile(source, (), options, **arguments)
     assert (kernel.ptx, kernel.cubin) == (expected.ptx, expected.cubin), kernel.cached
@@ -27,7 +27,7 @@ def clean(
 # -- variables -------------------------------------------------------------------------------------
 
 
-#: Variables that the compiler asks for, and values that change what it makes, or might.
+#: Variables that the compiler reads, and values that change its outputs, or might change them.
 ASKED_FOR = {
     "NVRTC_APPEND_FLAGS": ["-DW=3"],
     "FINALIZER_USE_LEGACY_ELF_BUILDER": ["1", ""],
@@ -70,7 +70,7 @@ def test_a_variable_that_the_compiler_asks_for(
 def test_another_answer_about_a_variable_is_a_miss_whatever_is_made_of_it(
     cache: KernelCache, tree: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
 ) -> None:
-    """Those that are listed are in the key; of others the manifest tells."""
+    """Variables in the list `IN_KEY` are part of the key; others are compared with the manifest."""
     if not listed:
         monkeypatch.setattr("kcache.environment.IN_KEY", ())
     write(tree / "inc/x.h", "#define V 1\n")
@@ -111,7 +111,7 @@ def test_idle_variable(cache: KernelCache, tree: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def elsewhere(tmp_path: Path) -> Iterator[Path]:
-    """A project with a link to it; the process is in it."""
+    """The parent of a directory `project`, which is the working directory, and of a link to it."""
     project = tmp_path / "project"
     write(project / "inc/x.h", "#define V 1\n#define F __FILE__\n")
     (tmp_path / "link").symlink_to(project)
@@ -137,7 +137,7 @@ def test_how_the_user_spells_the_working_directory(
     name: str,
     spellings: list[str],
 ) -> None:
-    """Line information has the spelling of PWD where that is the working directory."""
+    """Line information has the spelling of `PWD` if `PWD` leads to the working directory."""
     source = '#include <x.h>\n__device__ const char f[] = F;\nextern "C" __global__ void k(char* o) { *o = f[V]; }\n'
     options = ARCH.replace(include_paths=["inc"], lineinfo=lineinfo)
     monkeypatch.delenv("PWD", raising=False)

@@ -1,4 +1,4 @@
-"""What one tries first, and what a wrong program is told: arguments, names, a cache that is closed."""
+"""First steps and common mistakes: errors for wrong arguments, wrong names and a closed cache."""
 
 import asyncio
 import pickle
@@ -78,7 +78,7 @@ def test_an_unused_template(cache: kcache.KernelCache, caplog: pytest.LogCapture
             cache.clear()
         cache.get_or_compile(empty, "scale<int>", ARCH)
         cache.get_or_compile(f"{AXPY}; template __global__ void axpy(int);", options=ARCH)
-        cache.get_or_compile(AXPY, options=ARCH.replace(lto=True))  # can't be looked into
+        cache.get_or_compile(AXPY, options=ARCH.replace(lto=True))  # not searched for kernels
     (warned,) = (each.getMessage() for each in caplog.records)
     assert warned == (
         "kernel.cu was compiled without a kernel, because no name expression names an instance "
@@ -90,7 +90,7 @@ def test_an_unknown_lowered_name_is_an_error_that_lists_the_known_ones(
     cache: kcache.KernelCache,
 ) -> None:
     with cache:
-        for _ in range(2):  # compiled, and cached
+        for _ in range(2):  # first compiled, then from the cache
             names = cache.get_or_compile(AXPY, ["axpy<float>", "axpy<int>"], ARCH).lowered_names
             with pytest.raises(KeyError) as caught:
                 names["axpy<flot>"]
@@ -153,7 +153,7 @@ def test_one_line_compiles_and_then_hits(tmp_path: Path, monkeypatch: pytest.Mon
         kcache.compile(SOURCE, arhc="sm_80")
 
 
-# No architecture and no GPU, perhaps no compiler: what is in the wrong place is told first.
+# An argument in the wrong place is reported before a missing architecture, GPU or compiler.
 @pytest.mark.parametrize("call", ["get_or_compile", "lookup", "why", "aget_or_compile"])
 @pytest.mark.parametrize(
     ("source", "arguments", "message"),
@@ -168,7 +168,7 @@ def test_arguments_in_the_wrong_place(
 ) -> None:
     def ask() -> None:
         result = getattr(cache, call)(source, **arguments)
-        asyncio.run(result)  # only aget_or_compile comes here
+        asyncio.run(result)  # only aget_or_compile has not raised yet
 
     cache = kcache.KernelCache(tmp_path / "cache")
     with cache, pytest.raises((TypeError, kcache.ConfigError), match=message):

@@ -1,4 +1,4 @@
-"""What was verified is stored with what verified it: no stamp stands beside another's digest."""
+"""Evidence: a stamp is stored only with the digest that the file had when it had this stamp."""
 
 import os
 import time
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 
 SOURCE = '#include "n.h"\n' + KERNEL
 OLD = time.time_ns() - 10 * FRESH_NS
-#: Asks in a process of its own, which has read nothing yet, and prints the kernel's number.
+#: Requests a kernel in a new process, which has read no file yet, and prints whether it was cached.
 ELSEWHERE = """
 import os, sys
 from nvrtc.reference import PTX, agreed
@@ -30,26 +30,26 @@ with kcache.KernelCache(sys.argv[2]) as cache:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trusts what is read by its status, however new it is."""
+    """Trust the stamp of every file at once, however new the file is."""
     monkeypatch.setattr("kcache.nvrtc.files.FRESH_NS", -(10**12))
 
 
 def release(folder: Path, value: int, *, old: bool) -> None:
-    """Write a header; an old one has a status that can be trusted, as far as `utime` reaches."""
+    """Write a header. If `old`, set its modification time back; the change time can't be set."""
     header = write(folder / "n.h", f"#define V {value}\n")
     if old:
         os.utime(header, ns=(OLD, OLD))
 
 
 def test_a_release_is_switched_and_switched_back(tree, cache, at_once, monkeypatch):
-    """The new one is fresh and the old one is not; then another process asks."""
+    """The new release is too fresh to be trusted; the old one is not. Another process agrees."""
     release(tree / "v1", 1, old=True)
     next_tick()
     release(tree / "v2", 2, old=False)
     options = PTX.replace(include_paths=["inc"])
 
     for name, fresh in (("v1", False), ("v2", True), ("v1", False)):
-        # The fresh one is read each time, and is remembered by nobody.
+        # The fresh header is read each time, and its stamp is not stored.
         monkeypatch.setattr("kcache.nvrtc.files.FRESH_NS", 10**15 if fresh else -(10**12))
         Path("inc").unlink(missing_ok=True)
         Path("inc").symlink_to(name)
@@ -75,7 +75,7 @@ def test_a_release_is_switched_and_switched_back(tree, cache, at_once, monkeypat
     ],
 )
 def test_only_unforgeable_stamps_are_trusted(tmp_path, monkeypatch, mount, trusted):
-    """Only on file systems whose change times nobody can set."""
+    """Stamps are trusted only on file systems where no user can set a change time."""
     table = write(tmp_path / "mounts", f"1 0 8:1 / / rw shared:1 - {mount}\n")
     monkeypatch.setattr("kcache.util.mounts._MOUNTS", str(table))
     stamp = stamp_of(os.stat(table))
@@ -98,7 +98,7 @@ def test_a_stamp_is_trusted_once_its_change_is_older_than_the_coarsest_clock(whi
 
 
 def test_a_directory_whose_first_survey_was_fresh(tree, cache):
-    """A header that appears beside a survey is seen by another process, too."""
+    """Another process notices a header that appeared just after its directory was surveyed."""
     (tree / "first").mkdir()
     write(tree / "inc/n.h", "#define V 1\n")
     options = PTX.replace(include_paths=["first", "inc"])
@@ -112,7 +112,7 @@ def test_a_directory_whose_first_survey_was_fresh(tree, cache):
 
 
 def test_stamps_of_merged_sets_belong_to_one_digest(tree, tmp_path, at_once):
-    """Dependency sets come from a layer while the header changes, and changes back."""
+    """Dependency sets are merged from a layer while the header changes and changes back."""
     header = write(tree / "inc/n.h", "#define V 1\n")
     options = PTX.replace(include_paths=["inc"])
     with kcache.KernelCache(tmp_path / "layer") as layer:

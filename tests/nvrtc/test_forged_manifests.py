@@ -1,8 +1,7 @@
-"""Manifests with a right checksum and other bytes inside.
+"""Forged manifests: a right checksum with other bytes inside.
 
-A manifest says which headers to compare, and is only as good as the bytes that it was read from. So
-whatever it says, a request ends with a kernel of what the headers are now, or with the compiler's
-own error.
+A manifest lists the headers to compare, and its bytes may be anything. Whatever they are, a request
+ends with the kernel that the current headers give, or with the compiler's own error.
 """
 
 import os
@@ -34,7 +33,7 @@ extern "C" __global__ void k(int* p) { *p = VALUE; }
 """
 SETTINGS = settings(QUICK, suppress_health_check=[HealthCheck.too_slow])
 
-#: What is spliced into a header set: heads of groups with roots that are none, paths, separators.
+#: Bytes that are spliced into a header set: heads of groups with invalid roots, paths, separators.
 PIECES = [
     *(b"", b"\0", b"\0\0", b"\xff" * 16, bytes(16), b"\xff\xff\xff\xff", b"a" * 5000, b"a/" * 900),
     *(b"f-9\0/dev/zero\0\0", b"f0\0../outer.h\0\0", b"a65536\0x\0\0", b"ex\0" + b"9" * 40, b"z1\0"),
@@ -46,7 +45,7 @@ PIECES = [
         b"/proc/self/mem",
     ),
 ]
-#: Where, how many bytes go, and what comes.
+#: Edits: the offset, the number of bytes that are removed, and the bytes that are inserted.
 EDITS = st.tuples(st.integers(0, 400), st.integers(0, 20), st.sampled_from(PIECES))
 
 
@@ -59,7 +58,7 @@ def edited(raw: bytes, edits: list[tuple[int, int, bytes]]) -> bytes:
 
 
 class Cached(NamedTuple):
-    """A kernel in a cache, and the manifest that leads to it."""
+    """A kernel in a cache, and the sections of its manifest."""
 
     cache: KernelCache
     place: Path
@@ -132,7 +131,7 @@ def test_no_changed_manifest_gives_another_kernel_or_an_error(cached: Cached, lo
 def test_special_files_are_not_read_as_headers(
     cached: Cached, path: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some of these have no end, some wait for ever, and some do something when they are opened."""
+    """Some special files have no end, some block for ever, and opening some has side effects."""
     if path == "pipe":
         path = str(cached.place / "pipe")
         os.mkfifo(path)

@@ -23,7 +23,7 @@ def installed(nvrtc) -> library.Library:
 
 
 def _copy(installed: library.Library, folder: Path) -> Path:
-    """Copy the libraries to where a wheel would put them below `folder`, build id changed."""
+    """Copy NVRTC to where a wheel would put it below `folder`, and change its build id."""
     lib = folder / Path(*Path(installed.path).parts[-4:-1])
     lib.mkdir(parents=True)
     for name in os.listdir(Path(installed.path).parent):
@@ -52,7 +52,7 @@ assert not {"hashlib", "ssl"} & set(sys.modules)
 
 
 def test_builtins_without_a_build_id_are_known_by_their_content(tmp_path):
-    """So are those of NVRTC 13.5 for AArch64. Each hit of a new process reads them."""
+    """NVRTC 13.5 for AArch64 has such a library. The first hit of each process reads it."""
     path, builtins = tmp_path / "libnvrtc.so.13", tmp_path / "libnvrtc-builtins.so.13.5"
     path.write_bytes(b"")
     found = []
@@ -72,7 +72,7 @@ def other(installed, tmp_path_factory) -> Path:
     return folder
 
 
-#: Asks for one kernel with the compiler of a site-packages folder; prints whether it was a hit.
+#: Requests a kernel with the compiler of a site-packages folder, and prints whether it was cached.
 _ASK = """
 import os, site, sys
 folder, directory = sys.argv[1:]
@@ -120,10 +120,10 @@ def test_another_package_loads_another_compiler(tmp_path, installed, other):
     path = next(other.rglob("libnvrtc.so.*"))
     directory = tmp_path / "c"
     assert output_of(_LOADED_ELSEWHERE, "no", path, directory).strip() == "False"
-    # Loaded first under the name that is looked for, the other one is what compiles.
+    # If the other compiler is loaded before kcache looks for one, the other one is used.
     assert output_of(_LOADED_ELSEWHERE, "before", path, directory).strip() == "False"
     assert output_of(_LOADED_ELSEWHERE, "before", path, directory).strip() == "True"
-    # Loaded afterwards, it is not.
+    # If it is loaded afterwards, it is not used.
     assert output_of(_LOADED_ELSEWHERE, "after", path, directory).strip() == "True"
 
 
@@ -151,9 +151,10 @@ agreed(kcache.KernelCache(directory), source + "// new")
 
 @pytest.mark.parametrize("how", ["at once", "later"])
 def test_the_compiler_is_upgraded_while_it_is_loaded(tmp_path, installed, how):
-    """What the old one makes, still in memory, must not be stored for the new one.
+    """A kernel that the old compiler makes is not stored as a kernel of the new one.
 
-    The program has the old one in memory, a worker that is started now the new one.
+    The program still has the old compiler in memory, but a worker that is started now loads the new
+    one.
     """
     path = _copy(installed, tmp_path / "site")
     new = tmp_path / "new.so"

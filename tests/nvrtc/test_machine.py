@@ -18,20 +18,20 @@ PROGRAM = "import sys; from nvrtc.machine import main; main(*sys.argv[1:])"
 
 
 def run(*arguments: object) -> dict[str, int]:
-    """Return what the machine counted; it ends with the steps to a failure if there was one."""
+    """Return the counts of the machine. A failure is shown with the steps that led to it."""
     return dict(json.loads(output_of(PROGRAM, *arguments)))
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_never_stale(mode: str, tmp_path: Path) -> None:
-    steps = 3 if mode == "together" else STEPS  # each is seven compiles or more
+    steps = 3 if mode == "together" else STEPS  # each step makes seven compiles or more
     counts = run(mode, "small/0", steps, tmp_path)
     assert counts["steps"] == steps
     if mode == "together":
         assert counts["together"] > 10
         return
     assert counts.get("moved", 0) == counts.get("moved and hit", 0)
-    # Otherwise little was tried: a seed whose trees do not compile, or never come back.
+    # Otherwise little was tested, because too few trees compiled or came back.
     assert counts["hits"] > 4
     assert counts["seen before"] > 2
     assert mode != "trust" or counts["stamps"] > steps

@@ -1,4 +1,4 @@
-"""The last part of a source's name is in the key; its directory is a root like any other."""
+"""Names of sources: the last part is in the key; the directory is treated like an include path."""
 
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,9 @@ def test_a_directory_in_the_name_binds_only_outputs_that_show_it(
         for name in ("k.cu", "elsewhere/k.cu", "some/where/k.cu", f"{project}/k.cu"):
             cache.get_or_compile(source, options=options, source_name=name)
             assert cache.get_or_compile(source, options=options, source_name=name).cached
-            if "sizeof" not in source:  # what computes with a path keeps that of the first place
+            if "sizeof" not in source:  # sizeof keeps the value of the first place
                 agreed(cache, source, options, source_name=name)
-        # Whether there is a directory is in the key; whether it exists is an answer.
+        # Whether the name has a directory is in the key; whether the directory exists is not.
         assert cache.stats().compiles == (4 if shows else 3)
         assert cache.get_or_compile(source, options=options, source_name="k.cu").cached
 
@@ -87,7 +87,7 @@ def test_a_name_that_nvrtc_takes_for_something_else(name: str, project: Path) ->
 
 
 def test_a_source_that_includes_itself_by_its_name(project: Path) -> None:
-    """The compiler answers from memory, and asks nothing; under another name it reads a file."""
+    """The compiler includes the source from memory, but under another name it reads the file."""
     source = (
         '#ifndef ONCE\n#define ONCE\n#include "elsewhere/k.cu"\n#else\n'
         "__global__ void f(int* p) { *p = 1; }\n#endif\n"
@@ -112,7 +112,7 @@ def test_a_name_under_which_the_source_is_one_of_its_headers_is_looked_at(projec
     with kcache.KernelCache(project / "cache") as cache:
         first = cache.get_or_compile(source, options=ARCH, source_name="kernel.cu")
         assert first.dependencies == (str(project / "k.cu"),)
-        # With that name, the compiler takes the included file for the source itself.
+        # With that name, the compiler includes the source itself instead of the file.
         assert not cache.why(source, options=ARCH, source_name="k.cu").hit
         with pytest.raises(kcache.CompileError, match="already been defined"):
             cache.get_or_compile(source, options=ARCH, source_name="k.cu")

@@ -1,6 +1,6 @@
-"""Odd systems: no descriptors, no /proc, a full disk, forks; a kernel comes and is right.
+"""Odd systems: even without descriptors or /proc, there is a right kernel or a clear error.
 
-Each is tried in a process of its own, whose exit code tells.
+Each test runs a program in a new process, and fails if the program fails.
 """
 
 import subprocess
@@ -11,7 +11,7 @@ from core.helpers import output_of, python, run
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
-#: Makes `tree`, `options`, `source` and `cache`; `check()` asserts what any process must give.
+#: Makes `tree`, `options`, `source` and `cache`; `check()` asserts right kernels, hits and misses.
 _SETUP = """
 import os, resource, shutil, sys, tempfile
 from pathlib import Path
@@ -62,7 +62,7 @@ agreed(cache, source + "// parent", options)
 
 @pytest.mark.parametrize("free", [1, 4])
 def test_few_descriptors_are_left_before_the_first_use(tmp_path, free):
-    """An import of ours raised OSError, and a worker that was half started an IndexError."""
+    """An import in kcache raised OSError, and a half-started worker raised IndexError."""
     code = f"""
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 taken = []
@@ -87,7 +87,7 @@ agreed(cache, source, options)
 
 
 def test_a_path_of_the_process_itself(tmp_path):
-    """A worker has other files there, or none. The kernel comes, and is not cached."""
+    """A worker has other files at such a path, or none. The kernel is returned, but not cached."""
     code = """
 held = os.open(tree / "inc", os.O_RDONLY)
 by_option = source, PTX.replace(include_paths=[f"/proc/self/fd/{held}"])
@@ -103,7 +103,7 @@ assert cache.stats().uncacheable == 2
 
 
 def _unshared(code: str, *args: object) -> subprocess.CompletedProcess[str]:
-    """Run code in a mount namespace of its own; skips where that is not possible."""
+    """Run code in its own mount namespace, or skip the test if that is not possible."""
     probe = run("unshare", "--mount", "true")
     if probe.returncode:
         pytest.skip(f"no mount namespace: {probe.stderr.strip()}")
@@ -124,7 +124,7 @@ libc.mount(b"none", b"/", None, 0x44000, None)  # private
 
 
 def test_no_proc(tmp_path):
-    """Without it nothing tells where the compiler's import table lies: nothing is cached."""
+    """Without /proc the compiler's import table can't be found, so nothing is cached."""
     code = f"""{_SETUP}
 mount('tmpfs', '/proc')
 assert not os.listdir('/proc')
@@ -155,7 +155,7 @@ print(kernel.cached, f"{sys.argv[1]}/image/y.h" in opened)
 
 
 def test_threads_with_different_headers(tmp_path):
-    """No header in the wrong trace; some compiles fail inside a header meanwhile."""
+    """No trace has a header of another thread, even while other compiles fail inside a header."""
     code = """
 import threading
 for n in range(4):
@@ -188,7 +188,7 @@ for n in range(4):
 
 
 def test_headers_on_read_only_images_are_read_again(tmp_path):
-    """Another image may have a file of the same times, inode and device there tomorrow."""
+    """Another image may later have a file with the same times, inode and device at that path."""
     (tmp_path / "image").mkdir()
     code = f"""
 import subprocess

@@ -1,4 +1,4 @@
-"""`why`, and `on_miss="error"`: what is not cached is an error with the reason, and not compiled."""
+"""`why`, and `on_miss="error"`: a miss is an error with the reason, and nothing is compiled."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ SOURCE = '#include "scale.h"\n__global__ void k(float* x) { x[0] *= SCALE; }\n'
 
 @pytest.fixture
 def header(tree: Path) -> Path:
-    """The header of `SOURCE`, in the working directory, with which the kernel was cached."""
+    """The header of `SOURCE`, in the working directory. The kernel is in the cache."""
     found = tree / "scale.h"
     found.write_text("#define SCALE 2\n")
     with kcache.KernelCache(tree / "cache") as cache:
@@ -87,7 +87,7 @@ def test_each_answer_is_that_of_the_next_request(cache: kcache.KernelCache, tree
     def kinds() -> list[str]:
         before = cache.stats()
         told = cache.why(SOURCE, options=OPTIONS)
-        assert cache.stats() == before, "an answer is not counted"
+        assert cache.stats() == before, "a call of `why` was counted"
         assert told.hit is not bool(told.causes)
         assert str(told) == (
             f"It would be compiled: {told.clauses}." if told.causes else "It is in the cache."

@@ -13,7 +13,7 @@ from kcache.errors import ArgumentTypeError
 from kcache.nvrtc.options import parse_arch, parse_options
 
 SEVEN = KERNEL.replace("V", "7")
-#: Its machine code depends on every option below.
+#: A source for which each option below changes the machine code.
 _SOURCE = """
 #ifndef N
 #define N 3
@@ -123,7 +123,7 @@ class TestLog:
 
 @pytest.mark.usefixtures("nvrtc")
 class TestNotCached:
-    """What depends on more than the key knows is compiled every time, and counted."""
+    """Requests that depend on more than the key are compiled every time, and counted."""
 
     def refuses(self, cache, source, options=ARCH, **arguments):
         for _ in range(2):

@@ -1,6 +1,6 @@
-"""Places: what shows no path is used elsewhere, and is there what a bare compile gives.
+"""Places: a kernel that shows no path is used in other places, and equals a bare compile there.
 
-What *computes* with the letters of a path keeps those of the first place; nothing else does.
+The exception is code that *computes* with the letters of a path: it keeps those of the first place.
 """
 
 import shutil
@@ -87,7 +87,10 @@ def test_each_part_of_the_place_may_differ(cache, tmp_path, there):
 
 @pytest.mark.parametrize("use", USES)
 def test_a_kernel_is_relocated_if_its_outputs_show_no_path(cache, tmp_path, use):
-    """What shows it is compiled in each place; what computes with it keeps the first place's."""
+    """A kernel that shows a path is compiled in each place.
+
+    A kernel that computes with a path keeps the path of the first place.
+    """
     source = '#include <n.h>\nextern "C" __global__ void k(int* o) { *o = place(*o); }\n'
     folders = [tmp_path / "a", tmp_path / "another", tmp_path / "a"]
     for number, folder in enumerate(folders):
@@ -170,7 +173,7 @@ def test_a_header_appears_beside_a_source_in_another_directory(cache, tmp_path):
         assert agreed(cache, source, options, source_name=name).cached is hit
 
 
-# -- where texts deceived --------------------------------------------------------------------------
+# -- misleading texts --------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="there is no /proc")
@@ -178,7 +181,7 @@ def test_a_header_appears_beside_a_source_in_another_directory(cache, tmp_path):
     "way", ["/proc/self/cwd", "/dev/../proc/self/root{}", "/sys/devices/..//..{}"]
 )
 def test_a_header_by_way_of_the_systems_directories(cache, tmp_path, way):
-    """They were taken for the compiler's own files, and not recorded."""
+    """Such headers were mistaken for the compiler's own files, and not recorded."""
     with chdir(tmp_path):
         for value in (1, 2):
             write(tmp_path / "x.h", header(value))
@@ -189,7 +192,7 @@ def test_a_header_by_way_of_the_systems_directories(cache, tmp_path, way):
     ("how", "folder"), [("plain", "été"), ("option", "with space"), ("text", "x")]
 )
 def test_an_absolute_path_however_it_is_written(cache, tmp_path, folder, how):
-    """It leads to the first place from everywhere."""
+    """An absolute path in a source or option leads to the first place, wherever it is used."""
     for name, value in (("a", 1), ("b", 1), ("c", 3)):
         write(tmp_path / folder / name / "y.h", header(value))
     path = tmp_path / folder / "a/y.h"
@@ -222,8 +225,8 @@ SELF = (
     ],
 )
 def test_a_source_that_asks_for_its_own_name(tree, tmp_path, source):
-    """The compiler answers from memory, and asks the system nothing."""
-    for number in range(2):  # a file of that name has nothing to say where the source has it
+    """The compiler answers from memory, so the trace has no look-up of the name."""
+    for number in range(2):  # in the second round, a file k.cu exists; the source k.cu hides it
         with kcache.KernelCache(tmp_path / str(number)) as cache:
             for name in ("one.cu", "k.cu", "sub/../k.cu", "third.cu"):
                 agree(cache, source, PTX, source_name=name)
@@ -232,7 +235,7 @@ def test_a_source_that_asks_for_its_own_name(tree, tmp_path, source):
 
 
 def test_threads_under_two_names_that_fail_get_their_own_error(cache):
-    """They share one failing compile only where the source has the same name."""
+    """Threads share a failing compile only if their sources have the same name."""
     requests = [
         kcache.CompileRequest("#error no\n", (), PTX, source_name=name)
         for name in ["a.cu", "b.cu"] * 3
@@ -242,7 +245,7 @@ def test_threads_under_two_names_that_fail_get_their_own_error(cache):
 
 
 def test_a_tree_that_was_moved_while_its_texts_spell_include(tmp_path, cache, monkeypatch):
-    """CCCL's headers include `<.../include/...>`; the directory of the project is no part of that."""
+    """The `include` in `<detail/include/config.h>` is not the project's directory `include`."""
     write(tmp_path / "lib/detail/include/config.h", "#define BASE 1\n")
     source = '#include <detail/include/config.h>\n#include "scale.h"\n' + KERNEL
     options = PTX.replace(include_paths=["include", tmp_path / "lib"])

@@ -1,4 +1,4 @@
-"""Real kernels while their headers are edited: what a bare compile makes, and hits without a change."""
+"""Real kernels whose headers are edited: the cache equals a bare compile, and an undo is a hit."""
 
 import os
 import random
@@ -27,17 +27,17 @@ _FOLDERS = {
     "cutlass": ("cutlass_library/source/include", "cutlass/cutlass.h"),
     "groups": ("nvidia/cu13/include", "cooperative_groups.h"),
 }
-#: Names of what has internal linkage: a number of the compile, the process id, and what follows.
+#: Names with internal linkage contain a number of the compile, then the process id and more digits.
 INTERNAL = re.compile(rb"_kernel_cu_([0-9a-f]{8})_(\d+)")
 _BENCH = Path(__file__).parents[2] / "bench/kernels"
 
 
 class Kernel(NamedTuple):
-    """A kernel to compile; `folders` are names of the folders that it needs.
+    """A kernel to compile; `folders` are names of the include folders that it needs.
 
     Attributes:
-        edits_at_once: of the files that it reads, between two compiles: one that takes seconds to
-            compile is compiled for four edits at once.
+        edits_at_once: number of edits between two compiles; four for a kernel that takes seconds to
+            compile.
     """
 
     source: str
@@ -51,7 +51,7 @@ class Kernel(NamedTuple):
 
 
 def flags_of(kernel: Kernel) -> tuple[str, ...] | None:
-    """Return the flags to compile it with, or None where its headers are not installed."""
+    """Return the flags to compile `kernel` with, or None if its headers are not installed."""
     found = [folder_of(name) for name in kernel.folders]
     if None in found:
         return None
@@ -68,14 +68,14 @@ def folder_of(name: str) -> Path | None:
 
 
 class Asked(TypedDict):
-    """Keywords that all who compile take."""
+    """Keyword arguments of all functions that compile."""
 
     names: tuple[str, ...]
     headers: Mapping[str, str]
 
 
 def same_names(ptx: bytes) -> bytes:
-    """Return PTX in which the names that differ from compile to compile are alike."""
+    """Return PTX with the names replaced that differ from compile to compile."""
     found = set(INTERNAL.findall(ptx))
     for each in {number for number, _ in found}:
         digits = os.path.commonprefix([after for n, after in found if n == each])  # noqa: RUF071
@@ -133,7 +133,7 @@ def _made() -> Iterator[tuple[str, Kernel]]:
     )
 
 
-#: Those that take more than a second.
+#: Kernels that take more than a second to compile.
 _LARGE = ("cub reduce", "cutlass gemm", "cute")
 KERNELS = {
     name: kernel._replace(edits_at_once=4) if name in _LARGE else kernel for name, kernel in _made()
@@ -142,7 +142,7 @@ KERNELS = {
 
 pytestmark = [
     pytest.mark.usefixtures("nvrtc"),
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no trace"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="traces need Linux"),
     pytest.mark.slow,
 ]
 
@@ -151,9 +151,9 @@ LONG_EDITS = 40
 
 
 class Project:
-    """A kernel with a copy of all files that its compile looks at, which a test may edit.
+    """A kernel with copies of all files that its compile reads, which a test may edit.
 
-    Before its include directories stands one that is empty.
+    An empty include directory comes before the others.
     """
 
     def __init__(self, kernel: Kernel, flags: tuple[str, ...], top: Path, seed: str) -> None:
@@ -186,7 +186,7 @@ class Project:
         return trace
 
     def place(self, path: str) -> Path:
-        """Return where the copy of a file is: all have their places relative to each other."""
+        """Return where the copy of a file is. All copies keep their relative positions."""
         return self.top / path.lstrip("/")
 
     def _copy(self, path: str) -> Path:
@@ -198,7 +198,7 @@ class Project:
         return folder and path.relative_to(folder)
 
     def edits(self) -> Iterator[Callable[[int], tuple[Path, str]]]:
-        """Yield kinds of edits for ever: functions that return which file gets which text."""
+        """Yield edits without end: functions that return a file and its new text."""
         while True:
             yield lambda n: self.shadow(n, "")
             yield lambda n: self.shadow(n, _addition(n))
@@ -217,7 +217,7 @@ class Project:
         return path, path.read_text() + _addition(number)
 
     def appear(self, number: int) -> tuple[Path, str]:
-        """Return a place where the compiler found nothing, and what it finds later under that name."""
+        """Return a path at which the compiler found no file, and a text for a new file there."""
         if not self.absent:
             return self.shadow(number, _addition(number))
         place = self.absent[number % len(self.absent)]
@@ -232,7 +232,7 @@ class Project:
     def check(self, cache: KernelCache, expected: Fresh) -> bool:
         """Assert that cache and compiler agree; return whether it was a hit."""
         arguments = (self.source, self.kernel.names, self.options)
-        if expected.failed:  # a header that has no guard was edited
+        if expected.failed:  # the edited header has no include guard
             with pytest.raises(CompileError):
                 cache.get_or_compile(*arguments, headers=self.kernel.headers)
             return False
@@ -240,13 +240,13 @@ class Project:
         assert made.ptx is not None
         assert expected.ptx is not None
         assert same_names(made.ptx) == same_names(expected.ptx)
-        if not INTERNAL.search(expected.ptx):  # no two compiles of it are equal
+        if not INTERNAL.search(expected.ptx):  # with such names, no two compiles are equal
             assert made.cubin == expected.cubin
         return made.cached
 
 
 def _addition(number: int) -> str:
-    """Return what changes the code wherever it is read."""
+    """Return a text that changes the code wherever it is included."""
     guard = f"KCACHE_EDITED_{number}"
     return (
         f"\n#ifndef {guard}\n#define {guard}\n__device__ int edited_{number} = {number};\n#endif\n"
@@ -258,9 +258,9 @@ def _addition(number: int) -> str:
 def test_a_real_kernel_hits_and_follows(
     cache: KernelCache, tmp_path: Path, name: str, long: bool
 ) -> None:
-    """Headers are shadowed and edited, and others appear where the compiler looked in vain."""
+    """Headers are shadowed and edited, and new ones appear where the compiler found no file."""
     if not long and name not in ("cub reduce", "cute", "cooperative groups"):
-        pytest.skip("with --long")
+        pytest.skip("runs only with --long")
     kernel = KERNELS[name]
     flags = flags_of(kernel)
     if flags is None:
@@ -274,7 +274,7 @@ def test_a_real_kernel_hits_and_follows(
     counts = {"edits": 0, "compiles": 0, "other code": 0, "refused": 0}
     edits = project.edits()
     for first in range(0, LONG_EDITS if long else 4, kernel.edits_at_once):
-        if counts["compiles"] % MAX_SETS == MAX_SETS - 2:  # a request keeps no more dependency sets
+        if counts["compiles"] % MAX_SETS == MAX_SETS - 2:  # a manifest keeps no more sets
             project.source += "// another request\n"
             assert not project.check(cache, plain)
         done: list[tuple[Path, str | None]] = []

@@ -1,4 +1,4 @@
-"""The trace: what it lists is what strace lists of a bare compile, for real kernels."""
+"""The trace: it lists the same files as strace for a bare compile."""
 
 import ctypes
 import json
@@ -22,10 +22,10 @@ from kcache.nvrtc.workers.messages import Trace
 
 pytestmark = [
     pytest.mark.usefixtures("nvrtc"),
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="there is no trace"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="traces need Linux"),
 ]
 
-#: Compiles by `ctypes` alone, between two looks at paths that nothing else looks at.
+#: Compiles with `ctypes` alone. A look-up of a unique path marks the begin and the end.
 _BARE = """
 import json, os, sys
 sys.path[:0] = json.loads(sys.argv[1])
@@ -48,14 +48,14 @@ _SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/localtime", "/usr/share/zoneinfo")
 
 
 class Seen(NamedTuple):
-    """Paths that were opened, and paths at which nothing was."""
+    """Paths that were opened, and paths at which no file was found."""
 
     opened: set[str]
     absent: set[str]
 
 
 def straced(folder: Path, source: str, flags: tuple[str, ...]) -> Seen:
-    """Return what strace sees of a bare compile in a process of its own."""
+    """Return the paths that strace shows for a bare compile in a new process."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     out = folder / "strace"
@@ -73,7 +73,7 @@ def straced(folder: Path, source: str, flags: tuple[str, ...]) -> Seen:
         match = _CALL.search(line)
         if match is None or match["path"].startswith(_SYSTEM):
             continue
-        if _LOADER.search(match["path"]):  # of libcuda, for NVRTC's own cache
+        if _LOADER.search(match["path"]):  # looked up by libcuda, for NVRTC's own cache
             continue
         if match["error"] in ("ENOENT", "ENOTDIR"):
             seen.absent.add(match["path"])
@@ -109,7 +109,7 @@ _SPELLINGS = [
 
 
 def test_the_compiler_looks_into_the_directories_that_are_taken_for_some(tree: Path) -> None:
-    """What is taken for a directory of headers is one; else it would be no part of a location."""
+    """Every spelling that kcache parses as an include directory is one for the compiler, too."""
     with worker() as process:
         for spelling in _SPELLINGS:
             for given in ([f"-I{spelling}"], ["-I", spelling]):
@@ -132,7 +132,7 @@ def test_changes_while_it_is_read(
     fstat = os.fstat
 
     def look(fd: int) -> os.stat_result:
-        if changes and next(looks) == 1:  # once it was read
+        if changes and next(looks) == 1:  # after it was read
             write(header, "#define V 2 // longer\n")
         return fstat(fd)
 

@@ -1,4 +1,4 @@
-"""Slots: no more compiles run than there are processors, whatever becomes of their processes."""
+"""Slots: no more compiles run than there are processors, even if a process is killed or stopped."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def take(path: Path, processors: Iterable[int] = ALL) -> Slot | None:
 
 @contextmanager
 def another(path: Path, processors: Iterable[int] = ALL, *, beats: int = 0) -> Iterator[int]:
-    """Have a child that holds a slot, and updates its heartbeat `beats` times; yields its pid."""
+    """Start a child that holds a slot and updates its heartbeat `beats` times; yield its pid."""
     reading, writing = os.pipe()
 
     def work() -> None:
@@ -77,7 +77,7 @@ def test_a_slot_for_each_processor(path: Path) -> None:
     for slot in taken:
         assert slot is not None
         slot.release()
-        assert take(path) is not None  # and given back at once, as nothing refers to it
+        assert take(path) is not None  # released at once, because no variable refers to it
 
 
 @pytest.mark.skipif(len(ALL) < 2, reason="one processor")
@@ -108,7 +108,7 @@ def test_a_stopped_holder_holds_up_the_others_once_for_a_few_seconds(
         with bound(ALL[:1]):
             slot = Slots(str(path), LONG)._wait()
         assert slot is not None
-        for _ in range(20):  # without another wait
+        for _ in range(20):  # none of these waits
             slot.release()
             slot = take(path, ALL[:1])
             assert slot is not None
@@ -116,7 +116,7 @@ def test_a_stopped_holder_holds_up_the_others_once_for_a_few_seconds(
         slot.release()
         deadline = time.monotonic() + LONG
         while take(path, ALL[:1]) is not None:
-            assert time.monotonic() < deadline, "it never counts again"
+            assert time.monotonic() < deadline, "the holder that continued is still ignored"
 
 
 @pytest.mark.parametrize("kind", ["no directory", "a directory", "a link", "a pipe", "a file"])
@@ -140,7 +140,7 @@ def test_without_a_file_for_slots_no_compile_waits(kind: str, path: Path, tmp_pa
 
 # -- compiles --------------------------------------------------------------------------------------
 
-#: Runs in each worker, before its main function: notes when it compiles.
+#: Runs in each worker before its main function, and makes it log when each compile begins and ends.
 _NOTES = """
 import time
 from kcache.nvrtc.workers import nvrtc
@@ -171,7 +171,7 @@ with kcache.KernelCache(place) as cache:
 
 @pytest.mark.usefixtures("nvrtc")
 def test_a_directory_bounds_the_compiles_of_all_processes(tmp_path: Path, long: bool) -> None:
-    """Processes want the same six kernels: six compiles, no more at a time than cores."""
+    """Processes that request the same six kernels make six compiles, at most one per core."""
     place, log = tmp_path / "cache", tmp_path / "log"
     programs = [started(_PROGRAM, place, log, _NOTES) for _ in range(8 if long else 3)]
     assert sum(int(program.communicate(timeout=600)[0]) for program in programs) == 6

@@ -1,4 +1,4 @@
-"""Workers: whatever ends, is killed, forked or garbled, every request ends right and nothing stays."""
+"""Workers: whatever is killed, forked or garbled, every request ends right, no process is left."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ from kcache.nvrtc.workers.process import NoWorkerError
 
 pytestmark = [
     pytest.mark.usefixtures("nvrtc"),
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells of processes"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc"),
 ]
 
 LONG = 60.0
@@ -39,16 +39,16 @@ def children(pid: int) -> list[int]:
 
 
 def reach(condition: Callable[[], object]) -> None:
-    """Wait until something is so."""
+    """Wait until `condition` returns a true value."""
     end = time.monotonic() + LONG
     while not condition():
-        assert time.monotonic() < end, "it does not come"
+        assert time.monotonic() < end, f"the condition was not met within {LONG:g} s"
         time.sleep(0.002)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """No process and no zombie stays once the pool is closed."""
+    """Fail a test that leaves a process or a zombie after the pool is closed."""
     shared = pools.shared()
     shared.close()
     most = shared.most
@@ -70,7 +70,7 @@ def _is_worker(pid: int) -> bool:
 
 @contextmanager
 def another_compiles(cache: KernelCache, count: int = 30) -> Iterator[int]:
-    """Have a thread in mid-compile; yields its worker's process id."""
+    """Run a compile in another thread; yield the process id of its worker in mid-compile."""
     outcome: list[object] = []
 
     def work() -> None:
@@ -125,7 +125,7 @@ def test_an_idle_worker_that_was_killed_does_not_end_a_program_with_sigpipe(tmp_
 
 
 def test_idle_workers_that_were_killed_fail_no_compile(cache: KernelCache) -> None:
-    """Two of them, as the kernel kills for lack of memory, counted as two crashes of a compile."""
+    """Two idle workers that the kernel killed once counted as two crashes of a compile."""
     kernels = [(KERNEL.replace("V", str(n)), (), ARCH) for n in range(8)]
     shared = pools.shared(2)
     while len(shared.pids()) < 2:
@@ -186,7 +186,7 @@ def test_no_worker_outlives_the_program(tmp_path: Path) -> None:
     program.communicate()
     end = time.monotonic() + 10  # a compile takes 20 s
     while any(used(pid) >= 0 for pid in workers):
-        assert time.monotonic() < end, "a worker lives"
+        assert time.monotonic() < end, "a worker is still running"
         time.sleep(0.01)
 
 
@@ -291,7 +291,7 @@ def test_without_workers_nothing_is_cached_and_the_reason_is_logged(tmp_path: Pa
 
 
 def test_a_worker_is_not_misled_by_its_directory(tmp_path: Path) -> None:
-    """No module of the working directory is imported, and no variable changes what is."""
+    """A worker imports nothing from the working directory, and ignores `PYTHON*` variables."""
     for name in ("json.py", "xxhash.py", "ctypes.py", "sitecustomize.py", "kcache.py"):
         write(tmp_path / name, "raise SystemExit")
     code = """
@@ -333,7 +333,7 @@ def test_a_process_that_is_not_a_worker_is_an_error(
 
 
 def test_a_program_that_closes_every_descriptor_keeps_what_it_opens_then(tmp_path: Path) -> None:
-    """As programs that become daemons do. The numbers of the pipes are those of other files then."""
+    """Programs that become daemons do this. The numbers of the pipes then belong to other files."""
     for number in range(20):
         (tmp_path / str(number)).write_bytes(bytes(5000))
     code = f"""
@@ -391,7 +391,7 @@ def test_processes_of_multiprocessing(tmp_path: Path, method: str) -> None:
 
 
 def test_another_user_gets_another_worker(tmp_path: Path) -> None:
-    """One that was started before could read what the program may not read any more."""
+    """A worker from before the change could read files that the program may not read any more."""
     code = """
     import os, sys
     from kcache.nvrtc.workers import pool, process

@@ -172,7 +172,7 @@ class World:
     # -- edits -----------------------------------------------------------------------------------
 
     def step(self) -> str:
-        """Do one random edit; return a description of it."""
+        """Make one random edit, and return a description of it."""
         edits = [self.change] * 4 + [self.revert] * 6 + [self.shadow] * 3 + [self.appear] * 3
         edits += [self.disappear] * 2 + [self.move] * 2 + [self.delete, self.touch, self.secret]
         edits += [self.rename, self.link, self.link, self.hard_link, self.copy, self.swap_folders]
@@ -305,7 +305,7 @@ class World:
         return ""
 
     def heal(self, log: str) -> str:
-        """Make the header that the compiler did not find according to `log`, or revert a change."""
+        """Create the header that `log` reports as not found, or revert a change."""
         match = re.search(r'cannot open source file "([^"]+)"', log)
         if match is None or match[1].startswith("/"):
             return self.revert()
