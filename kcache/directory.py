@@ -336,7 +336,7 @@ def change_settings(files: CacheDirectory, change: Callable[[dict[str, object]],
 
     Raises:
         ConfigError: the changed settings are too long to be saved.
-        BackendError: ``kcache.json`` can't be written, or is not a marker of kcache.
+        BackendError: ``kcache.json`` can't be written, or is not a marker file of kcache.
     """
     try:
         with open_own(files.slots, os.O_RDWR | os.O_CREAT) as file:
@@ -405,7 +405,7 @@ def _read_marker(directory: str) -> dict[str, Any] | None:
     The content always has a dictionary under `settings`, which may be empty.
 
     Raises:
-        NotOursError: ``kcache.json`` is not a marker of this version of kcache.
+        NotOursError: ``kcache.json`` is not a marker file of this version of kcache.
         OSError: ``kcache.json`` can't be read.
     """
     path = os.path.join(directory, MARKER)
@@ -418,7 +418,9 @@ def _read_marker(directory: str) -> dict[str, Any] | None:
         reason = str(error.strerror).removeprefix("it ")
         raise NotOursError(f"its {MARKER!r} {reason}", path) from error
     except (ValueError, RecursionError) as error:
-        raise NotOursError(f"its {MARKER!r} is not a marker of kcache (not JSON)", path) from error
+        raise NotOursError(
+            f"its {MARKER!r} is not a marker file of kcache (it is not valid JSON)", path
+        ) from error
     about = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     form = about.get("format")
     if isinstance(form, str) and form.startswith(_KIND) and form != _FORMAT:
@@ -426,7 +428,7 @@ def _read_marker(directory: str) -> dict[str, Any] | None:
             f"its {MARKER!r} was written by another version of kcache (format {form[:40]!r})", path
         )
     if form != _FORMAT or not isinstance(about.setdefault("settings", {}), dict):
-        raise NotOursError(f"its {MARKER!r} is not a marker of kcache", path)
+        raise NotOursError(f"its {MARKER!r} is not a marker file of kcache", path)
     return about
 
 

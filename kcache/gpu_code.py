@@ -36,7 +36,7 @@ def templates_in(source: str) -> list[str]:
 
 
 def kernels_of(ptx: bytes | None, cubin: bytes | None) -> list[str]:
-    """Return the sorted names of the kernels in a module, as they are in the module.
+    """Return the names of the kernels in a module as they appear in the module, sorted.
 
     The names are mangled, unless the source declares a kernel as `extern "C"`. They are read from
     the PTX, or from the CUBIN if there is no PTX.

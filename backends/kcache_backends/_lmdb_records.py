@@ -77,7 +77,7 @@ def add_to_sums(txn: lmdb.Transaction[bytes], size: int, entries: int) -> None:
 
 
 def time_key(used: int) -> bytes:
-    """Return the bytes by which a time of use is sorted in the index by recency."""
+    """Return the bytes by which a time of use is sorted in the recency index."""
     return _TIME.pack(min(used, _LATEST))
 
 
@@ -127,7 +127,7 @@ def _pairs(txn: lmdb.Transaction[bytes], prefix: bytes, after: bytes, most: int)
 def rows(
     txn: lmdb.Transaction[bytes], after: bytes, most: int
 ) -> list[tuple[bytes, bytes, int, int]]:
-    """Return up to `most` rows of the index by recency, least recently used first.
+    """Return up to `most` rows of the recency index, least recently used first.
 
     A row is (place, key, last use, stored size). The place consists of the time and the key, and is
     unique. The first row returned is the one at the place `after`, or the next one.
@@ -138,10 +138,10 @@ def rows(
             for name, row in _pairs(txn, b"r", after, most)
         ]
     except struct.error as error:
-        raise lmdb.CorruptedError(f"a row of the index by recency is damaged: {error}") from None
+        raise lmdb.CorruptedError(f"a row of the recency index is damaged: {error}") from None
     wrong = any(info(txn, raw) != (used, size) for _, raw, used, size in found)
     if wrong or (not found and not after and (sums(txn) or (0, 0))[1]):
-        raise lmdb.CorruptedError("the index by recency differs from the entries")
+        raise lmdb.CorruptedError("the recency index does not match the entries")
     return found
 
 

@@ -188,7 +188,7 @@ class LmdbBackend(Backend):
         return self.coldest()
 
     def check(self, *, repair: bool = False) -> Iterator[str]:
-        """Verify the file page by page, then the sums and the index by recency.
+        """Verify the file page by page, then the sums and the recency index.
 
         With `repair`, a file with any damage is replaced by an empty one. A read-only backend does
         not block writers, so a file that is being written may look damaged.

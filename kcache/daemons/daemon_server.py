@@ -273,7 +273,7 @@ class Server:
             self._leave(client)
 
     def _attend(self, client: Client) -> None:
-        """Answer one program until it disconnects."""
+        """Serve one client until it disconnects."""
         try:
             while True:
                 question = client.next()
@@ -296,8 +296,8 @@ class Server:
     def status(self) -> dict[str, object]:
         """Return what the daemon has done, including what it did for programs that have exited.
 
-        For up to `LOOK_EVERY` seconds, it waits until the last messages of these programs are
-        handled. A compile for a program that has exited may take longer; it is then not included.
+        This call waits for up to `LOOK_EVERY` seconds until the last messages of these programs
+        are handled. A compile for such a program that takes longer is not included.
         """
         until = time.monotonic() + LOOK_EVERY
         for client in filter(Client.has_ended, self._present()):

@@ -30,7 +30,10 @@ class Finding(NamedTuple):
 
 
 def diagnose_libraries() -> Iterator[Finding]:
-    """Yield a finding for each package that can't be imported; if all can, one with versions."""
+    """Yield a finding for each package that can't be imported.
+
+    If all can be imported, yield a single finding that lists their versions.
+    """
     versions = [f"Python {platform.python_version()}"]
     for name in _LIBRARIES:
         try:

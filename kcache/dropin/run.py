@@ -247,7 +247,9 @@ def _become(
 
 
 def _execute(command: Sequence[str]) -> NoReturn:
-    """Become the program. A script without `#!` is run by /bin/sh, as `execvp` of POSIX does it.
+    """Replace this process with the program that `command` names.
+
+    A script without `#!` is run by /bin/sh, as with `execvp` of POSIX.
 
     Raises:
         OSError: the program can't be run.

@@ -204,7 +204,7 @@ class _Explainer:
         return _explanation(self._request, found, near, "" if holding is None else holding.key)
 
     def _compared(self, manifest: Manifest) -> Iterator[_Set]:
-        """Yield the dependency sets of a manifest, compared with the present state."""
+        """Compare each dependency set of a manifest with the present files; yield the results."""
         request = self._request
         for dependency_set in manifest.dependency_sets:
             with suppress(CorruptEntryError):  # intact, but not a dependency set

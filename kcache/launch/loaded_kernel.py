@@ -139,7 +139,7 @@ class Code(NamedTuple):
 
 
 class Module:
-    """The code of one kernel in one context. It stays loaded until the process ends.
+    """The outputs of one compile, loaded into one context until the process exits.
 
     Threads: may be used by several threads at the same time.
 

@@ -130,7 +130,7 @@ class Recording:
             case "T":
                 program = os.path.basename(self._programs.get(process, ""))
                 if not _CLOCKS.match(f"{program} {name}"):
-                    raise RefusedError(f"{program or 'a program'} asks for the time")
+                    raise RefusedError(f"{program or 'a program'} reads the system clock")
             case "X":
                 self._starts += 1
                 self._note_program(name, answer)

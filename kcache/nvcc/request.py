@@ -206,10 +206,11 @@ class Start(NamedTuple):
 
     @property
     def request(self) -> Request:
-        """The request to a cache. Its key covers everything that the caller passes.
+        """The request to a cache. Its key covers everything that the caller passes to nvcc.
 
-        It also covers the content of the sources, because some programs compile many sources under
-        the same name, each in a random directory.
+        The key has the directories as numbers, so that the result can be used in other directories.
+        It also covers the contents of the sources: some programs compile many different sources
+        under the same file name, each in a directory with a random name.
         """
         roots = self.roots
         number = roots.numbered

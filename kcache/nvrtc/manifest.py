@@ -203,7 +203,7 @@ class Manifest:
         self.checked: dict[str, DependencySet] = {}
 
     def was_checked_at(self, location: str) -> bool:
-        """Return whether any of the dependency sets was ever verified at `location`."""
+        """Return whether any of the dependency sets has ever been verified at `location`."""
         return any(location in each.stamps for each in self.dependency_sets)
 
     def holding(

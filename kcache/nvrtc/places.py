@@ -54,11 +54,12 @@ _IN_A_PATH = rb"[\w./+~\x80-\xff-]"
 
 
 def questions(request: Request) -> dict[str, Sequence[str]]:
-    """Return the conditions that depend on the texts which the compiler reads: condition -> words.
+    """Return the conditions of reuse that apply only if certain words occur in the source text.
 
-    A worker searches the texts for the words of each condition. If all of them occur, the result
-    has the condition. A word that ends in a slash must occur where it may become part of a path. A
-    result with a `CLOCK` condition must not be cached.
+    The returned dictionary maps each condition to its words. A worker searches all texts that the
+    compiler reads. If all words of a condition occur, the condition applies to the result. A word
+    that ends in a slash counts only where it may be part of a path. A result to which a `CLOCK`
+    condition applies must not be cached.
     """
     found: dict[str, Sequence[str]] = {}
     if request.makes_ltoir:

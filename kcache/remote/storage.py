@@ -83,7 +83,7 @@ class Storage(Protocol):
         """Store `value` under `key`, in place of any older value.
 
         Raises:
-            RemoteError: `value` is not stored, or it is unknown whether it is.
+            RemoteError: `value` was not stored, or may not have been stored.
         """
 
     def replace(self, key: str, value: bytes, old: Stored | None) -> bool:

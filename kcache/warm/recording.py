@@ -200,7 +200,7 @@ def _decode(
     found: object, now: tuple[str, ...], missing: dict[str, None]
 ) -> tuple[CompileRequest, str | None]:
     if not isinstance(found, dict) or MARK not in found:
-        raise ConfigError(f"expected a recorded request, an object with {MARK!r}")
+        raise ConfigError(f"expected a recorded request: a JSON object with the key {MARK!r}")
     line = cast("dict[str, Any]", found)
     if line[MARK] != VERSION:
         raise ConfigError(f"{MARK}: expected {VERSION}, got {line[MARK]!r}")

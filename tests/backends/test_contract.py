@@ -10,7 +10,7 @@ class TestFile(FileSuite):
 
 
 class TestLmdb(LmdbSuite):
-    """One database, with an index by recency."""
+    """One database, with a recency index."""
 
     kills = 3
 

@@ -126,7 +126,7 @@ def test_an_invalid_marker_is_refused_with_the_reason(tmp_path: Path) -> None:
         "a file with 2 names": lambda at: os.link(cache / NAME, at),
         "a link": lambda at: at.symlink_to(cache / NAME),
         "a directory": lambda at: at.mkdir(),
-        "not a marker of kcache": lambda at: at.write_text("{}"),
+        "not a marker file of kcache": lambda at: at.write_text("{}"),
     }
     for reason, make in cases.items():
         other.mkdir()

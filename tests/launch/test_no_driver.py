@@ -36,7 +36,7 @@ def test_every_call_names_the_missing_driver_and_none_hangs() -> None:
     """The message is also on the page load-and-launch.md."""
     without_driver()
     *errors, loaded = output_of(TWICE).splitlines()
-    said = f"DeviceError there is no CUDA driver: the library {LIBRARY} is not"
+    said = f"DeviceError there is no CUDA driver: the library {LIBRARY} was not found"
     assert [error.startswith(said) for error in errors] == [True] * 5
     assert loaded == "[]"
 

@@ -71,7 +71,7 @@ BEGIN = ("B", "1", "/opt/cuda/bin/nvcc", "f 1 2 3 4 5")
         (("O", "1", "/pipe", "o 1 2 3 4 5"), "is not a regular file"),
         (("W", "1", "/dev/sda", "+"), "is written"),
         (("W", "1", "k.o", "="), "is read and written"),
-        (("T", "2", "time", ""), "asks for the time"),
+        (("T", "2", "time", ""), "reads the system clock"),
         (("OO", "1", "k.cu", "f 1 2 3 4 5"), "damaged"),
     ],
 )

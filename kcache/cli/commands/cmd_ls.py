@@ -171,14 +171,15 @@ def list_entries(
 ) -> None:
     """List the kernels in the cache, one line each.
 
-    KEY is the first digits of a key: enough of them to distinguish the entries, and for other
-    commands to accept it as a KEY. AGE is the time since the compile, and COMPILE is the time that
+    KEY is the beginning of an entry's key, long enough to be unique. Other commands accept it as
+    their KEY argument. AGE is the time since the compile, and COMPILE is the time that
     the compile took. Damaged entries and entries of another version of kcache are marked. Listing
     an entry does not count as a use of it. If kernels differ only in their options, the list shows
     these options. On a narrow terminal, it leaves out columns so that there is room for the names.
 
-    A manifest records which headers a source was compiled with, so that kcache notices when a
-    header changes. A source with includes has a manifest for each set of options.
+    With --all, the list also has manifests. A manifest records which headers a source was compiled
+    with, so that kcache notices when a header changes. A source with includes has one manifest for
+    each set of options.
     """
     now, wanted = time.time(), selection(**given)
     with open_existing(directory) as cache:
