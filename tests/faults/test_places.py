@@ -135,7 +135,7 @@ def test_a_read_only_mount_still_serves(name: str, disk: Path) -> None:
 @ALL
 @pytest.mark.parametrize("used", ["put", "get", "get_or_create"])
 def test_a_cache_that_is_emptied_while_it_is_open(name: str, used: str, tmp_path: Path) -> None:
-    """The open cache left files without a marker, so the next program refused the directory."""
+    """Once, files were left without a marker, so the next program refused the directory."""
     place = tmp_path / "cache"
     arguments = {
         "put": (sealed(1, 2, 100),),

@@ -146,7 +146,7 @@ def test_a_stopped_lock_holder(name: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_process_that_was_stopped_in_a_put_stops_no_eviction(tmp_path: Path) -> None:
-    """Once the cache was full, such a process made every put of every process fail."""
+    """Once the cache was full, such a process once made all puts of all processes fail."""
 
     def hold(stop: Callable[[], None]) -> None:
         real = os.replace

@@ -64,7 +64,7 @@ def home(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the native libraries and programs, built from their sources."""
     if build.compiler() is None:
-        pytest.skip("there is no C compiler")
+        pytest.skip("no C compiler is installed")
     folder = tmp_path_factory.mktemp("native") / "libraries"
     build.build(str(folder), flags=("-Werror",))
     return folder

@@ -33,7 +33,7 @@ target_include_directories(many PRIVATE .)
 def found(program: str) -> str:
     path = shutil.which(program) or shutil.which(program, path=str(Path(sys.executable).parent))
     if path is None:
-        pytest.skip(f"{program} is missing")
+        pytest.skip(f"{program} is not installed")
     return path
 
 

@@ -1,4 +1,4 @@
-"""After a change of anything that a compile depends on, nvcc runs again; judged by nvcc alone."""
+"""After a change of anything that a compile depends on, nvcc runs again, with the right result."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Random include trees, edits, moves and variables, judged by nvcc alone after each step."""
+"""Random include trees, edits, moves and variables, compared with nvcc alone after each step."""
 
 import random
 import shutil

@@ -22,7 +22,7 @@ SEVEN = KERNEL.replace("V", "7")
 
 
 class Held:
-    """A replacement of `compile_request` that compiles, and returns once `go` is set."""
+    """A replacement of `compile_request` that compiles, and waits for `go` before it returns."""
 
     def __init__(self, compile_request: Callable[..., Any]) -> None:
         self._compile_request = compile_request
@@ -128,7 +128,7 @@ def test_closing_while_tasks_wait(tmp_path: Path, held: Held) -> None:
 def test_closing_in_another_thread_during_the_call(
     cache: kcache.KernelCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Leaving an `async with` block closes the cache like this. The call raised AttributeError."""
+    """Leaving an `async with` block does the same. The call once raised AttributeError."""
     real = kcache.CompileRequest
 
     def close(*args: Any) -> kcache.CompileRequest:

@@ -92,7 +92,7 @@ CASES = {
         {"inc/sm/800/x.h": v(1)},
         [{"inc/sm/800/x.h": v(2)}, {"first/sm/800/x.h": v(3)}],
     ),
-    # One file under two names.
+    # One file with two names.
     **{
         f"a link {link} becomes a file of its own, {skip[:8]}": Case(
             "#include <a/x.h>\n#include <b/x.h>\n",
@@ -343,7 +343,7 @@ def test_other_headers_in_another_folder_are_not_stale(cache, tree):
     "text", ["#pragma once\n", "#ifndef A\n#define A\n#else\n#define W\n#endif\n"]
 )
 def test_names_of_in_memory_headers_become_one_file(cache, tree, text):
-    """The compiler includes only one of two in-memory headers whose names are one file on disk."""
+    """The compiler treats two in-memory headers as one if their names lead to one file on disk."""
     header = write(tree / "inc/x.h", "#ifndef W\n#define W 3\n#endif\n#define V W\n")
     source = '#include "a.h"\n#include "b.h"\n#include <x.h>\n' + KERNEL
     headers = {"a.h": text, "b.h": text + "#define W 2\n"}

@@ -62,7 +62,7 @@ agreed(cache, source + "// parent", options)
 
 @pytest.mark.parametrize("free", [1, 4])
 def test_few_descriptors_are_left_before_the_first_use(tmp_path, free):
-    """An import in kcache raised OSError, and a half-started worker raised IndexError."""
+    """Once, an import in kcache raised OSError, and a half-started worker IndexError."""
     code = f"""
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 taken = []

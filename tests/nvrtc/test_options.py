@@ -83,7 +83,7 @@ class TestFields:
     def test_architectures(self, cache, nvrtc, options, outputs):
         known_since = {"sm_100f": (12, 9), "sm_120": (12, 8)}
         if nvrtc < known_since.get(options.get("arch"), (12, 4)):
-            pytest.skip(f"NVRTC {nvrtc} does not know {options['arch']}")
+            pytest.skip(f"NVRTC {nvrtc} does not support {options['arch']}")
         made = CompileOptions(**options)
         agreed(cache, SEVEN, made)
         for kernel in (cache.lookup(SEVEN, (), made),):
@@ -152,7 +152,7 @@ class TestNotCached:
     @pytest.mark.parametrize("option", ["--fdevice-time-trace=x", "--time=x"])
     def test_options_that_write_files(self, cache, tmp_path, nvrtc, option):
         if nvrtc < (13, 0):
-            pytest.skip(f"NVRTC {nvrtc} does not know them all")
+            pytest.skip(f"NVRTC {nvrtc} does not support all of the options")
         options = ARCH.replace(extra_options=[option])
         with chdir(tmp_path):
             for _ in range(2):
@@ -171,7 +171,7 @@ class TestNotCached:
 
 def test_no_arch_and_no_driver(cache):
     if find_library("cuda"):
-        pytest.skip("there is a CUDA driver")
+        pytest.skip("needs a machine without a CUDA driver")
     for ask in (cache.get_or_compile, cache.lookup):
         for options in (None, CompileOptions(std=17)):
             with pytest.raises(

@@ -176,12 +176,12 @@ def test_a_header_appears_beside_a_source_in_another_directory(cache, tmp_path):
 # -- misleading texts --------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="there is no /proc")
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
     "way", ["/proc/self/cwd", "/dev/../proc/self/root{}", "/sys/devices/..//..{}"]
 )
 def test_a_header_by_way_of_the_systems_directories(cache, tmp_path, way):
-    """Such headers were mistaken for the compiler's own files, and not recorded."""
+    """Such headers were once mistaken for the compiler's own files, and not recorded."""
     with chdir(tmp_path):
         for value in (1, 2):
             write(tmp_path / "x.h", header(value))

@@ -80,7 +80,7 @@ def test_a_slot_for_each_processor(path: Path) -> None:
         assert take(path) is not None  # released at once, because no variable refers to it
 
 
-@pytest.mark.skipif(len(ALL) < 2, reason="one processor")
+@pytest.mark.skipif(len(ALL) < 2, reason="needs two processors")
 def test_processes_that_are_bound_to_different_processors_do_not_wait_for_each_other(
     path: Path,
 ) -> None:
@@ -171,7 +171,7 @@ with kcache.KernelCache(place) as cache:
 
 @pytest.mark.usefixtures("nvrtc")
 def test_a_directory_bounds_the_compiles_of_all_processes(tmp_path: Path, long: bool) -> None:
-    """Processes that request the same six kernels make six compiles, at most one per core."""
+    """Several processes with the same six kernels make six compiles, at most one per core at once."""
     place, log = tmp_path / "cache", tmp_path / "log"
     programs = [started(_PROGRAM, place, log, _NOTES) for _ in range(8 if long else 3)]
     assert sum(int(program.communicate(timeout=600)[0]) for program in programs) == 6

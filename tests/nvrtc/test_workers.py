@@ -233,7 +233,7 @@ def test_a_child_forked_in_mid_compile(cache: KernelCache, tmp_path: Path) -> No
         assert pools.shared().pids() == []
         cache.get_or_compile(source, "k<3>", options)
         pools.shared().close()
-        with pytest.raises(ChildProcessError):  # no process is left, not even a dead one
+        with pytest.raises(ChildProcessError):  # no process is left, not even a zombie
             os.waitpid(-1, os.WNOHANG)
 
     with another_compiles(cache):
@@ -475,5 +475,5 @@ FIRST_USES = [
 def test_a_fork_beside_a_first_use_leaves_no_child_waiting(
     module: str, name: str, use: str, tmp_path: Path
 ) -> None:
-    """The child waited for a lock that a thread of its parent had held at the fork."""
+    """Once, the child waited for a lock that a thread of its parent had held at the fork."""
     output_of(BESIDE, module, name, use, tmp_path, environ={"KCACHE_DIR": str(tmp_path / "cache")})
