@@ -251,7 +251,7 @@ def test_migrate_deletes_nothing_that_it_did_not_write(tmp_path: Path) -> None:
 @pytest.mark.parametrize("backend", ["file", "zstd"])
 @pytest.mark.parametrize("what", ["the backend's folder", "shards"])
 def test_nothing_is_written_through_a_link(what: str, backend: str, tmp_path: Path) -> None:
-    """A put made directories and files in the folder to which a link in the cache led."""
+    """A put once made directories and files in the folder to which a link in the cache led."""
     place, outside = tmp_path / "cache", tmp_path / "outside"
     with KernelCache(place, backend=backend) as cache:
         for number in range(40):

@@ -1,4 +1,4 @@
-"""An artifact of nvcc is an entry like any other: commands, cap, errors, recordings, machines."""
+"""Artifacts of nvcc in a cache: commands, cap, errors, recordings, and sharing between machines."""
 
 import json
 import os

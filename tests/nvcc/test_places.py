@@ -229,7 +229,7 @@ def test_relocation_off_binds_everything_to_its_place(service: Service, tmp_path
 def test_a_source_that_asks_for_its_name_shows_no_more_than_that(
     name: str, hits: int, service: Service, tmp_path: Path
 ) -> None:
-    """SGLang uses `<source_location>`, and a relative name in a random directory."""
+    """SGLang does this with `<source_location>` and a relative name in a random directory."""
     made = []
     for place in ("one", "another"):
         folder = tmp_path / place

@@ -1,4 +1,4 @@
-"""What is stored, and how the commands know it; no compiler runs here."""
+"""Starts, recordings and answers of nvcc: how they are parsed, compared and stored."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -96,14 +96,14 @@ def test_two_states_of_one_file_are_refused() -> None:
 
 
 def of_folder(folder: Path) -> tuple[Start, DependencySet]:
-    """Makes a start in a folder, and what depends on a link, a right and two equal files there."""
+    """Make a start in `folder`, and its dependencies: a link, an access right, two equal files."""
     (folder / "equal").mkdir(parents=True)
     for name in ("k.cu", "equal/k.cu"):
         (folder / name).write_text("text")
         os.utime(folder / name, (1, 1))
     (folder / "link").symlink_to("equal")
     made = start("-c", "k.cu", directory=str(folder))
-    os.utime(folder / "k.cu", (2, 2))  # the two differ
+    os.utime(folder / "k.cu", (2, 2))  # now the two files have different times
     rooted, digests = made.roots.rooted, FileDigests()
     names = sorted(("k.cu", "equal/k.cu"))
     statuses = [(folder / name).stat() for name in names]
@@ -187,4 +187,4 @@ def test_verified_stamps_are_shared_between_locations(tmp_path: Path) -> None:
     later.stamps = {"another location": next(iter(answers.stamps.values()))}
     digests = FileDigests(lambda: 2**62)
     assert later.holds(made.request, digests)
-    assert digests.reads == 1  # of the directory with what must be absent
+    assert digests.reads == 1  # the directory in which the absent names are looked up

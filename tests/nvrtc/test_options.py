@@ -112,7 +112,7 @@ class TestLog:
     def test_a_kernel_saves_its_compile_once_in_each_process_that_gets_it(self, cache, tmp_path):
         first = cache.get_or_compile(self.SOURCE, (), ARCH)
         cache.get_or_compile(self.SOURCE, (), ARCH)
-        assert cache.stats().saved_seconds == 0  # it was compiled here
+        assert cache.stats().saved_seconds == 0  # the kernel was compiled by this cache
         with kcache.KernelCache(tmp_path / "cache") as other:
             for _ in range(3):
                 other.get_or_compile(self.SOURCE, (), ARCH)
