@@ -18,7 +18,7 @@ FACE = "kcache"
 
 
 def packages() -> set[str]:
-    """Returns every folder of code, as a path below the root."""
+    """Return every folder of code, as a path below the root."""
     return {
         path.parent.relative_to(ROOT).as_posix()
         for top in ("kcache", "backends", "bench")
@@ -32,7 +32,7 @@ def first_sentence(folder: str) -> str:
 
 
 def layers() -> list[set[str]]:
-    """Returns the names of each of the import linter's layers, without those that are to come."""
+    """Return the names of each of the import linter's layers, without those that are to come."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (contract,) = (
         each for each in settings["tool"]["importlinter"]["contracts"] if each["id"] == "one-way"

@@ -28,7 +28,7 @@ BUILD = "import sys, hatchling.build as b; print(getattr(b, sys.argv[1])(sys.arg
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
-    """Builds an sdist or a wheel of `source` as an installer would, without isolation."""
+    """Build an sdist or a wheel of `source` as an installer would, without isolation."""
     done = run(sys.executable, "-c", BUILD, f"build_{kind}", out, cwd=source)
     assert done.returncode == 0, done.stderr
     return out / done.stdout.split()[-1]

@@ -1,4 +1,4 @@
-"""Broken backends: each is wrong in one way, which a test of the contract has to detect."""
+"""Broken backends: each has one fault, which a test of the contract has to detect."""
 
 import os
 import threading
@@ -25,7 +25,7 @@ class Partial(MemoryBackend):
 
 
 class Undercounting(MemoryBackend):
-    """Subtracts the size of an old value twice when a put replaces it."""
+    """A backend that subtracts the size of an old value twice when a put replaces this value."""
 
     def put(self, key: str, value: bytes) -> int:
         held = len(self.values.get(key, b""))
@@ -49,7 +49,7 @@ class ByTheClock(MemoryBackend):
 
 
 class Halves(MemoryBackend):
-    """Puts a value in two steps."""
+    """A backend that puts a value in two steps, so that a reader may get the first half alone."""
 
     def put(self, key: str, value: bytes) -> int:
         super().put(key, value[: len(value) // 2])
@@ -65,7 +65,7 @@ class Swallowing(MemoryBackend):
 
 
 class Stuck(MemoryBackend):
-    """Does not release its lock when a batch fails."""
+    """A backend that does not release its lock when a batch fails."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -86,7 +86,7 @@ class Stuck(MemoryBackend):
 
 
 class Foreign(FileBackend):
-    """Raises the medium's own errors instead of BackendError."""
+    """A backend that raises the medium's own errors instead of BackendError."""
 
     @contextmanager
     def _translated(self, operation: str) -> Generator[None]:
@@ -94,7 +94,7 @@ class Foreign(FileBackend):
 
 
 class LockFile(FileBackend):
-    """Locks with a file, which stays if the process that created it is killed."""
+    """A backend that locks with a file. The file stays if the process that created it is killed."""
 
     def put(self, key: str, value: bytes) -> int:
         name = f"{self._root}/lock"
@@ -106,14 +106,14 @@ class LockFile(FileBackend):
         else:
             raise BackendError("locked")
         try:
-            time.sleep(0.002)  # so long that some kills hit a process that holds the lock
+            time.sleep(0.002)  # long enough for some kills to hit a process that holds the lock
             return super().put(key, value)
         finally:
             os.unlink(name)
 
 
 class LosingUses(FileBackend):
-    """Keeps uses in memory, writes them only before it iterates, and so loses them when closed."""
+    """A backend that writes recorded uses only before it iterates. Closing it loses the others."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -135,7 +135,7 @@ class LosingUses(FileBackend):
 
 
 class Unasked(FileBackend):
-    """Records uses even if it was opened for reading only."""
+    """A backend that records uses even if it was opened for reading only."""
 
     def use(self, key: str) -> bytes | None:
         with suppress(FileNotFoundError):
@@ -144,7 +144,7 @@ class Unasked(FileBackend):
 
 
 class Leaking(FileBackend):
-    """Leaves a file open after each put."""
+    """A backend that leaves a file open after each put."""
 
     def put(self, key: str, value: bytes) -> int:
         stored = super().put(key, value)
@@ -153,7 +153,7 @@ class Leaking(FileBackend):
 
 
 class ForkUnsafe(FileBackend):
-    """Has a lock that a forked child inherits in its present state, perhaps locked forever."""
+    """A backend whose lock stays locked in a forked child if it was locked during the fork."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -1,4 +1,4 @@
-"""Reads and changes an LMDB database in another process, as a process may open it only once.
+"""Reads and changes an LMDB database in another process, because a process may open it only once.
 
 Run as a script, this module answers the requests that `Looker` sends to its standard input. Each
 request and each answer is a line of JSON.
@@ -22,7 +22,7 @@ class Looker:
         self._pid = 0
 
     def ask(self, command: str, place: Path, *arguments: str) -> Any:
-        if self._process is None or self._pid != os.getpid():  # a forked child has its own
+        if self._process is None or self._pid != os.getpid():  # a forked child starts its own
             self._pid = os.getpid()
             self._process = subprocess.Popen(
                 [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -54,7 +54,7 @@ def read(place: Path, key: str) -> bytes:
 
 
 def write(place: Path, key: str, image: bytes) -> None:
-    """Replace the value that LMDB holds for a key, and nothing else."""
+    """Replace the value that LMDB holds for a key, and change nothing else."""
     looker.ask("write", place, key, base64.b64encode(image).decode())
 
 
@@ -76,7 +76,7 @@ def _answer(command: str, place: str, *arguments: str) -> Any:
                 rows = cursor.iternext(values=True)
                 return {name[1:].hex(): len(value) for name, value in rows if name[:1] == b"v"}
     value = base64.b64decode(arguments[1])
-    size += 2 * len(value) if len(value) > size else 0  # as a process with a larger cap does
+    size += 2 * len(value) if len(value) > size else 0  # as a process with a larger cap would
     with lmdb.open(folder, map_size=size, lib_version=0) as env, env.begin(write=True) as txn:
         return txn.replace(b"v" + bytes.fromhex(arguments[0]), value) and 1
 
@@ -90,7 +90,7 @@ def _serve() -> None:
             try:
                 answer = _answer(*request)
                 break
-            except (lmdb.Error, OSError):  # the file was replaced or removed at this moment
+            except (lmdb.Error, OSError):  # the file has just been replaced or removed
                 answer = {}
         print(json.dumps(answer), flush=True)
 

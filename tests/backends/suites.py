@@ -18,7 +18,7 @@ from kcache_backends.zstd import ZstdBackend
 
 
 class DiskSuite(BackendContract):
-    """The contract for a backend of kcache that stores values on a disk."""
+    """The contract for a backend of kcache that stores values on disk."""
 
     backend: Callable[..., Backend]
 
@@ -35,7 +35,7 @@ class DiskSuite(BackendContract):
 
 
 class FileSuite(DiskSuite):
-    """The contract for the backend `file`. The medium is read as files."""
+    """The contract for the `file` backend. The tests read the medium as files."""
 
     backend = FileBackend
 
@@ -56,7 +56,7 @@ class FileSuite(DiskSuite):
 
 
 class LmdbSuite(DiskSuite):
-    """The contract for the backend `lmdb`. Another process reads the database."""
+    """The contract for the `lmdb` backend. Another process reads the database for the tests."""
 
     backend = LmdbBackend
 
@@ -73,7 +73,7 @@ class LmdbSuite(DiskSuite):
         return [name for name in ("old",) if (place / name).exists()]
 
     def snapshot(self, place: Path) -> Mapping[str, object]:
-        """Leave out the file of LMDB's table of readers, because read-only use changes it, too."""
+        """Leave out LMDB's table of readers, because read-only use changes this file, too."""
         table = str(place / "db" / "lock.mdb")
         return {path: what for path, what in super().snapshot(place).items() if path != table}
 
@@ -93,7 +93,7 @@ class ZstdLmdbSuite(LmdbSuite):
 
 
 def _pages(length: int) -> int:
-    """Return how many bytes of whole pages a value of this length takes, by the LMDB layout."""
+    """Return the size of the whole pages that LMDB uses for a value of this length."""
     return -(-(length + 16) // PAGESIZE) * PAGESIZE
 
 

@@ -1,4 +1,4 @@
-"""The contract fails for backends that are wrong, each by the test that is there for it."""
+"""The contract detects broken backends: each fails the test that is meant to detect its fault."""
 
 import inspect
 from collections.abc import Callable
@@ -24,7 +24,7 @@ VERDICTS = (
 def test_a_wrong_backend_is_caught(
     broken: Callable[..., Any], test: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_base, "PATIENCE", 1)  # some of them hang
+    monkeypatch.setattr(_base, "PATIENCE", 1)  # some of the backends hang
     method = getattr(suite_of(broken), test)
     arguments = {"place": tmp_path / "place", "tmp_path": tmp_path}
     wanted = inspect.signature(method).parameters
@@ -33,8 +33,8 @@ def test_a_wrong_backend_is_caught(
     except VERDICTS:
         return
     except pytest.skip.Exception as skipped:
-        pytest.fail(f"skipped: {skipped}")
-    pytest.fail("passed")
+        pytest.fail(f"{test} was skipped: {skipped}")
+    pytest.fail(f"{test} passed")
 
 
 def test_every_promise_says_what_it_is() -> None:

@@ -1,4 +1,4 @@
-"""The example of "Write a backend": built, installed, found by its name, and true to the contract.
+"""The example of "Write a backend" can be built and installed, is found, and keeps the contract.
 
 The page is docs/how-to/write-a-backend.md, the example kcache-sqlite.
 """
@@ -36,7 +36,7 @@ with KernelCache(sys.argv[1], backend="sqlite") as cache:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the example's wheel, unpacked as an installer would."""
+    """A directory with the unpacked wheel of the example."""
     folder = tmp_path_factory.mktemp("example")
     source = shutil.copytree(
         EXAMPLE, folder / "source", ignore=shutil.ignore_patterns(".*", "__pycache__")
@@ -66,12 +66,12 @@ except kcache.UnknownBackendError as error:
 
 
 def test_it_keeps_the_contract(installed: Path, tmp_path: Path) -> None:
-    """Runs the example's own tests, as its author does: with pytest's defaults, elsewhere."""
+    """The example's own tests pass with pytest's defaults, outside of this repository."""
     shutil.copytree(EXAMPLE / "tests", tmp_path / "tests")
     words = ("-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "tests")
     environ = {"PYTHONPATH": str(installed)}
     done = run(sys.executable, *words, cwd=tmp_path, environ=environ)
     assert done.returncode == 0, done.stdout[-8000:]
     assert re.search(r"\b1\d passed", done.stdout), done.stdout
-    # SQLite looks neither whose a directory is nor how long a value has grown.
+    # SQLite checks neither who owns a directory nor whether a stored value has grown.
     assert re.findall(r"\d+ skipped", done.stdout) == ["2 skipped"]

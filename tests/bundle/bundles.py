@@ -1,4 +1,4 @@
-"""Bundles: makes bundles and caches whose entries were made without a compiler."""
+"""Bundles: creates bundles, and caches whose entries were not compiled."""
 
 import io
 import os
@@ -22,12 +22,12 @@ REQUEST = key("request")
 
 
 def dependency_set(number: int = 0) -> DependencySet:
-    """Returns a dependency set of one header, whose content differs from number to number."""
+    """Return a dependency set with one header. The header's content depends on `number`."""
     return one_header("read.h", number.to_bytes(16, "big"))
 
 
 def with_headers(*numbers: int, stamped: bool = False, request: str = REQUEST) -> dict[str, Entry]:
-    """Returns a manifest with a dependency set for each number, and the kernels of these sets.
+    """Return a manifest with a dependency set for each number, and the kernels of these sets.
 
     With `stamped`, each set has a stamp, as if it had been verified at another location.
     """
@@ -47,7 +47,7 @@ def _of_request(entry: Entry, request: str) -> Entry:
 
 
 def kernels(count: int, size: int = 200) -> dict[str, Entry]:
-    """Returns `count` kernels, half of them for each of two targets, by key."""
+    """Return `count` kernels by key: every other one for sm_80, the others for sm_90."""
     return {
         key(number): kernel(
             size,
@@ -60,7 +60,7 @@ def kernels(count: int, size: int = 200) -> dict[str, Entry]:
 
 
 def export(directory: Path, **options: object) -> bytes:
-    """Returns a bundle that is exported from the cache in `directory`."""
+    """Return the content of a bundle that is exported from the cache in `directory`."""
     file = io.BytesIO()
     backend = str(options.pop("backend", "file"))
     with kcache.KernelCache(directory, backend=backend, read_only=True) as cache:
@@ -69,7 +69,7 @@ def export(directory: Path, **options: object) -> bytes:
 
 
 def bundle_of(entries: Mapping[str, Entry], folder: Path) -> bytes:
-    """Returns a bundle of entries. They are put into a new cache in `folder`, and exported."""
+    """Return a bundle of `entries`, which are put into a cache in `folder` and exported from it."""
     fill(folder, entries)
     return export(folder)
 
@@ -79,7 +79,7 @@ def envelope(name: str, entry: Entry) -> bytes:
 
 
 def written(values: list[tuple[object, object]], folder: Path, *statements: str) -> bytes:
-    """Returns a bundle with any rows, after running SQL statements on its database."""
+    """Write a bundle of any rows, run SQL statements on its database, and return its content."""
     path = folder / f"{os.urandom(4).hex()}.kcb"
     path.touch()
     write_bundle(str(path), values)  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def written(values: list[tuple[object, object]], folder: Path, *statements: str)
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:
-    """Returns a bundle with one fault: a flipped bit, or a piece that is cut, doubled or random."""
+    """Return a bundle with one fault: a flipped bit, or a piece that is cut, doubled or random."""
     at = chance.randrange(len(data))
     to = min(len(data), at + chance.randrange(1, 200))
     match chance.randrange(6):

@@ -1,4 +1,4 @@
-"""Bundles: what goes into one comes out of it, whatever the backend, and nothing else changes."""
+"""Bundles: an import adds exactly the entries that were exported, with every backend."""
 
 import io
 import os
@@ -66,7 +66,7 @@ def test_builds_of_two_days_are_equal_if_asked_for(tmp_path: Path) -> None:
     assert (item.created, item.compile_seconds) == (None, None)
 
 
-# -- what goes into it -----------------------------------------------------------------------------
+# -- which entries are exported --------------------------------------------------------------------
 
 
 def test_a_manifest_is_exported_with_its_kernels_alone(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_another_file_is_left_alone(tmp_path: Path) -> None:
                 kcache.export_bundle(cache, path)
         with pytest.raises(BundleError, match="not a bundle"):
             kcache.import_bundle(cache, pipe)
-        empty = tmp_path / "empty"  # as mktemp makes one
+        empty = tmp_path / "empty"  # as mktemp creates it
         empty.touch()
         kcache.export_bundle(cache, empty)
         kcache.export_bundle(cache, empty)
@@ -167,7 +167,7 @@ def test_an_export_that_does_not_end_leaves_the_old_bundle(tmp_path: Path, kille
 
 
 def test_an_import_keeps_the_entries_of_the_cache(tmp_path: Path) -> None:
-    """The same key with other bytes: the cache's own entry stays."""
+    """If the cache has another entry under the same key, an import keeps the cache's entry."""
     theirs = bundle_of({key(1): kernel(source="theirs.cu")}, tmp_path / "theirs")
     fill(tmp_path / "ours", {key(1): kernel(source="ours.cu")})
     with KernelCache(tmp_path / "ours") as cache:
@@ -193,7 +193,7 @@ def test_dependency_sets_of_both_stay(tmp_path: Path) -> None:
     manifest = Manifest.from_entry(contents(tmp_path / "ours")[REQUEST])
     sets = [dependency_set(number).raw for number in (3, 1, 2)]
     assert [each.raw for each in manifest.dependency_sets] == sets
-    assert manifest.dependency_sets[0].stamps  # this machine's own notes stay, too
+    assert manifest.dependency_sets[0].stamps  # the stamps of this cache are kept, too
 
 
 def test_a_bundle_beyond_the_cap_evicts_older_entries_and_nothing_of_itself(tmp_path: Path) -> None:
@@ -214,9 +214,9 @@ def test_a_read_only_cache_is_left_alone(tmp_path: Path) -> None:
         kcache.import_bundle(cache, io.BytesIO(data))
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no fork")
 def test_an_import_that_is_killed_can_be_run_again(tmp_path: Path) -> None:
-    """At any put the cache holds sound entries only, and no manifest without its kernels."""
+    """An import that is killed leaves only sound entries, and no manifest without its kernels."""
     theirs = bundle_of({**kernels(6), **with_headers(1)}, tmp_path / "theirs")
     for puts in range(0, 8, 2):
         place = tmp_path / f"ours{puts}"
@@ -272,13 +272,13 @@ def test_only_signed_bundles_are_accepted(tmp_path: Path, monkeypatch: pytest.Mo
             kcache.export_bundle(cache, io.BytesIO())
     monkeypatch.delenv("KCACHE_SIGNING_KEY_FILE")
     summary = kcache.verify_bundle(io.BytesIO(signed))
-    assert (summary.kernels, summary.signed) == (3, None)  # nothing verified the signatures
+    assert (summary.kernels, summary.signed) == (3, None)  # no key verified the signatures
     assert kcache.verify_bundle(io.BytesIO(unsigned)).signed is False
     assert contents(tmp_path / "reader") == contents(tmp_path / "cache")
 
 
 def exchanged(signed: bytes, folder: Path) -> bytes:
-    """Returns a bundle with two signed values exchanged: each under the other's key."""
+    """Return a bundle in which two signed values are exchanged, so each has the other's key."""
     path = folder / "signed.kcb"
     path.write_bytes(signed)
     connection = sqlite3.connect(path)

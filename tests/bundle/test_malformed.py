@@ -1,4 +1,4 @@
-"""Malformed bundles are refused, and leave the cache as it was."""
+"""Malformed bundles are refused, and do not change the cache."""
 
 import io
 import random
@@ -28,7 +28,7 @@ def sound(entries: dict[str, Entry], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def refused(data: bytes, place: Path, match: str | None = None) -> None:
-    """Asserts that an import of `data` fails, and that nothing is in the cache."""
+    """Assert that importing, verifying and listing `data` fail, and that the cache stays empty."""
     with KernelCache(place) as cache:
         with pytest.raises(BundleError, match=match):
             kcache.import_bundle(cache, io.BytesIO(data))
@@ -39,14 +39,15 @@ def refused(data: bytes, place: Path, match: str | None = None) -> None:
 
 
 def values(*numbers: int) -> list[tuple[object, object]]:
-    """Returns keys and envelopes."""
+    """Return a row for each number: its key and the envelope of a kernel."""
     return sorted((key(n), envelope(key(n), kernel(20))) for n in numbers)
 
 
 def harmless(path: Path, whole: dict[str, bytes]) -> bool:
-    """Tells whether a bundle is as good as the sound one; what it says otherwise is an error.
+    """Return whether a damaged bundle can be verified, and then has the entries of the sound one.
 
-    By keys, it returns what it has under them, or something that its checksum gives away.
+    Assert that a key leads to the sound value, to none, or to a value whose checksum is wrong. The
+    only error may be BundleError.
     """
     with suppress(BundleError), closing(Bundle(path, sealer=Sealer())) as bundle:
         for name in (*whole, key("absent")):
@@ -80,7 +81,7 @@ def whole(sound: bytes, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
 
 
 def test_random_damage(sound: bytes, whole: dict[str, bytes], tmp_path: Path, long: bool) -> None:
-    """Of any damage, a reader says so, unless nothing of the content depends on it."""
+    """A reader detects any damage that changes the content."""
     chance = random.Random(2)
     path = tmp_path / "kernels.kcb"
     for _ in range(20_000 if long else 300):
@@ -133,7 +134,7 @@ def test_a_malicious_database_is_refused(statement: str, match: str, tmp_path: P
 
 
 def test_a_cyclic_page_does_not_hang(tmp_path: Path) -> None:
-    """Each inner page leads a hundred times to the same page below it."""
+    """A bundle is refused, without a hang, if all cells of an inner page refer to the same page."""
     many = [(f"{number:064x}", bytes(900)) for number in range(400)]
     data = bytearray(written(many, tmp_path))
     for at in range(4096, len(data), 4096):
@@ -154,7 +155,7 @@ def test_a_manifest_of_nonsense(tmp_path: Path) -> None:
 
 
 def test_the_last_entry_is_bad_and_nothing_was_written(tmp_path: Path) -> None:
-    """All of it is checked before the first put; what was there stays."""
+    """A bundle is checked completely before the first put, so a bad last entry changes nothing."""
     fill(tmp_path / "cache", {key("mine"): kernel()})
     found = values(*range(20))
     name, value = found[-1]
@@ -177,7 +178,7 @@ def test_entries_of_another_version_are_left_out(tmp_path: Path) -> None:
 
 
 def test_absurd_sizes_take_no_memory(tmp_path: Path) -> None:
-    """A value that is larger than a bundle may have."""
+    """A value that exceeds the limit is refused before its memory is allocated."""
     statement = "UPDATE entries SET value = zeroblob(20000000)"
     path = tmp_path / "huge.kcb"
     path.write_bytes(written([(key(1), b"x")], tmp_path, statement))

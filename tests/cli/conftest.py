@@ -27,7 +27,7 @@ class Said(NamedTuple):
     err: str
 
     def clean(self) -> str:
-        """Return the output, and assert that the command succeeded without a message."""
+        """Assert that the command succeeded without a message, and return its output."""
         assert (self.code, self.err) == (0, "")
         return self.out
 
@@ -41,7 +41,7 @@ AXPY = """template <typename T> __global__ void axpy(T a, const T* x, T* y, int 
 
 @pytest.fixture
 def cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory that every command works on."""
+    """The cache directory of every command."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("KCACHE_DIR", str(directory))
     return directory
@@ -49,7 +49,7 @@ def cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def work(tree: Path, cache_directory: Path) -> Path:
-    """The working directory, with the source `axpy.cu` in it."""
+    """The working directory. It contains the source `axpy.cu`."""
     (tree / "axpy.cu").write_text(AXPY)
     return tree
 
@@ -75,7 +75,7 @@ def run(cache_directory: Path) -> Run:
 
 @pytest.fixture
 def here(cache_directory: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Said]]:
-    """Run `kcache ARGUMENT...` in this process, which repeats warnings as if it were a new one."""
+    """Run `kcache ARGUMENT...` in this process. It repeats its warnings, as a new process does."""
     from kcache.cli.app import app
 
     def here(*arguments: str | Path, **settings: str) -> Said:
@@ -97,5 +97,5 @@ def here(cache_directory: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[C
 
 @pytest.fixture(params=("file", "zstd+lmdb"))
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The backend that every command uses: one of two that share no code."""
+    """The backend of every command: one of two that share no code."""
     return use(request.param, monkeypatch)

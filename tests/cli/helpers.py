@@ -1,4 +1,4 @@
-"""Helpers of the tests of the command line: caches whose entries were made without a compiler."""
+"""Helpers of the tests of the command line: caches whose entries were not compiled."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def kernel(
     flags: Iterable[str] = (),
     **sections: bytes,
 ) -> Entry:
-    """Returns a kernel's entry in the form of kcache's own, by default of incompressible bytes."""
+    """Return an entry as kcache stores a kernel, by default with random, incompressible bytes."""
     names = list(names)
     return Entry(
         sections or {"ptx": b"// PTX\n", "cubin": os.urandom(size)},
@@ -52,7 +52,7 @@ def kernel(
 
 
 def dependency_set(name: str, digest: bytes) -> DependencySet:
-    """Returns a dependency set with one header that was read, and one that must be absent."""
+    """Return a dependency set with one header that was read, and one that was absent."""
     read, nothing = FileAnswer("f", 0, (1,) * 5, digest), FileAnswer("-", 0, (0,) * 5, b"")
     trace = Trace({f"inc/{name}": read, f"src/{name}": nothing}, {}, "", False)
     search = HeaderSearch("src/k.cu", ["inc"], directory="/here")
@@ -60,40 +60,40 @@ def dependency_set(name: str, digest: bytes) -> DependencySet:
 
 
 def manifest() -> Entry:
-    """Returns a manifest with one header that was read, and one that must be absent."""
+    """Return a manifest with one header that was read, and one that was absent."""
     return Manifest([dependency_set("lib/read.h", bytes(range(16)))]).to_entry()
 
 
 def fill(
     directory: Path, entries: Mapping[str, Entry], backend: str = "file", max_size: str = "1GiB"
 ) -> None:
-    """Puts entries into a cache. The first one is then the least recently used."""
+    """Put entries into a cache. The first entry becomes the least recently used one."""
     with KernelCache(directory, backend=backend, memory_size=0, max_size=max_size) as cache:
         for name, entry in entries.items():
             assert cache.engine.put(name, entry)
 
 
 def damage(directory: Path, name: str, backend: str = "file") -> None:
-    """Puts bytes that are not an entry into a cache, under the key `name`."""
+    """Put bytes that are not an entry into a cache, under the key `name`."""
     with KernelCache(directory, backend=backend) as cache:
         cache.engine.backend.put(name, b"not an entry" * 10)
 
 
 def age(directory: Path, name: str, seconds: float) -> None:
-    """Makes the last use of an entry of the backend `file` earlier by some seconds."""
+    """Set the last use of an entry of the `file` backend back by some seconds."""
     path = directory / "file" / name[:2] / name
     used = path.stat().st_mtime_ns - int(seconds * 1e9)
     os.utime(path, ns=(used, used))
 
 
 def held(directory: Path, backend: str = "file") -> list[str]:
-    """Returns the keys in a cache, least recently used first."""
+    """Return the keys in a cache, least recently used first."""
     with KernelCache(directory, backend=backend, read_only=True) as cache:
         return [info.key for info in coldest_first(cache.engine.backend)]
 
 
 def contents(directory: Path, backend: str = "file") -> dict[str, Entry]:
-    """Returns the entries of a cache that kcache would use, by key."""
+    """Return the entries of a cache by key, except those that kcache refuses."""
     with KernelCache(directory, backend=backend, read_only=True, memory_size=0) as cache:
         keys = [info.key for info in cache.engine.backend.scan()]
         found = {name: cache.engine.get(name) for name in keys}
@@ -101,31 +101,32 @@ def contents(directory: Path, backend: str = "file") -> dict[str, Entry]:
 
 
 def recency(directory: Path, backend: str = "file") -> dict[str, int]:
-    """Returns when each entry was last used, in nanoseconds since the epoch, by key."""
+    """Return the last use of each entry by key, in nanoseconds since the epoch."""
     with KernelCache(directory, backend=backend, read_only=True) as cache:
         return {info.key: info.used_ns for info in cache.engine.backend.scan()}
 
 
 def rows(text: str) -> list[dict[str, object]]:
-    """Returns the objects in a JSON array."""
+    """Return the objects in a JSON array."""
     return list(json.loads(text))
 
 
 def use(backend: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Sets `KCACHE_BACKEND`, so that every command uses this backend; returns its name."""
+    """Set `KCACHE_BACKEND`, so that every command uses this backend; return its name."""
     monkeypatch.setenv("KCACHE_BACKEND", backend)
     return backend
 
 
 def can_become_nobody() -> bool:
-    """Returns whether this process may change its user."""
+    """Return whether this process may change its user."""
     return os.name != "nt" and os.geteuid() == 0
 
 
 def as_nobody(*arguments: str | Path) -> tuple[int, str, str]:
-    """Runs `kcache ARGUMENT...` in a child as the user `NOBODY`; returns exit code, output, errors.
+    """Run `kcache ARGUMENT...` as the user `NOBODY`; return its exit code, output and errors.
 
-    The modules that the command needs are imported first, as the child may not be able to read them.
+    The modules that the command needs are imported before, because the user may not be able to read
+    them.
     """
     import kcache.nvrtc.workers.nvrtc  # noqa: F401
     import kcache_backends.file  # noqa: F401

@@ -16,8 +16,7 @@ import kcache
 from kcache.cli.app import app
 
 COMMANDS = app.list_commands(click.Context(app))
-#: Commands that print no facts, but a path, a file, or a program's own output, or that something
-#: was done.
+#: Commands that print no data: they print a path, a file, the output of a program, or a message.
 WITHOUT_JSON = {
     *("kcache path", "kcache run", "kcache report", "kcache extract", "kcache key new"),
     *("kcache server start", "kcache server stop"),
@@ -25,7 +24,7 @@ WITHOUT_JSON = {
 
 
 def leaves(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
-    """Yields every command that is no group, with its whole name."""
+    """Yield the full name of every command, and the command. Groups are not yielded themselves."""
     context = click.Context(group)
     for each in group.list_commands(context):
         command = group.get_command(context, each)
@@ -57,7 +56,7 @@ def test_every_command_that_prints_facts_has_json() -> None:
 @pytest.mark.parametrize("arguments", [("nothing",), ("info", "--nothing"), ("compile",), ()])
 def test_wrong_usage_exits_with_2(arguments: tuple[str, ...], here: Callable) -> None:
     said = here(*arguments)
-    if arguments or said.code:  # click 8.1 takes no command at all for --help
+    if arguments or said.code:  # click 8.1 treats a missing command as --help
         assert (said.code, said.out) == (2, "")
         assert "Usage: kcache" in said.err
 
@@ -141,7 +140,7 @@ def test_an_output_that_cannot_be_written_is_one_line(
     assert sorted(path.name for path in work.iterdir()) == ["axpy.cu", "folder", "k.cu"]
 
 
-# -- what is wrong with the cache ------------------------------------------------------------------
+# -- problems with the cache -----------------------------------------------------------------------
 
 
 NOTHING = "kcache: nothing has been cached yet\n"
@@ -205,10 +204,10 @@ A, B, C = (key(n) for n in range(3))
 
 
 def asked(words: str, shell: str = "bash", **settings: str) -> tuple[int, str, str]:
-    """Return code, output and errors of what a shell runs to complete the last word."""
+    """Complete the last word as a shell would; return the exit code, the output and the errors."""
     settings |= {"_KCACHE_COMPLETE": f"{shell}_complete", "COMP_WORDS": words}
     done = command(environ={**settings, "COMP_CWORD": str(len(words.split(" ")) - 1)})
-    # An empty line is what click says where there is nothing.
+    # If there are no completions, click prints an empty line.
     return done.returncode, done.stdout.lstrip("\n"), done.stderr
 
 
@@ -218,7 +217,7 @@ def test_shell_completion(cache_directory: Path, tmp_path: Path) -> None:
     assert "plain,--older-than\n" in asked("kcache ls --older")[1]
     assert asked("kcache compile ax")[1].startswith("file,")
     assert asked(f"kcache rm {A[:3].upper()}") == (0, f"plain,{A[:12]}\n", "")
-    # The last used comes first.
+    # The most recently used entry comes first.
     told = asked("kcache show ", "zsh")[1].split("\n")
     assert [told[1], told[4]] == [B[:12], A[:12]]
     words = f"kcache show --directory {cache_directory} {A[:4]}"

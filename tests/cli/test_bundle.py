@@ -1,4 +1,4 @@
-"""`kcache bundle`: what it says, and what it leaves alone. What a bundle is: `tests/bundle/`."""
+"""`kcache bundle`: what it prints, and what it doesn't change. `tests/bundle/` tests bundles."""
 
 import hashlib
 import io
@@ -30,7 +30,7 @@ def filled(cache_directory: Path) -> Path:
         {
             key(1): kernel(names=["axpy<float>"]),
             key(2): kernel(names=["axpy<double>"], arch="sm_80"),
-            key(3): manifest(),  # leads to no kernel
+            key(3): manifest(),  # refers to no kernel
         },
     )
     return cache_directory
@@ -65,7 +65,7 @@ def test_through_pipes(run: Run, filled: Path, tmp_path: Path) -> None:
     assert b"kcache: error: the input: it is truncated" in cut.stderr
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no sh on Windows")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no sh")
 @pytest.mark.parametrize(
     ("command", "closed", "name"),
     [("verify -", "<&-", "standard input"), ("export -o -", ">&-", "standard output")],
@@ -129,7 +129,7 @@ def test_an_image_layout_holds_the_bundle(here: Here, filled: Path, tmp_path: Pa
 
 
 def blob(blobs: Path, descriptor: dict[str, Any]) -> bytes:
-    """Returns the content of a blob, which is what its descriptor says."""
+    """Return the content of a blob, and assert that its size and digest are the descriptor's."""
     content = (blobs / descriptor["digest"].removeprefix("sha256:")).read_bytes()
     assert descriptor["digest"] == f"sha256:{hashlib.sha256(content).hexdigest()}"
     assert descriptor["size"] == len(content)
@@ -138,7 +138,7 @@ def blob(blobs: Path, descriptor: dict[str, Any]) -> bytes:
 
 @pytest.fixture
 def layout(run: Run, tmp_path: Path, nvrtc: tuple[int, int]) -> Path:
-    """The layout of a cache with one kernel, which the list `kernels.json` has, for sm_90."""
+    """An image layout of a cache with one kernel for sm_90, which `kernels.json` lists."""
     kernels = [{"text": "__global__ void k(int* x) { *x = 1; }"}]
     (tmp_path / "kernels.json").write_text(json.dumps({"kernels": kernels}))
     assert run("warm", tmp_path / "kernels.json", "--arch", "sm_90").returncode == 0
@@ -190,7 +190,7 @@ def test_each_reason_why_a_bundle_does_not_serve(run: Run, layout: Path, tmp_pat
         )
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="rights are not modes on Windows")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no file modes")
 def test_a_bundle_that_others_can_write_to_does_not_serve(
     here: Here, layout: Path, tmp_path: Path
 ) -> None:
@@ -202,14 +202,14 @@ def test_a_bundle_that_others_can_write_to_does_not_serve(
     assert "is not allowed: others can write to it (mode 0664)" in told.err
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no umasks on Windows")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no umask")
 def test_a_layout_is_written_whatever_the_umask(here: Here, tmp_path: Path) -> None:
     with nobodys_directory() as folder:
         os.chown(folder, os.geteuid(), -1)
         cache = folder / "cache"
         fill(cache, {key(1): kernel()})
         command = ("bundle", "export", "--directory", cache, "--oci")
-        here(*command, tmp_path / "layout")  # so that the modules are imported
+        here(*command, tmp_path / "layout")  # imports the modules that the child needs
         if can_become_nobody():
             for path in (folder, *folder.rglob("*")):
                 os.chown(path, NOBODY, NOBODY)

@@ -1,4 +1,4 @@
-"""`kcache compile` with the real compiler: what hits, what is written, what goes wrong, nvcc's ways."""
+"""`kcache compile` with the real compiler: hits, output files, errors, and nvcc's command line."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def is_hit(said: Said) -> bool:
 
 
 def flags(directory: Path) -> list[str]:
-    """Return the compiler's flags of the one kernel in a cache."""
+    """Return the compiler's flags for the only kernel in a cache."""
     with kcache.KernelCache(directory) as cache:
         entries = [cache.engine.get(info.key) for info in cache.engine.backend.scan()]
     kernels = [entry for entry in entries if entry and entry.metadata["kind"] == "kernel"]
@@ -134,7 +134,7 @@ def test_json(work: Path, here: Callable) -> None:
     assert (failed["source"], bool(failed["error"])) == ("bad.cu", True)
 
 
-# -- as people who know nvcc type it ---------------------------------------------------------------
+# -- nvcc's command line ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,11 @@ def test_several_files_for_several_architectures(work: Path, here: Callable) -> 
     assert sorted(path.name for path in (work / "out").iterdir()) == [
         *("a.sm_80.cubin", "a.sm_90.cubin", "b.sm_80.cubin", "b.sm_90.cubin")
     ]
-    (work / "src" / "a.cu").write_text(BAD)  # it leaves the others
+    (work / "src" / "a.cu").write_text(BAD)  # the other sources are compiled
     said = here(*both, "-arch=sm_90")
     assert said.code == 1
     assert "src/a.cu does not compile for sm_90" in said.err
-    assert (work / "b.cubin").exists()  # where nvcc puts it
+    assert (work / "b.cubin").exists()  # nvcc would write the same file
     said = here(*both, "-arch=sm_90", "-o", "x.cubin")
     assert (said.code, "expected a directory for several results" in said.err) == (2, True)
     (work / "a.cu").write_text(KERNEL)
@@ -178,7 +178,7 @@ def test_several_files_for_several_architectures(work: Path, here: Callable) -> 
     )
 
 
-# -- what goes wrong -------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
 def test_the_log_names_files_as_they_were_typed(work: Path, here: Callable) -> None:
@@ -251,7 +251,7 @@ def test_compiles_in_one_process_and_hits_in_the_next(
     temporary.mkdir()
     kept = tmp_path / "kept"
     line = ["demo", "--arch", "sm_90", "--directory", kept]
-    for _ in range(2):  # it compiles, whatever is in the cache
+    for _ in range(2):  # the second run compiles, too
         done = run(
             *line, TMPDIR=str(temporary), COLUMNS="60", KCACHE_DISABLE="1", KCACHE_ON_MISS="error"
         )

@@ -1,4 +1,4 @@
-"""`kcache config`: every setting and its source, what `--set` saves, and where entries are then."""
+"""`kcache config` lists every setting and its source; `--set` saves settings in the directory."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from kcache.config import VARIABLES
 
 
 def saved(directory: Path) -> dict[str, str]:
-    """Returns the settings that are saved in a cache's directory."""
+    """Return the settings that are saved in a cache's directory."""
     return dict(json.loads((directory / "kcache.json").read_text())["settings"])
 
 
@@ -63,7 +63,7 @@ def test_saved_settings(cache_directory: Path, here: Callable, run: Callable) ->
     assert rows == [["max_size", "kcache.json", "5.0", "GiB"], ["wait", "kcache.json", "7.0"]]
     with kcache.KernelCache() as cache:
         assert (cache.engine.max_size, cache.config.wait.value) == (5 << 30, 7.0)
-    assert b"5.0 GiB" in run("info").stdout  # another process
+    assert b"5.0 GiB" in run("info").stdout  # in another process
     said = here("config", "--set", "max_size=6GiB", KCACHE_MAX_SIZE="2MiB")
     assert "KCACHE_MAX_SIZE is set, and overrides the saved max_size" in said.err
     assert here("config", "--unset", "wait").out.split()[-3:] == ["wait", "default", "300.0"]
@@ -117,5 +117,5 @@ def test_migrate_warns_of_a_variable(cache_directory: Path, here: Callable) -> N
     said = here("migrate", "--to", "zstd", KCACHE_BACKEND="file")
     assert said.code == 0
     assert "warning: KCACHE_BACKEND is set, and overrides the saved backend" in said.err
-    assert here("migrate", "--to", "file").code == 0  # the entries come back
+    assert here("migrate", "--to", "file").code == 0  # moves the entries back
     assert saved(cache_directory) == {"backend": "file"}

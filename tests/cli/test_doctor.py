@@ -1,4 +1,4 @@
-"""`kcache doctor`, on set-ups that are really broken."""
+"""`kcache doctor`, on installations that are really broken."""
 
 import shutil
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def problems(text: str) -> list[dict[str, object]]:
 
 
 def of_the_place(text: str) -> list[dict[str, object]]:
-    """Returns the problems; but where Python is installed may be closed to nobody, NVRTC with it."""
+    """Return the problems, except those with NVRTC, which `NOBODY` may not be able to read."""
     return [row for row in problems(text) if row["topic"] != "nvrtc"]
 
 
@@ -42,7 +42,7 @@ def test_a_sound_machine(cache_directory: Path, here: Callable, backend: str) ->
     assert problems(here("doctor", "--json").out) == []
 
 
-@pytest.mark.skipif(not can_become_nobody(), reason="another user is needed to have no rights")
+@pytest.mark.skipif(not can_become_nobody(), reason="only root can become another user")
 def test_directories_without_rights(here: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     with nobodys_directory() as directory:
         monkeypatch.setenv("KCACHE_DIR", str(directory))
@@ -156,7 +156,7 @@ def test_the_driver(version: tuple[int, int] | None, level: str, what: str) -> N
 
 
 def test_variables_that_kcache_does_not_read_are_findings(here: Callable) -> None:
-    # `kcache run` sets the last one.
+    # `kcache run` sets the last of these variables.
     wrong = {"KCACHE_MAXSIZE": "5GiB", "KCACHE_COLOUR": "red", "KCACHE_DROPIN_SOCKET": "/nowhere"}
     said = here("doctor", "--json", **wrong)
     assert said.code == 1
@@ -175,7 +175,7 @@ sys.exit(app.run(["doctor", "--json"]))
 
 
 def broken(break_it: str) -> list[dict[str, object]]:
-    """Returns what doctor finds in a process in which something is broken."""
+    """Return the findings of `kcache doctor` after running `break_it` in its process."""
     done = python(BROKEN.format(break_it=break_it))
     assert done.stderr == ""
     return rows(done.stdout)
@@ -191,7 +191,7 @@ def test_a_missing_library_is_named(name: str) -> None:
 @pytest.mark.usefixtures("cache_directory")
 @pytest.mark.parametrize("there", [False, True])
 def test_a_compiler_that_can_not_be_used(there: bool, tmp_path: Path) -> None:
-    """It is not there, or its file is broken."""
+    """If NVRTC is missing or its file is broken, doctor reports a problem and what to install."""
     path = tmp_path / "libnvrtc.so.13"
     path.write_bytes(b"no library")
     library = f"l.at({str(path)!r})" if there else "None"

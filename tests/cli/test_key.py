@@ -1,4 +1,4 @@
-"""`kcache key`: it makes keys that only their owner can read, and shows no secret."""
+"""`kcache key` creates keys that only their owner can read, and shows no secret."""
 
 import os
 from collections.abc import Callable

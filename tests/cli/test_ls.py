@@ -1,4 +1,4 @@
-"""`kcache ls`, `show` and `extract`: what is listed and shown, and the filters of all commands."""
+"""`kcache ls`, `show` and `extract`, and the filters that all commands have."""
 
 import json
 import re
@@ -21,7 +21,7 @@ A, B, C, M = (key(name) for name in "abcm")
 
 @pytest.fixture
 def filled(cache_directory: Path, backend: str) -> Path:
-    """Three kernels and a manifest, in the order in which they were used."""
+    """A cache with three kernels and a manifest, in the order of their last uses."""
     now = time.time()
     fill(
         cache_directory,
@@ -37,7 +37,7 @@ def filled(cache_directory: Path, backend: str) -> Path:
 
 
 def listed(text: str) -> list[str]:
-    """Return the first digits of the keys of a table."""
+    """Return the column of a table that has the first digits of the keys."""
     head, *lines = text.splitlines()
     assert head.split() == ["KEY", "SIZE", "AGE", "USED", "COMPILE", "ARCH", "KERNEL"]
     return [line.split()[0] for line in lines]
@@ -57,7 +57,7 @@ def test_one_line_per_kernel_and_manifests_on_demand(
     everything = here("ls", "--all").out
     assert listed(everything) == [C[:8], M[:8], B[:8], A[:8]]
     assert "(manifest)" in everything
-    assert recency(filled, backend) == before  # listing is no use
+    assert recency(filled, backend) == before  # listing does not record a use
     with kcache.KernelCache(filled) as cache:
         assert cache.total_stats().requests == 0
 
@@ -176,7 +176,7 @@ def test_everything_that_is_known_of_a_kernel(shown: Path, here: Callable, backe
     assert (found["key"], found["sections"]) == (A, {"ptx": 7, "cubin": 5000})
     assert found["metadata"]["log"] == "a.cu(3): warning: unused\n  here"
     here("extract", A, "-o", shown / "out")
-    assert recency(shown, backend) == before  # showing is no use
+    assert recency(shown, backend) == before  # showing does not record a use
 
 
 def test_the_files_of_nvcc(cache_directory: Path, here: Callable) -> None:
@@ -260,5 +260,5 @@ def test_binary_is_not_written_to_a_terminal(cache_directory: Path) -> None:
 
 
 def test_show_has_every_kind_of_answer() -> None:
-    """The seconds of equal files were not shown."""
+    """`kcache show` has a name for each kind of answer that a dependency set can contain."""
     assert {*Answers._fields} - {"digests", "home"} == _KINDS.keys()

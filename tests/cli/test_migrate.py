@@ -1,4 +1,4 @@
-"""`kcache migrate`: every entry arrives, in order, within the cap, whatever interrupts it."""
+"""`kcache migrate` moves every entry, keeps the order and the cap, and may be interrupted."""
 
 import json
 import os
@@ -16,7 +16,7 @@ import kcache
 from kcache import Entry
 from kcache.admin.transfer import TOO_LARGE, move_entries
 
-#: Each backend is left once, and entered once.
+#: Pairs of backends in which each backend is the source once and the destination once.
 PAIRS = list(zip(BACKENDS, (*BACKENDS[1:], BACKENDS[0]), strict=True))
 
 
@@ -59,7 +59,7 @@ def test_damaged_entries_are_left_out_and_counted(cache_directory: Path, here: C
     fill(cache_directory, mixed())
     damage(cache_directory, key(2))
     damage(cache_directory, key(3))
-    with kcache.open_engine(cache_directory) as engine:  # of another program
+    with kcache.open_engine(cache_directory) as engine:  # an entry of another program
         engine.put(key("x"), Entry({"x": b"1"}))
     said = here("migrate", "--to", "lmdb")
     assert said.code == 0
@@ -100,12 +100,13 @@ def test_sound_entries_of_the_target_stay(cache_directory: Path, here: Callable)
 @pytest.mark.parametrize(("origin", "target"), PAIRS)
 def test_migrate_keeps_the_cap(origin: str, target: str, tmp_path: Path) -> None:
     cap = 240_000
-    # Compressible, so that zstd's entries grow on their way out; small, so that LMDB's pages tell.
+    # The entries are compressible, so they grow when they leave zstd. They are small, so they take
+    # noticeably more space in whole pages of LMDB.
     entries = {key(n): kernel(cubin=bytes(1000) + os.urandom(200 + n)) for n in range(200)}
     fill(tmp_path, entries, origin, "240KB")
     order = held(tmp_path, origin)
     assert len(order) > 50
-    largest = 4096  # a page, and more than any entry takes as a file
+    largest = 4096  # a page of LMDB; no entry takes as much in a file
     with (
         kcache.KernelCache(tmp_path, backend=origin, max_size=cap, memory_size=0) as source,
         kcache.KernelCache(tmp_path, backend=target, max_size=cap, memory_size=0) as destination,
@@ -126,7 +127,7 @@ def test_migrate_keeps_the_cap(origin: str, target: str, tmp_path: Path) -> None
         assert source.entry_count == 0
         assert destination.size_bytes <= cap
     arrived = held(tmp_path, target)
-    # The coldest entries were the ones that had to go.
+    # The entries that did not fit were the coldest ones.
     assert arrived == order[len(order) - len(arrived) :]
     with kcache.KernelCache(tmp_path, backend=target, read_only=True) as cache:
         full = len(arrived) == len(order) or cache.size_bytes > 0.8 * cap
@@ -158,7 +159,7 @@ def test_an_unwritable_target_loses_nothing(cache_directory: Path, here: Callabl
 
 # -- interruptions ---------------------------------------------------------------------------------
 
-#: Moves, and says so after each entry; waits for a byte before the next.
+#: Moves the entries. After each one it prints a line and waits for a byte.
 STEPS = """
 import contextlib, sys
 from kcache.cli.app import app

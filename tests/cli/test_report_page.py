@@ -1,4 +1,4 @@
-"""`kcache report`: what the page says, and that it is harmless."""
+"""`kcache report`: what the page contains, and that no text can become markup."""
 
 import base64
 import hashlib
@@ -32,7 +32,7 @@ HOSTILE = [
 
 
 class Found(HTMLParser):
-    """What a page holds: its tags, attributes and text."""
+    """The tags, the attributes and the text of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -54,23 +54,23 @@ class Found(HTMLParser):
 
     @property
     def words(self) -> str:
-        """The text, with single spaces."""
+        """The text with all white space replaced by single spaces."""
         return " ".join(" ".join(self.text).split())
 
 
 def snapshot(**changes: Any) -> Snapshot:
-    """Returns a snapshot of an empty cache, with changes."""
+    """Return a snapshot of an empty cache, with some fields changed."""
     about = {"Directory": "/somewhere"}
     return Snapshot(NOW, about, 1 << 20, 0, Stats(), ())._replace(**changes)
 
 
 def made(created: float, size: int = 10, **more: Any) -> Item:
-    """Returns a kernel that was compiled in a second."""
+    """Return the item of a kernel whose compile took a second."""
     return Item(key(str(created)), size, NOW, KERNEL, created=created, compile_seconds=1.0, **more)
 
 
 def full(*names: str) -> Snapshot:
-    """Returns a snapshot in which every text that comes from outside is one of these."""
+    """Return a snapshot in which each text that comes from users or files is one of `names`."""
     items = tuple(
         made(NOW - n * DAY, source_name=name, names=(name, name), arch=name)
         for n, name in enumerate(names)
@@ -83,7 +83,7 @@ def full(*names: str) -> Snapshot:
 
 
 def make(directory: Path, backend: str = "file") -> None:
-    """Makes a cache of 12 kernels for 3 targets, some of them alike, and 2 manifests."""
+    """Create a cache with 2 manifests, and 12 kernels for 3 targets, some with the same name."""
     entries = {
         key(n): kernel(
             10_000 * (n + 1),
@@ -147,7 +147,7 @@ def test_the_file_is_replaced_atomically(here: Callable, cache_directory: Path, 
     assert {path.name for path in work.iterdir()} == {"axpy.cu", "link.html", "target.html"}
 
 
-# -- what the page holds ---------------------------------------------------------------------------
+# -- the content of the page -----------------------------------------------------------------------
 
 
 def test_names_cannot_become_markup() -> None:

@@ -1,4 +1,4 @@
-"""`kcache stats`, which is `kcache info`, too, on a cache that is filled without a compiler."""
+"""`kcache stats` and its second name `kcache info`, on a cache whose entries were not compiled."""
 
 import json
 import re
@@ -21,7 +21,7 @@ KEYS = [f"{n:02x}" * 32 for n in range(3)]
 
 @pytest.fixture
 def filled(cache_directory: Path) -> Path:
-    """A cache with three entries, and one hit and two misses on its counts."""
+    """A cache that has three entries, and has counted one hit and two misses."""
     with kcache.open_engine(cache_directory) as engine:
         for name in KEYS:
             engine.put(name, kcache.Entry({"ptx": b"p" * 1000}, {}))
@@ -41,7 +41,7 @@ def test_the_place_the_size_and_the_counts_of_all_processes(filled: Path, here: 
     assert (table["misses"], table["hit rate"]) == ("2", "33.3%")
     assert {"size", "average compile time", "average cache time"} <= table.keys()
     for name in ("evictions", "corrupt", "stale", "uncacheable", "errors", "coalesced"):
-        assert " " in table[name], "a figure has its unit beside it"
+        assert " " in table[name], "a figure needs its unit"
 
 
 def test_kernels_and_manifests_are_counted_apart(
@@ -53,7 +53,7 @@ def test_kernels_and_manifests_are_counted_apart(
     counts = {each: about[each] for each in ("entries", "kernels", "manifests", "others")}
     assert counts == {"entries": 59, "kernels": 50, "manifests": 9, "others": 0}
     assert about["entries_read"] == 59
-    monkeypatch.setattr("kcache.admin.info._READ", 40)  # of many, a sample is read
+    monkeypatch.setattr("kcache.admin.info._READ", 40)  # if there are more, a sample is read
     about = json.loads(here("stats", "--json").out)
     assert (about["entries"], about["entries_read"]) == (59, 40)
     assert about["kernels"] + about["manifests"] + about["others"] == 59
@@ -72,11 +72,11 @@ def test_json_is_one_object_with_every_field(filled: Path, here: Callable) -> No
     assert figures.keys() >= kcache.Stats().to_dict().keys()
 
 
-# -- for Prometheus: parsed by its own parser, and by its rules for collectors ----------------------
+# -- the output for Prometheus ---------------------------------------------------------------------
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Return family -> the family, as Prometheus' parser sees it."""
+    """Parse the text with Prometheus' own parser; return the families of metrics by name."""
     parser = pytest.importorskip("prometheus_client.parser")
     families = list(parser.text_string_to_metric_families(text))
     assert len({family.name for family in families}) == len(families)
@@ -99,7 +99,7 @@ def test_the_counts_of_a_cache(cache_directory: Path, here: Callable, backend: s
         cache.engine.get("f" * 64)
         size = cache.size_bytes
     said = here("stats", "--prometheus", "--zero", KCACHE_MAX_SIZE="64MiB")
-    families = parsed(said.out)  # of the counts before
+    families = parsed(said.out)  # the counts before they were reset
     found = values(families)
     assert (found["kcache_hits_total"], found["kcache_misses_total"]) == (1, 1)
     assert (found["kcache_puts_total"], found["kcache_entries"]) == (3, 3)
@@ -126,7 +126,7 @@ def test_every_count_is_there_and_named_by_the_rules() -> None:
         for sample in family.samples:
             assert sample.name.endswith("_total") == (name in counters)
             assert not sample.labels or name == "kcache_info"
-            assert sample.timestamp is None  # a textfile collector refuses those
+            assert sample.timestamp is None  # a textfile collector refuses timestamps
         units = re.findall(r"bytes|seconds|size|time(?!out)", name)
         assert not units or name.endswith(("bytes", "seconds"))
 

@@ -1,4 +1,4 @@
-"""What appears on a terminal, seen through a pseudo-terminal, and must not appear in a pipe."""
+"""What appears on a terminal, tested with a pseudo-terminal, and must not appear in a pipe."""
 
 import json
 import os
@@ -19,13 +19,13 @@ import kcache
 
 KEY = key("one")
 
-pty = pytest.importorskip("pty", reason="there are no pseudo-terminals here")
+pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
 
 
 class Terminal:
-    """A command at a pseudo-terminal: standard input and error are the terminal, output a pipe."""
+    """A command whose standard input and error are a pseudo-terminal, and its output a pipe."""
 
-    #: Whether standard output is a pipe; else it is the terminal.
+    #: Whether standard output is a pipe, and not the terminal.
     to_pipe = True
 
     def __init__(self, *arguments: str | Path, **environment: str) -> None:
@@ -50,13 +50,13 @@ class Terminal:
 
     def read_until(self, text: bytes) -> None:
         while text not in self.seen:
-            assert self._read(), f"{text!r} never came: {self.seen!r}"
+            assert self._read(), f"expected {text!r}, got {self.seen!r}"
 
     def write(self, text: bytes) -> None:
         os.write(self.master, text)
 
     def end(self) -> tuple[int, bytes, bytes]:
-        """Return exit code, standard output, and all that the terminal has shown."""
+        """Return the exit code, the standard output, and everything that the terminal has shown."""
         while self._read():
             pass
         output, _ = self.process.communicate(timeout=60)
@@ -73,13 +73,13 @@ class Terminal:
 
 @pytest.fixture
 def line(work: Path, nvrtc: object) -> list[str | Path]:
-    """A compile of most of a second."""
+    """The arguments for a compile that takes most of a second."""
     (work / "k.cu").write_text(slow(16))
     return ["compile", "k.cu", "--arch", "compute_90"]
 
 
 class AllTerminal(Terminal):
-    """A command whose standard output is the terminal, too."""
+    """A command whose standard input, output and error are the terminal."""
 
     to_pipe = False
 
@@ -90,7 +90,7 @@ def test_a_spinner_with_the_time_while_a_compile_runs(line: list[str | Path]) ->
     assert (code, output) == (0, b"")
     assert any(dot.encode() in seen for dot in "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏")
     assert b"compiling k.cu for compute_90" in seen
-    # The line is erased and the cursor comes back before the result is said.
+    # The line is erased and the cursor is shown again before the result is printed.
     assert seen.index(b"\x1b[?25l") < seen.rindex(b"\x1b[2K") < seen.index(b"kcache: compiled in ")
     assert seen.index(b"\x1b[?25h") < seen.index(b"kcache: compiled in ")
     assert b"\x1b" not in seen[seen.index(b"kcache: compiled in ") :]

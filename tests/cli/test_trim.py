@@ -1,4 +1,4 @@
-"""`kcache trim`, `rm` and `clear`: what goes, what stays, and that a rehearsal changes nothing."""
+"""`kcache trim`, `rm` and `clear` remove the right entries, and nothing with `--dry-run`."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def filled(directory: Path, backend: str = "file", count: int = 10) -> list[str]
 
 
 def counts(text: str) -> int:
-    """Return how many entries a message says went."""
+    """Return the number of evicted entries in a message."""
     found = re.fullmatch(r"(?:would evict|evicted) ([\d,]+) entr(?:y|ies), \d.*\n", text)
     assert found, text
     return int(found[1].replace(",", ""))
@@ -86,7 +86,7 @@ def test_a_rehearsal_changes_nothing(
     monkeypatch.delenv("KCACHE_READ_ONLY")
     done = here(*command.split()).out.splitlines()[0]
     verb, count = re.match(r"would (\w+) (\d+) entr", rehearsed).groups()
-    damaged = command.startswith("migrate")  # and is left out
+    damaged = command.startswith("migrate")  # the damaged entry is left out
     assert re.match(rf"{verb}e?d (\d+) ", done)[1] == str(int(count) - damaged)
 
 
@@ -132,7 +132,7 @@ def test_bad_sizes_and_ages(option: str, cache_directory: Path, here: Callable) 
 def test_clear_keeps_the_counts(cache_directory: Path, here: Callable, backend: str) -> None:
     fill(cache_directory, {key(1): kernel(), key(2): manifest(), key(3): kernel()}, backend)
     out = here("clear", "--yes").clean()
-    # As `ls` and `stats` count.
+    # `ls` and `stats` count in the same way.
     assert out.startswith("deleted 3 entries (2 kernels, 1 manifest), ")
     figures = json.loads(here("stats", "--json").out)
     assert (figures["entries"], figures["puts"]) == (0, 3)

@@ -59,7 +59,7 @@ def test_every_kind_of_damage_of_a_file(cache_directory: Path, here: Callable) -
     fill(cache_directory, {**{name: kernel(500) for name in names}, M: nonsense})
     paths = [path_of(cache_directory / "file", name) for name in names]
     paths[0].write_bytes(flipped(-1, 0x10)(paths[0].read_bytes()))
-    shutil.copyfile(paths[2], paths[1])  # another key's
+    shutil.copyfile(paths[2], paths[1])  # the entry of another key
     said = here("verify")
     assert said.code == 1
     assert f"damaged {M[:12]}: malformed dependency set" in said.out
@@ -83,7 +83,7 @@ def test_other_versions_and_programs_are_no_damage(
         assert set(held(cache_directory)) == {A, B}
 
 
-@pytest.mark.skipif(not can_become_nobody(), reason="another user is needed to have no rights")
+@pytest.mark.skipif(not can_become_nobody(), reason="only root can become another user")
 def test_unreadable_and_undeletable_entries_are_reported(
     here: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +92,7 @@ def test_unreadable_and_undeletable_entries_are_reported(
         os.chown(directory, os.geteuid(), -1)
         fill(directory, {A: kernel(), B: kernel(), C: kernel()})
         damage(directory, B)
-        here("verify", "--repair", "--json")  # so that the modules are imported
+        here("verify", "--repair", "--json")  # imports the modules that the child needs
         damage(directory, B)
         for path in (directory, *directory.rglob("*")):
             os.chown(path, NOBODY, NOBODY)
@@ -109,7 +109,7 @@ def test_unreadable_and_undeletable_entries_are_reported(
         assert set(look(directory / "file").entries) == {A, B, C}
         folder.chmod(0o700)
         code, out, _ = as_nobody("verify", "--repair")
-        assert code == 1  # an entry that can't be read is still there
+        assert code == 1  # there is still an entry that can't be read
         assert "  1 damaged, 1 deleted\n" in out
 
 

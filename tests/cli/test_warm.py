@@ -1,4 +1,4 @@
-"""`kcache warm`, in real processes with the real compiler, and what a recorded run asked for."""
+"""`kcache warm` with the real compiler: lists of kernels, written by hand or recorded by a run."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from kcache import CompileOptions
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
 BAD = "__global__ void k() {\n    nonsense;\n}\n"
-#: A kernel of each folder includes a header beside it. Both folders have a header of this name.
+#: A kernel that includes a header in its own folder. Each folder has another header of this name.
 SCALE = '#include "scale.cuh"\n__global__ void scale(float* x) { *x *= SCALE; }\n'
 
 LIST = """
@@ -36,7 +36,7 @@ include_paths = ["include"]
 
 @pytest.fixture
 def project(work: Path) -> Path:
-    """A list of three sources in three folders, for two architectures."""
+    """A project with a list of three sources in three folders, for two architectures."""
     for folder, scale in (("one", 2), ("two/deep", 3)):
         place = work / "src" / folder
         place.mkdir(parents=True)
@@ -49,29 +49,29 @@ def project(work: Path) -> Path:
 
 
 def counts(said: Said) -> tuple[int, int, int]:
-    """Returns how many were compiled, were cached, and failed."""
+    """Return how many kernels were compiled, how many were cached, and how many failed."""
     found = json.loads(said.out)
     return found["compiled"], found["cached"], found["failed"]
 
 
 def missing(said: Said) -> list[str]:
-    """Returns what a dry run says is missing."""
+    """Return the kernels that a dry run reports as missing."""
     assert said.code == 0, said.err
     lines = [line.split() for line in said.out.splitlines()[1:-1]]
     return [f"{arch} {' '.join(what)}" for state, arch, *what in lines if state == "missing"]
 
 
-# -- the spine -------------------------------------------------------------------------------------
+# -- lists of kernels ------------------------------------------------------------------------------
 
 
 def test_everything_is_compiled_once_and_then_there(
     project: Path, here: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A check fails before, also in a fresh cache above a bundle."""
+    """The first run compiles everything, the second nothing; `--check` fails before, not after."""
     check = ("warm", "kernels.toml", "--check")
     first = here(*check)
     assert (first.code, "6 would be compiled" in first.out) == (1, True)
-    monkeypatch.setenv("KCACHE_ON_MISS", "error")  # what is listed is compiled all the same
+    monkeypatch.setenv("KCACHE_ON_MISS", "error")  # does not concern `kcache warm`
     lines = [line.split() for line in here("warm", "kernels.toml").clean().splitlines()]
     assert [line[0] for line in lines] == ["compiled", "cached", "failed", "total"]
     assert lines[0][1] == lines[3][1] == "6"
@@ -93,7 +93,7 @@ def test_everything_is_compiled_once_and_then_there(
 
 
 def test_calls_that_hit_after_warm(project: Path, here: Callable) -> None:
-    """Those that the page on lists of kernels promises."""
+    """After a warm, the calls hit that the page about lists of kernels promises."""
     (project / "kernels.toml").write_text(
         """
         [defaults]
@@ -119,7 +119,7 @@ def test_calls_that_hit_after_warm(project: Path, here: Callable) -> None:
         include_paths = ["{folder}/include"]
         """
     )
-    # The same kernel under two names, one of them absolute: it is compiled once.
+    # A kernel that is listed under a relative and an absolute name is compiled once.
     compiled, there, failed = counts(here("warm", "kernels.toml", "--json"))
     assert (compiled + there, failed) == (5, 0)
     options = CompileOptions("compute_90")
@@ -139,7 +139,7 @@ def test_calls_that_hit_after_warm(project: Path, here: Callable) -> None:
         relative = options.replace(include_paths=["include"])
         for path in (scale, Path("src/two/deep/scale.cu")):
             assert hits(path, (), relative, source_name=str(path))
-        assert not hits(scale, (), relative, source_name="scale.cu")  # its header is beside it
+        assert not hits(scale, (), relative, source_name="scale.cu")  # not beside its header
         assert cache.stats().hits == 6
 
 
@@ -170,7 +170,7 @@ def test_dry_run(project: Path, here: Callable, cache_directory: Path) -> None:
 
 # -- recorded runs ---------------------------------------------------------------------------------
 
-#: A program that asks for kernels in many ways, and prints how many of them had to be compiled.
+#: A program that gets kernels in many ways, and prints how many of them were compiled.
 PROGRAM = """
 import contextlib, os, sys
 from pathlib import Path
@@ -210,7 +210,7 @@ ASKED = 8
 
 
 def program(folder: Path, *arguments: str, **environment: str) -> int:
-    """Runs the program in `folder`; returns how many kernels it had to compile."""
+    """Run the program in `folder`; return how many kernels it compiled."""
     (folder / "program.py").write_text(PROGRAM)
     done = run(sys.executable, "-P", folder / "program.py", *arguments, environ=environment)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`kcache why`: each way to miss, made for real, and what is said about it."""
+"""`kcache why`: causes every kind of miss for real, and checks the explanation."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from kcache.engine.journal import Journal
 pytestmark = pytest.mark.usefixtures("nvrtc")
 
 PLAIN = "template <typename T> __global__ void k(T* x) { x[0] += 1; }\n"
-#: Reads a.h, looks for the absent one beside the source, and asks for another.
+#: A source that includes a.h, which is not beside the source, and looks for the absent extra.h.
 HEADERS = """#include "a.h"
 #if __has_include(<extra.h>)
 #define SCALE 2
@@ -32,7 +32,7 @@ Compile = Callable[..., None]
 
 
 class Told:
-    """What `kcache why --json` said."""
+    """The output of `kcache why --json`."""
 
     def __init__(self, text: str) -> None:
         self.all: dict[str, Any] = json.loads(text)
@@ -47,7 +47,7 @@ class Told:
 
 @pytest.fixture
 def line() -> Callable[..., tuple[str, ...]]:
-    """Arguments for k.cu and sm_90, unless there are others."""
+    """A function that returns a command's arguments, by default for k.cu and sm_90."""
 
     def line(command: str, *more: str | Path, source: str = "k.cu") -> tuple[str, ...]:
         arch = () if "--arch" in more else ("--arch", "sm_90")
@@ -68,7 +68,7 @@ def compile_(here: Callable, work: Path, line: Callable) -> Compile:
 
 @pytest.fixture
 def why(here: Callable, work: Path, line: Callable) -> Why:
-    """Ask about the same."""
+    """A function that runs `kcache why` for the arguments of `line`."""
 
     def why(*arguments: str | Path, **more: str) -> Told:
         out = here(*line("why", *arguments, **more), "--json").clean()
@@ -79,7 +79,7 @@ def why(here: Callable, work: Path, line: Callable) -> Why:
 
 @pytest.fixture
 def headers(compile_: Compile, work: Path) -> Path:
-    """A compiled source with a header that is found in the second of two include directories."""
+    """A source that was compiled with a header in the second of two include directories."""
     for name in ("one", "two"):
         (work / name).mkdir()
     (work / "two" / "a.h").write_text("#define SCALE 3\n")
@@ -88,7 +88,7 @@ def headers(compile_: Compile, work: Path) -> Path:
     return work
 
 
-# -- what the request tells ------------------------------------------------------------------------
+# -- differences between requests ------------------------------------------------------------------
 
 
 def test_the_source_changed(compile_: Compile, why: Why, work: Path) -> None:
@@ -132,7 +132,7 @@ def test_an_option_changed(
     assert why(*before.split()).hit
 
 
-#: Runs the command with the library that its first argument names.
+#: Runs `kcache why` with the library in its first argument as NVRTC.
 ANOTHER_COMPILER = """
 import sys
 import kcache.nvrtc.library as library
@@ -147,11 +147,11 @@ sys.exit(main())
 def test_another_compiler(
     compile_: Compile, line: Callable, nvrtc: tuple[int, int], tmp_path: Path
 ) -> None:
-    """Another build of NVRTC, found where the environment says, is not what compiled it."""
+    """If the environment leads to another build of NVRTC, the cause of the miss is the compiler."""
     compile_()
     found = kcache.nvrtc.library.find()  # type: ignore[attr-defined]
     other = tmp_path / "libnvrtc.so.13"
-    other.write_bytes(b"\x7fELF")  # no ELF file: known by its content
+    other.write_bytes(b"\x7fELF")  # not a complete ELF file, so it is identified by its content
     said = output_of(ANOTHER_COMPILER, other, *line("why", "--json"))
     cause = Told(said).the("compiler")
     assert f"it was NVRTC {nvrtc[0]}.{nvrtc[1]}, build" in cause["what"]
@@ -170,7 +170,7 @@ def test_a_header_changed_and_went(compile_: Compile, why: Why, headers: Path) -
     compile_(*PATHS)
     assert why(*PATHS).hit
     header.write_text("#define SCALE 3\n")
-    assert why(*PATHS).hit  # the first set is still known
+    assert why(*PATHS).hit  # the first dependency set is still in the manifest
     header.unlink()
     assert why(*PATHS).the("header_gone")["path"] == str(header)
 
@@ -194,7 +194,7 @@ def test_outputs_that_name_directories(compile_: Compile, why: Why, headers: Pat
     assert told.kinds == ["directory", "include_path"]
 
 
-# -- what left -------------------------------------------------------------------------------------
+# -- removed entries -------------------------------------------------------------------------------
 
 
 def test_evicted_to_stay_under_the_cap(
@@ -214,13 +214,13 @@ def test_evicted_to_stay_under_the_cap(
 
 
 def test_the_keys_are_those_that_ls_shows(why: Why, here: Callable, headers: Path) -> None:
-    """The key of the kernel is what a reader looks for; the manifest's has a word of its own."""
+    """`kcache why` shows the kernel's and the manifest's key as `kcache ls` does."""
     entries = json.loads(here("ls", "--all", "--json").out)
     keys = {entry["kind"]: entry["key"] for entry in entries}
     told = why(*PATHS).all
     assert (told["kernel"], told["manifest"]) == (keys["kernel"], keys["manifest"])
     (headers / "two" / "a.h").write_text("#define SCALE 4\n")
-    assert why(*PATHS).all["kernel"] is None  # nobody knows it
+    assert why(*PATHS).all["kernel"] is None  # no set has this header
     (headers / "two" / "a.h").write_text("#define SCALE 3\n")
     assert here("rm", keys["kernel"]).code == 0
     assert "deleted" in why(*PATHS).the("deleted")["what"]
@@ -233,15 +233,15 @@ def test_cleared_trimmed_and_moved(
     assert here("rm", why().all["key"]).code == 0
     compile_()
     assert here("clear", "--yes").code == 0
-    assert "was cleared on 2" in why().the("cleared")["what"]  # of which all of them tell
+    assert "was cleared on 2" in why().the("cleared")["what"]  # a clear concerns all keys
     compile_()
     assert here("trim", "--max-size", "0").code == 0
     assert why().the("trimmed")
     compile_()
     assert here("migrate", "--to", "zstd").code == 0
-    assert why().kinds == []  # a hit: programs look where the entries are
+    assert why().kinds == []  # a hit: programs find the entries in the new backend
     assert here("clear", "--yes").code == 0
-    shutil.rmtree(cache_directory / "zstd")  # or each command would warn of it
+    shutil.rmtree(cache_directory / "zstd")  # otherwise each command would warn about it
     monkeypatch.setenv("KCACHE_BACKEND", "file")
     assert why().the("moved")
     (cache_directory / "journal").unlink()
@@ -334,11 +334,11 @@ def test_in_memory_headers_and_extra_keys(tmp_path: Path) -> None:
             assert [cause.what for cause in told.causes] == causes
 
 
-# -- what it does not do ---------------------------------------------------------------------------
+# -- nothing is changed ----------------------------------------------------------------------------
 
 
 def contents(directory: Path) -> dict[str, tuple[object, ...]]:
-    """What is there, but for the file in which readers enter themselves."""
+    """Return a snapshot of a directory without LMDB's tables of readers, which reading changes."""
     return {path: what for path, what in snapshot(directory).items() if "lock.mdb" not in path}
 
 

@@ -1,8 +1,8 @@
-"""What is wrong with the environment, and what each command makes of it: one rule for all.
+"""Bad values in the environment: all commands follow the same rule.
 
-Commands that look or compile warn and go on, as a program does. Commands that change a cache refuse
-with the reason, rehearsals too: they would work on another cache, or with another cap, than the
-user meant.
+Commands that only read, or compile, warn and continue, as a program does. Commands that change a
+cache fail with the reason, also with `--dry-run`, because they would work on a cache or with a cap
+that the user did not mean.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("nvrtc")
 KEY = key(1)
 SOURCE = ("k.cu", "--arch", "sm_90")
 
-#: Commands that look, or compile: a warning, and the same outcome.
+#: Commands that only read, or compile: they warn, and have the same result.
 LOOKS: dict[str, tuple[str, ...]] = {
     "compile": (*SOURCE, "-o", "k.cubin"),
     "why": (*SOURCE, "--json"),
@@ -37,7 +37,7 @@ LOOKS: dict[str, tuple[str, ...]] = {
     "bundle export": ("-o", "x.kcb"),
     "config": ("--json",),
 }
-#: Commands that change a cache: an error.
+#: Commands that change a cache: they fail.
 CHANGES: dict[str, tuple[tuple[str, ...], ...]] = {
     "warm": (("kernels.toml",), ("kernels.toml", "--dry-run")),
     "rm": ((KEY,), (KEY, "--dry-run")),
@@ -49,7 +49,7 @@ CHANGES: dict[str, tuple[tuple[str, ...], ...]] = {
     "config": (("--set", "wait=3"), ("--unset", "wait")),
     "bundle import": (("kernels.kcb",),),
 }
-#: Tested elsewhere, with why.
+#: Commands that are not tested here, with the reason.
 ELSEWHERE = {
     **dict.fromkeys(("integrations", "key new", "key show"), "has nothing to do with a cache"),
     **dict.fromkeys(
@@ -66,7 +66,7 @@ ELSEWHERE = {
 
 
 class Wrong(NamedTuple):
-    """A variable with a value that is not allowed."""
+    """A variable's name, and a value that it must not have."""
 
     name: str
     value: str
@@ -79,7 +79,7 @@ def test_the_tables_have_every_command() -> None:
 
 @pytest.fixture
 def cache(work: Path, cache_directory: Path) -> Path:
-    """A cache, and the files that the commands take."""
+    """A cache, and the files to which the commands refer."""
     (work / "k.cu").write_text("__global__ void k(float* x) { x[0] = 1; }\n")
     (work / "kernels.toml").write_text('[[kernels]]\nsource = "k.cu"\narchs = ["sm_90"]\n')
     fill(cache_directory, {KEY: kernel()})
@@ -90,7 +90,7 @@ def cache(work: Path, cache_directory: Path) -> Path:
 
 @pytest.fixture(params=["KCACHE_MAX_SIZE", "KCACHE_BACKEND", "KCACHE_DIR"])
 def wrong(request: pytest.FixtureRequest, tmp_path: Path) -> Wrong:
-    """Each way to have a variable wrong."""
+    """Each variable with a bad value."""
     unsafe = tmp_path / "unsafe"
     fill(unsafe, {KEY: kernel()})
     unsafe.chmod(0o777)
@@ -103,7 +103,7 @@ def test_commands_that_read_or_compile_warn(
     command: str, wrong: Wrong, cache: Path, here: Callable, tmp_path: Path, monkeypatch
 ) -> None:
     line = (*command.split(), *LOOKS[command])
-    if wrong.name == "KCACHE_DIR":  # as if nothing had been cached yet
+    if wrong.name == "KCACHE_DIR":  # the expected result is that of an empty cache
         monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "none"))
     expected = here(*line)
     before = snapshot(tmp_path / "unsafe")

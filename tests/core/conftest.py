@@ -1,4 +1,4 @@
-"""Fixtures of the core's tests: no file descriptor, thread or child outlives a test."""
+"""Fixtures of the core's tests: no open file and no thread outlives a test."""
 
 import gc
 import os
@@ -25,14 +25,14 @@ def _open_files(below: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_behind(tmp_path: Path) -> Iterator[None]:
-    """Fails a test if it leaves a thread running, or a file below its directory open."""
-    pool.shared().close()  # another test may have compiled with it
+    """Fail a test that leaves a thread running, or a file below its directory open."""
+    pool.shared().close()  # another test may have started its workers
     threads = {*threading.enumerate()}
     yield
     pool.shared().close()
     for thread in {*threading.enumerate()} - threads:
-        thread.join(10)  # it may be about to end
+        thread.join(10)  # the thread may be about to end
         assert not thread.is_alive(), f"{thread} was left behind"
     if _open_files(tmp_path):
-        gc.collect()  # closes the files of an engine or backend that the test no longer refers to
+        gc.collect()  # closes the files of engines and backends that are no longer referenced
         assert _open_files(tmp_path) == []

@@ -43,17 +43,17 @@ LONG = settings(QUICK, max_examples=1000)
 
 
 def key(number: object, head: str = "") -> str:
-    """Returns the key that belongs to `number`, with `head` as its first digits."""
+    """Return the key that belongs to `number`, with `head` as its first digits."""
     return (head + hashlib.sha256(str(number).encode()).hexdigest())[:64]
 
 
 def entry(size: int = 100, fill: int = 0, **metadata: float) -> Entry:
-    """Returns an entry with `size` bytes of payload, all of which have the value `fill`."""
+    """Return an entry with `size` bytes of payload, all of which have the value `fill`."""
     return Entry({"cubin": bytes((fill % 256,)) * size}, metadata)
 
 
 def stored_size(size: int = 100) -> int:
-    """Returns how many bytes `entry(size)` takes in a backend."""
+    """Return how many bytes `entry(size)` takes in a backend."""
     return len(encode(key(0), entry(size)))
 
 
@@ -66,7 +66,7 @@ def envelope(
     sizes: Sequence[int] | None = None,
     **forged: object,
 ) -> bytes:
-    """Returns an envelope, built by the table on the page about the format, without kcache's code.
+    """Return an envelope that is built as the format's documentation says, without kcache's code.
 
     Args:
         name: the key.
@@ -96,7 +96,7 @@ def envelope(
 
 
 def seal(body: bytes) -> bytes:
-    """Returns `body` with its correct checksum appended."""
+    """Return `body` with its correct checksum appended."""
     return body + xxhash.xxh3_128_digest(body)
 
 
@@ -112,7 +112,7 @@ class Tree(NamedTuple):
 
 
 def look(directory: Path | str) -> Tree:
-    """Returns the files of a file backend, without using the backend's code."""
+    """Return the files of a file backend, without using the backend's code."""
     entries: dict[str, int] = {}
     temporary: list[Path] = []
     for shard in Path(directory).glob("[0-9a-f][0-9a-f]"):
@@ -132,7 +132,7 @@ def look(directory: Path | str) -> Tree:
 
 
 def snapshot(place: Path) -> dict[str, tuple[object, ...]]:
-    """Returns mode, links, times and content of a directory and everything below it, by path."""
+    """Return the mode, link count, times and content of `place` and of all below it, by path."""
     found: dict[str, tuple[object, ...]] = {}
     for path in sorted([place, *place.rglob("*")]):
         status = path.lstat()
@@ -147,17 +147,17 @@ def snapshot(place: Path) -> dict[str, tuple[object, ...]]:
 
 
 def path_of(directory: Path | str, name: str) -> Path:
-    """Returns the path of the file in which a file backend stores the key `name`."""
+    """Return the path of the file in which a file backend stores the key `name`."""
     return Path(directory) / name[:2] / name
 
 
 def together(count: int, work: Callable[[], object]) -> list[object]:
-    """Runs `work` in threads that start together; returns what each returned or raised."""
+    """Run `work` in threads that start together; return what each returned or raised."""
     return run_all(*[work] * count)
 
 
 def run_all(*works: Callable[[], object]) -> list[object]:
-    """Runs each function in a thread; all start together. Returns what each returned or raised."""
+    """Run each function in a thread; all start together. Return what each returned or raised."""
     gate = threading.Barrier(len(works))
 
     def run(work: Callable[[], object]) -> object:
@@ -176,7 +176,7 @@ EMULATED = "TEST_EMULATED" in os.environ
 
 
 def not_emulated(reason: str) -> pytest.MarkDecorator:
-    """Returns a mark that skips a test under QEMU; `reason` continues a sentence about QEMU."""
+    """Return a mark that skips a test under QEMU. `reason` completes a sentence about QEMU."""
     return pytest.mark.skipif(EMULATED, reason=f"QEMU {reason}")
 
 
@@ -189,7 +189,7 @@ too_slow_in_qemu = not_emulated("is ten times slower, and this times or kills a 
 def run(
     *command: object, environ: Mapping[str, str | None] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end. A variable whose value in `environ` is None is removed."""
+    """Run a program to its end. A variable is removed if its value in `environ` is None."""
     changed = environ or {}
     environment = {k: v for k, v in os.environ.items() if k not in changed}
     environment |= {k: v for k, v in changed.items() if v is not None}
@@ -202,7 +202,7 @@ def run(
 def python(
     code: str, *arguments: object, environ: Mapping[str, str | None] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs code in a new interpreter that can import the tests' helpers."""
+    """Run code to its end in a new interpreter that can import the tests' helpers."""
     path = {"PYTHONPATH": _PYTHONPATH, **(environ or {})}
     return run(sys.executable, "-c", textwrap.dedent(code), *arguments, environ=path)
 
@@ -210,14 +210,14 @@ def python(
 def output_of(
     code: str, *arguments: object, environ: Mapping[str, str | None] | None = None
 ) -> str:
-    """Returns the output of code in a new interpreter, and asserts that the code succeeds."""
+    """Return the output of code in a new interpreter, and assert that the code succeeds."""
     done = python(code, *arguments, environ=environ)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout.strip()
 
 
 def started(code: str, *arguments: object, **more: Any) -> subprocess.Popen[str]:
-    """Starts code in a new interpreter that can import the tests' helpers, with pipes."""
+    """Start code in a new interpreter that can import the tests' helpers; its streams are pipes."""
     environ = {**os.environ, "PYTHONPATH": _PYTHONPATH, **more.pop("environ", {})}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command = [sys.executable, "-c", code, *map(str, arguments)]
@@ -225,9 +225,9 @@ def started(code: str, *arguments: object, **more: Any) -> subprocess.Popen[str]
 
 
 def fork(work: Callable[[], object], *, limit: int = 60) -> int:
-    """Runs `work` in a forked child, which then exits without cleaning up; returns the child's pid.
+    """Run `work` in a forked child, which then exits without cleaning up; return the child's pid.
 
-    A signal ends the child after `limit` seconds, including those in which the child is stopped.
+    An alarm ends the child after `limit` seconds. Seconds in which the child is stopped count, too.
     """
     with warnings.catch_warnings():
         # Python 3.12 and later warn of a fork in a process with several threads.
@@ -236,7 +236,9 @@ def fork(work: Callable[[], object], *, limit: int = 60) -> int:
     if pid:
         return pid
     status = 1
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent's handler would raise an exception
+    signal.signal(
+        signal.SIGALRM, signal.SIG_DFL
+    )  # the handler inherited from the parent would raise
     signal.alarm(limit)  # ends a child that waits forever
     try:
         work()
@@ -254,7 +256,7 @@ def command(
     before: Callable[[], object] = lambda: None,
     mixed: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command `kcache` in a forked child, which is faster than a new interpreter.
+    """Run the command `kcache` in a forked child, which is faster than a new interpreter.
 
     Args:
         words: the arguments of the command.
@@ -262,7 +264,7 @@ def command(
         before: a function that the child calls first.
         mixed: whether standard error is written into the output, as on a terminal.
     """
-    from kcache.cli import app  # noqa: F401  # imported here, so that no child has to import it
+    from kcache.cli import app  # noqa: F401  # so that no child has to import it
 
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         given = list(map(str, words))
@@ -296,12 +298,12 @@ def _become_command(
 
 
 def in_child(work: Callable[[], object]) -> None:
-    """Runs `work` in a forked child, and asserts that it succeeds."""
+    """Run `work` in a forked child, and assert that it succeeds."""
     assert wait(fork(work)) == 0
 
 
 def become_nobody() -> None:
-    """Changes this process's user to `NOBODY`, if the process is root."""
+    """Change this process's user to `NOBODY`, if the process is root."""
     if os.geteuid() == 0:
         os.setgroups([])
         os.setgid(NOBODY)
@@ -310,7 +312,7 @@ def become_nobody() -> None:
 
 @contextmanager
 def umask(mask: int) -> Iterator[None]:
-    """Sets the umask for the block."""
+    """Set the umask for the block."""
     old = os.umask(mask)
     try:
         yield
@@ -320,7 +322,7 @@ def umask(mask: int) -> Iterator[None]:
 
 @contextmanager
 def nobodys_directory() -> Iterator[Path]:
-    """Yields a new directory that the user `NOBODY` owns and can reach."""
+    """Yield a new directory that the user `NOBODY` owns and can reach."""
     with tempfile.TemporaryDirectory(prefix="kcache-nobody-") as name:
         os.chmod(name, 0o755)
         cache = Path(name) / "cache"
@@ -331,7 +333,7 @@ def nobodys_directory() -> Iterator[Path]:
 
 
 def has_ended(process: int) -> bool:
-    """Waits for at most a minute; returns whether a process, perhaps not a child, has ended."""
+    """Wait for at most a minute; return whether a process has ended. It need not be a child."""
     try:
         descriptor = os.pidfd_open(process)
     except ProcessLookupError:
@@ -343,5 +345,5 @@ def has_ended(process: int) -> bool:
 
 
 def wait(pid: int) -> int:
-    """Waits for a child; returns its exit code, or minus the signal's number if one killed it."""
+    """Wait for a child; return its exit code, or minus the signal's number if one killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

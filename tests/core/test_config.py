@@ -1,4 +1,4 @@
-"""Config: argument, else environment, else default; a bad value is named with what is allowed."""
+"""Config: arguments override the environment and the defaults; errors name the allowed values."""
 
 import json
 import os
@@ -81,8 +81,8 @@ def test_an_invalid_age_is_refused_by_name(text: str | float) -> None:
 
 # -- where a value comes from --------------------------------------------------------------------
 
-#: For every variable: a valid text with its value, another value as an argument, and texts that are
-#: not allowed.
+#: For every variable: a valid text and its value, a different value for the argument, and texts
+#: that are not allowed.
 VALUES: dict[str, tuple[str, Any, Any, list[str]]] = {
     "KCACHE_BACKEND": ("zstd", "zstd", "lmdb", [" "]),
     "KCACHE_DIR": ("/some/cache", "/some/cache", "/argument", [" ", "a\0b", "~nobody-knows/kc"]),
@@ -178,7 +178,7 @@ for number in range(2):
 
 
 def one_warning(directory: str, said: str, **environ: str) -> list[str]:
-    """Opens a cache twice in a new process, which warns once; returns what it prints."""
+    """Open a cache twice in a new process; assert that it warns once, and return its output."""
     done = python(OPENS_TWICE, environ={"KCACHE_DIR": directory, **environ})
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith(f"kcache: warning: {said}")
@@ -234,7 +234,7 @@ with kcache.KernelCache() as cache:
 
 
 def test_variables_that_another_thread_changes() -> None:
-    """Each compile copies the environment: it raised KeyError once in 400 times."""
+    """A compile can copy the environment while another thread changes variables."""
     done, interval = threading.Event(), sys.getswitchinterval()
 
     def change() -> None:
@@ -255,22 +255,22 @@ def test_variables_that_another_thread_changes() -> None:
         changing.result()
 
 
-# -- settings that stay with a directory -----------------------------------------------------------
+# -- settings that are saved in a directory --------------------------------------------------------
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> CacheDirectory:
-    """A cache's directory, in which nothing is saved."""
+    """A cache's directory without saved settings."""
     return open_directory(str(tmp_path / "cache"))
 
 
 def saved(files: CacheDirectory) -> dict[str, object]:
-    """Returns what the file holds."""
+    """Return the settings in the directory's `kcache.json`."""
     return dict(json.loads(Path(files.marker).read_text())["settings"])
 
 
 def write(files: CacheDirectory, settings: object) -> None:
-    """Writes as a user with an editor does."""
+    """Write settings into the directory's `kcache.json`, as a user with an editor would."""
     about = json.loads(Path(files.marker).read_text())
     Path(files.marker).write_text(json.dumps({**about, "settings": settings}))
 

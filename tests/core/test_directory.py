@@ -1,4 +1,4 @@
-"""The directory of a cache: made private, refused where others could put code into it, found."""
+"""The directory of a cache is created private, and refused if others could put code into it."""
 
 import itertools
 import os
@@ -23,7 +23,7 @@ from kcache.util import path_safety
 from kcache.util.open_file import NotOursError
 from kcache_backends.file import FileBackend
 
-#: Where a directory comes in.
+#: The functions to which a caller passes a directory.
 DOORS = (open_directory, open_engine, KernelCache)
 SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"
 
@@ -102,7 +102,7 @@ def test_another_users_directory_is_refused(below: str, said: str, tmp_path: Pat
 
 @as_root
 def test_a_link_made_by_another_user_is_refused(tmp_path: Path) -> None:
-    """In a directory like /tmp anybody can make the link before the cache is made."""
+    """In a directory like /tmp, any user can create such a link before the cache is created."""
     shared, mine = tmp_path / "tmp", tmp_path / "mine"
     shared.mkdir()
     shared.chmod(0o1777)
@@ -116,7 +116,7 @@ def test_a_link_made_by_another_user_is_refused(tmp_path: Path) -> None:
 
 
 #: An access control list of version 2: (tag, rights, id) for the owner, user 12345, the group, the
-#: most that both may have, and others; see `linux/posix_acl_xattr.h`.
+#: mask, and others; see `linux/posix_acl_xattr.h`.
 _ACL = struct.pack("<I", 2) + b"".join(
     struct.pack("<HHI", *each)
     for each in ((1, 7, 0), (2, 7, 12345), (4, 0, 0), (16, 7, 0), (32, 5, 0))
@@ -130,13 +130,13 @@ def test_access_control_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         os.setxattr(tmp_path / "home", "system.posix_acl_access", _ACL)
     except OSError:
         pytest.skip("this file system has no access control lists")
-    assert mode(tmp_path / "home") == 0o775  # as if a group of the user alone may write
+    assert mode(tmp_path / "home") == 0o775  # as if only the user's own group could write
     with pytest.raises(ConfigError, match="others can write to .*home .*getfacl"):
         open_directory(str(tmp_path / "home" / "cache"))
 
 
 def test_a_private_group_may_write_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where each user has a group of their own and umask 002: Debian, Ubuntu, Fedora."""
+    """The user's private group may write, as on Debian, Ubuntu and Fedora with umask 002."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home").chmod(0o775)
     monkeypatch.setattr(path_safety, "_is_private_group", lambda group, user: True)
@@ -152,7 +152,7 @@ def test_a_private_group_may_write_above(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_kill_while_the_directory_is_made(
     tmp_path: Path,
 ) -> None:
-    """Stops a process before each call of the system that makes something in the directory."""
+    """A directory is usable if a process was killed while creating it, before any system call."""
 
     def make(place: Path, calls: int) -> None:
         left = [calls]
@@ -182,7 +182,7 @@ def test_a_kill_while_the_directory_is_made(
 def test_backends_that_are_opened_at_once_make_one_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several threads use a new folder of a backend; the first is slow to write the marker."""
+    """Threads that open a backend in a new folder create one cache, even if the first is slow."""
     writing, slow = threading.Event(), os.fsync
 
     def sync(fd: int) -> None:
@@ -215,14 +215,14 @@ def test_a_folder_is_accepted_whose_cache_is_made_during_the_check(
     assert [file.name for file in folder.iterdir()] == ["counters"]
 
 
-# -- through the front doors ---------------------------------------------------------------------
+# -- the default directory -----------------------------------------------------------------------
 
 
 WHERE = "import kcache; print(kcache.KernelCache().directory)"
 
 
 def where(**environ: object) -> str:
-    """Returns the directory of a KernelCache in a fresh process, at the end of the probe order."""
+    """Return the default directory of a KernelCache in a new process with only these variables."""
     unset = dict.fromkeys(("KCACHE_DIR", "XDG_CACHE_HOME", "HOME"))
     return output_of(WHERE, environ={**unset, **{k: str(v) for k, v in environ.items()}})
 
@@ -237,20 +237,20 @@ def test_the_probe_order(tmp_path: Path) -> None:
     assert where(HOME=home) == str(home / ".cache" / "kcache")
     assert where(XDG_CACHE_HOME=file, TMPDIR=tmp_path) == str(private)
     assert mode(private) == mode(home / ".cache" / "kcache") == 0o700
-    # One that only reads, and a command, name the directory that a program would make.
+    # A read-only cache creates no directory; a command prints the one that a program would create.
     assert where(KCACHE_READ_ONLY=1, XDG_CACHE_HOME=tmp_path / "new", TMPDIR=tmp_path) == "None"
     unusable = {"XDG_CACHE_HOME": str(file), "TMPDIR": str(tmp_path), "KCACHE_DIR": ""}
     assert run(sys.executable, "-m", "kcache", "path", environ=unusable).stdout.strip() == str(
         private
     )
     private.rename(tmp_path / "away")
-    private.touch()  # a file of somebody else
+    private.touch()  # a file in the place of the directory
     assert where(XDG_CACHE_HOME=file, TMPDIR=tmp_path) == "None"
 
 
 @pytest.fixture
 def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working and temporary directory for everybody."""
+    """An empty directory in which every user may write: the working and the temporary directory."""
     with tempfile.TemporaryDirectory(prefix="kcache-public-") as name:
         os.chmod(name, 0o1777)
         monkeypatch.chdir(name)
@@ -261,15 +261,15 @@ def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @as_root
 def test_a_user_without_a_home(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in containers that run under an arbitrary user id."""
+    """A user without a home, as in many containers, gets a cache in the temporary directory."""
     for name in ("KCACHE_DIR", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
-    default_cache_directory()  # so that modules are imported that the child may not read
+    default_cache_directory()  # imports modules that the child may not be able to read
 
     def child() -> None:
         os.setuid(54321)
         sockets = folder_in([str(public)])
-        os.close(bound(f"{sockets}/socket"))  # as of the service that `kcache run` starts first
+        os.close(bound(f"{sockets}/socket"))  # as the service of `kcache run` does
         with KernelCache() as cache:
             assert cache.directory == public / "kcache-54321"
         assert {str(each) for each in public.iterdir()} == {sockets, str(cache.directory)}
@@ -286,7 +286,7 @@ def test_processes_that_make_the_same_directory_at_once_all_use_it(tmp_path: Pat
 
     def work(number: int) -> None:
         os.close(go)
-        os.read(begins, 1)  # until all of them are there
+        os.read(begins, 1)  # until every child has been started
         for place in range(rounds):
             with open_engine(tmp_path / "deep" / str(place)) as engine:
                 assert engine.put(key(number), Entry({"a": b"b"}))

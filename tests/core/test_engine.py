@@ -1,4 +1,4 @@
-"""CacheEngine: the cap, who is evicted, what is served, what is counted."""
+"""CacheEngine: the cap, evictions, what is returned, and what is counted."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -46,7 +46,7 @@ def test_another_producers_entry_is_replaced(memory_size: int, backend: Backend)
 
 def test_two_threads_that_put_at_once_keep_the_cap() -> None:
     class Crossing(MemoryBackend):
-        """Lets a second thread look at the usage before the first one stores, if it can."""
+        """A backend whose first `usage` waits up to 0.2 seconds for a second call of `usage`."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -100,7 +100,7 @@ def test_memory_answers_and_records_the_use_once_a_minute() -> None:
         backend.calls.clear()
         for number in (1, 2) * 5:
             engine.get(key(number))
-        assert backend.calls.count("touch") == 2  # each key's
+        assert backend.calls.count("touch") == 2  # once for each key
     assert engine.stats().memory_hits == engine.stats().hits == 40
 
 
@@ -110,7 +110,7 @@ def test_memory_keeps_the_last_used_within_its_bound() -> None:
         engine.put(key(number), entry())
     engine.get(key(0))
     engine.put(key(3), entry())
-    engine.put(key(4), entry(20_000))  # larger than the bound
+    engine.put(key(4), entry(20_000))  # larger than `memory_size`
     for number, hits in ((0, 2), (2, 3), (3, 4), (4, 4), (1, 4)):
         assert engine.get(key(number))
         assert engine.stats().memory_hits == hits
@@ -136,7 +136,7 @@ def test_a_concurrent_get_does_not_restore_a_stale_entry_in_memory(change: str) 
     engine.memory.clear()
     work, expected = CHANGES[change]
 
-    def meanwhile(value: bytes) -> bytes:  # it is read, and not yet returned
+    def meanwhile(value: bytes) -> bytes:  # the value has been read, but not yet returned
         backend.damage = None
         together(1, lambda: work(engine))
         return value
@@ -228,7 +228,9 @@ def test_opening_a_missing_backend_read_only_is_an_error(tmp_path: Path) -> None
 
 
 def test_use_after_close(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("CRITICAL", logger="kcache")  # a kept record would keep the engine
+    caplog.set_level(
+        "CRITICAL", logger="kcache"
+    )  # a captured log record would keep the engine alive
     engine = open_engine(tmp_path, memory_size=10**6)
     engine.put(key(1), entry())
     engine.close()

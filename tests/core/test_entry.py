@@ -1,4 +1,4 @@
-"""Entry and its envelope: what comes out is what went in, or CorruptEntryError."""
+"""Entry and its envelope: decoding returns what was encoded, or raises CorruptEntryError."""
 
 import math
 import struct
@@ -36,7 +36,7 @@ envelope = partial(helpers.envelope, KEY)
 
 
 def decodes(blob: bytes) -> bool:
-    """Return whether bytes are accepted; no other error may be raised."""
+    """Return whether `decode` accepts `blob`. It may raise no error but CorruptEntryError."""
     try:
         found = decode(blob, KEY)
     except CorruptEntryError:
@@ -129,7 +129,7 @@ def test_another_producer_is_incompatible(stored: bytes, asked: bytes) -> None:
         decode(encode(KEY, ENTRY, producer=stored), KEY, producer=asked)
 
 
-# -- forgery: a right checksum over nonsense -----------------------------------------------------
+# -- forgery: a correct checksum of invalid content ----------------------------------------------
 
 SECTIONS = [(b"ptx", b"code"), (b"cubin", b"more")]
 FORGED: dict[str, bytes] = {
@@ -165,7 +165,7 @@ def test_a_forged_field_is_corrupt_and_costs_no_more_than_its_length(blob: bytes
 
 
 def peak_of(work: Callable[[], object]) -> int:
-    """Returns the most bytes that were allocated at once during `work`."""
+    """Return the peak of allocated bytes during `work`."""
     tracemalloc.start()
     try:
         work()

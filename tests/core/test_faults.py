@@ -1,4 +1,4 @@
-"""What fails below the engine is survived, counted, and loses nothing: backends, disks, rights."""
+"""Failures of backends, disks and permissions are counted, and lose no entry and no kernel."""
 
 import errno
 from collections.abc import Callable
@@ -56,9 +56,9 @@ def test_no_error_of_a_backend_escapes(memory_size: int, method: str, error: str
             now[0] += 100
         failed = backend.calls.count(method)
         counted = engine.stats().errors + engine.stats().corrupt
-        if method == "close":  # no object is left to count it
+        if method == "close":  # no object is left that could count the failure
             failed = counted
-        # It looks twice before it creates, and damage is counted once.
+        # `get_or_create` looks twice before it creates, but counts the damage once.
         twice = (name, method, error) == ("get_or_create", "use", "CorruptEntryError")
         assert failed == counted * (2 if twice else 1)
         backend.faults.clear()

@@ -1,4 +1,4 @@
-"""FileBackend: the storage contract, looked at through the files that it writes."""
+"""FileBackend: the storage contract, checked by the files that the backend writes."""
 
 import itertools
 import os
@@ -48,7 +48,7 @@ def test_one_private_file_for_each_entry(backend: FileBackend, place: Path) -> N
 
 
 def test_usage_is_exact_where_nothing_can_be_written() -> None:
-    """As on a read-only file system: entries are served, so they are not nothing."""
+    """Where the counters can't be written, as on a read-only file system, the usage is exact."""
     with nobodys_directory() as place:
 
         def child() -> None:
@@ -64,7 +64,7 @@ def test_usage_is_exact_where_nothing_can_be_written() -> None:
 
 
 def test_entries_in_use_can_be_evicted(backend: FileBackend, place: Path) -> None:
-    """Without this a put would find nothing to evict, and exceed the cap."""
+    """`coldest` also yields entries that are used meanwhile, so a put can always evict some."""
     for number in range(4):
         backend.put(key(number), b"x")
     coldest = backend.coldest()
@@ -81,7 +81,7 @@ MANY = 5_000
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory of 5,000 empty entries; key(n) was used at second n."""
+    """A directory of 5,000 empty entries; `key(n)` was last used n seconds after the epoch."""
     place = tmp_path_factory.mktemp("crowded") / "file"
     place.mkdir()
     open_directory(str(place))
@@ -99,7 +99,7 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_coldest_samples_cold_entries(crowded: Path) -> None:
     backend = FileBackend(crowded)
     seconds = [info.used_ns // 10**9 for info in itertools.islice(backend.coldest(), MANY // 10)]
-    assert max(seconds) < 3 * MANY // 4  # a sample: of one in many runs, one is in the warmer half
+    assert max(seconds) < 3 * MANY // 4  # a sample may contain a few warmer ones
     assert sum(seconds) / len(seconds) < MANY // 4
     backend.close()
 
@@ -118,7 +118,7 @@ def test_check_while_read_only(backend: FileBackend, place: Path) -> None:
         (found,) = reader.check(repair=True)
         assert found == "shard 07: its counter is damaged"
     (place / "counters").unlink()
-    # A copy without counters, which the next writer has to create.
+    # A directory without counters is not damaged: the next writer creates them.
     assert list(reader.check()) == []
     reader.close()
 
@@ -141,7 +141,7 @@ def test_full_durability(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", noted)
     backend = FileBackend(place, durability="full")
     backend.put(key(1), b"value")
-    assert seen[-2:] == [(False, False), (True, True)]  # the first is of kcache.json
+    assert seen[-2:] == [(False, False), (True, True)]  # earlier calls are for kcache.json
     assert backend.get(key(1)) == b"value"
     backend.close()
     with pytest.raises(ConfigError, match=r"durability: expected 'none' or 'full', got 'some'"):

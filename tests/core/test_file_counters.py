@@ -1,4 +1,4 @@
-"""The counters of the file backend: never below the truth, whatever happens to their file."""
+"""The counters of the `file` backend are never too low, whatever happens to their file."""
 
 import os
 import shutil
@@ -40,7 +40,7 @@ def backend(place: Path) -> Iterator[FileBackend]:
 
 
 def check(backend: FileBackend, place: Path) -> None:
-    """Asserts that the counters are exactly right."""
+    """Assert that the counters are exactly those of the files in `place`."""
     truth = look(place)
     assert backend.usage() == (truth.bytes, len(truth.entries))
 
@@ -64,7 +64,7 @@ def test_any_damage_to_the_counters_is_found(
 
 @pytest.mark.parametrize("mask", [0, 0o002, 0o022])
 def test_recreated_directories_are_private(mask: int, tmp_path: Path) -> None:
-    """Else the next process would refuse it as writable by others."""
+    """A directory that a backend has to create again is private, as a new one is."""
     place = tmp_path / "cache" / "file"
     with closing(FileBackend(place)) as backend:
         backend.put(key(1), b"value")
@@ -76,7 +76,7 @@ def test_recreated_directories_are_private(mask: int, tmp_path: Path) -> None:
 
 
 def test_processes_with_one_process_id_use_different_temporary_names(place: Path) -> None:
-    """As copies of one process do in several PID namespaces: all that Python knows is the same."""
+    """Processes in different PID namespaces may have the same id, but write different files."""
     noted = place.with_name("noted")
     with closing(FileBackend(place)) as backend, noted.open("a") as names:
         backend.put(key(2), b"another")
@@ -97,7 +97,7 @@ def test_processes_with_one_process_id_use_different_temporary_names(place: Path
 def test_counters_that_are_just_being_made_are_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that had opened the empty file reported each shard's counter as damaged."""
+    """A check that opens the counters' file before it is filled does not report it as damaged."""
     made, found = threading.Event(), list[str]()
 
     def slow(path: str, flags: int) -> OwnFile:
@@ -119,7 +119,7 @@ def test_counters_that_are_just_being_made_are_not_damaged(
 def test_no_shard_is_written_while_the_counters_are_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that had opened the empty file counted its put, and then the record was zeroed."""
+    """All shards are locked while the counters are created, so no other process's put is lost."""
     path, locked, write = str(tmp_path / COUNTERS), [], _shards.pwrite
 
     def pwrite(fd: int, data: bytes, at: int) -> int:

@@ -1,4 +1,4 @@
-"""Single flight: one of many creates the entry, whoever is killed or stopped, within a bounded wait."""
+"""Single flight: one of many creates the entry, and the others wait for it for a bounded time."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="byte locks of open f
 
 
 class Shelf:
-    """A cache, and how often its entry was created: one byte per call, in whatever process."""
+    """A cache, and a file that gets one byte whenever any process creates the entry."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "cache"
@@ -34,7 +34,7 @@ class Shelf:
         self._created.touch()
 
     def open(self, seconds: float = LONG, *, shared: bool = True) -> CacheEngine:
-        """Open an engine, by default one that shares its flights with other processes."""
+        """Open an engine. With `shared`, only one process at a time creates the entry."""
         backend = open_backend("file", str(self.folder), max_size=10**6)
         return CacheEngine(
             backend,
@@ -53,19 +53,19 @@ class Shelf:
         return self._created.stat().st_size
 
     def ask(self) -> None:
-        """Get the entry, as a process of its own does."""
+        """Get or create the entry with an engine of its own."""
         with closing(self.open()) as engine:
             assert engine.get_or_create(KEY, self.create) == MADE
 
     def lead(self, stop: Callable[[], None]) -> None:
-        """Create the entry, and stop before it is there."""
+        """Start to create the entry, and call `stop` before it exists."""
         with closing(self.open()) as engine:
             engine.get_or_create(KEY, lambda: (stop(), self.create())[1])
 
 
 @pytest.fixture
 def shelf(tmp_path: Path) -> Iterator[Shelf]:
-    signal.alarm(100)  # ends a test that waits without end
+    signal.alarm(100)  # ends a test that waits forever
     yield Shelf(tmp_path)
     signal.alarm(0)
 
@@ -128,7 +128,7 @@ def test_a_leader_that_ends_is_replaced_by_one(end: str, shelf: Shelf) -> None:
 
 @linux
 def test_the_lock_does_not_outlive_its_process_in_a_child(shelf: Shelf) -> None:
-    """A child that is forked while its parent creates must not keep the parent's lock."""
+    """A child that is forked while its parent creates an entry does not keep the parent's lock."""
     life, end = os.pipe()
 
     def fork_and_stop(stop: Callable[[], None]) -> None:
@@ -166,10 +166,10 @@ def test_without_locks_each_process_creates(
 
 @linux
 def test_the_lock_of_a_key_is_at_its_documented_place(shelf: Shelf) -> None:
-    """Another implementation of the format must lock the same bytes."""
+    """The lock is on the documented bytes, which other implementations of the format lock, too."""
 
     def lead(stop: Callable[[], None]) -> None:
-        # Closing another descriptor of the file releases nothing.
+        # Closing another descriptor of the file must not release the lock.
         shelf.lead(lambda: (Path(shelf.lock_file).read_bytes(), stop()))
 
     with stopped(lead):
@@ -185,7 +185,7 @@ def test_the_lock_of_a_key_is_at_its_documented_place(shelf: Shelf) -> None:
 
 @contextmanager
 def hanging(engine: CacheEngine) -> Iterator[None]:
-    """A thread that creates the entry, and does not end before the block does."""
+    """Run a thread that is creating the entry, and finishes only after the block."""
     begun, go = threading.Event(), threading.Event()
 
     def create() -> Entry:
@@ -203,7 +203,7 @@ def hanging(engine: CacheEngine) -> Iterator[None]:
 
 @pytest.mark.parametrize("leader", ["a thread", "a thread with a lock", "another process"])
 def test_of_many_threads_whose_wait_times_out_one_creates(leader: str, shelf: Shelf) -> None:
-    """All 24 compiled at once."""
+    """If the wait of 24 threads times out at the same time, one of them creates the entry."""
     with (
         closing(shelf.open(1.0, shared=leader != "a thread")) as engine,
         stopped(shelf.lead) if leader == "another process" else hanging(engine),
@@ -218,7 +218,7 @@ def test_a_successor_that_hangs_too_is_replaced(shelf: Shelf) -> None:
         over, calls = threading.Event(), iter(range(99))
 
         def create() -> Entry:
-            if next(calls) == 0:  # the first successor
+            if next(calls) == 0:  # the first thread whose wait timed out
                 assert over.wait(LONG)
             over.set()
             return shelf.create()

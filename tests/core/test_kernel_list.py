@@ -1,4 +1,4 @@
-"""Lists of kernels: what they say, what they must not say, and what a recorder writes."""
+"""Lists of kernels: what they may contain, what is an error, and what a recorder writes."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ INCLUDING = '#include "scale.cuh"\n' + KERNEL
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project with sources in it, which is not the working directory."""
+    """A project with sources. The working directory is another one."""
     place = tmp_path / "project"
     for name in ("a.cu", "src/b.cu", "src/deep/c.cu"):
         source = place / name
@@ -51,7 +51,7 @@ def options(wanted: ListedKernel) -> CompileOptions:
     return wanted.request.options
 
 
-# -- what a list says ------------------------------------------------------------------------------
+# -- what a list may contain -----------------------------------------------------------------------
 
 
 def test_toml_and_json_say_the_same(folder: Path) -> None:
@@ -117,7 +117,7 @@ def test_globs_are_sorted_and_each_kernel_is_there_once(folder: Path) -> None:
     assert [each.title for each in found] == ["src/deep/c.cu", "a.cu", "src/b.cu", "a.cu: f<int>"]
 
 
-# -- what it must not say --------------------------------------------------------------------------
+# -- errors in a list ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_file_that_is_not_a_list_is_refused(
 
 
 def request(source: str = KERNEL, options: CompileOptions | None = None, **more: object) -> Request:
-    """Returns a request as a cache makes it, in the working directory."""
+    """Return the request that a cache makes for these arguments."""
     arguments = {"names": (), "headers": None, "extra_key": b"", "source_name": "kernel.cu", **more}
     return Request.make(source, options=options or CompileOptions(90), compiler="c", **arguments)
 
@@ -216,7 +216,7 @@ def test_a_torn_line_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture
     recorder.note(request())
     whole = path.read_bytes()
     assert whole.startswith(b"{")
-    path.write_bytes(whole[: len(whole) // 2])  # as of a process that was killed in its write
+    path.write_bytes(whole[: len(whole) // 2])  # as if a process was killed during its write
     recorder.note(request(names="f<int>"))
     with path.open("ab") as stream:
         stream.write(b"\n   \n" + b"[" * 100_000 + b"\n\xff\xfe\n" + whole[:-2])
@@ -275,16 +275,16 @@ def test_other_files_are_kept(kind: str, tmp_path: Path, caplog: pytest.LogCaptu
     assert reason[kind] in record.getMessage()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_processes_append_whole_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Children that were forked in mid-recording, and their parent, into one file."""
+    """Processes that record into one file at the same time append whole lines, also after forks."""
     path = tmp_path / "kernels.jsonl"
     recorder = RequestRecorder(path)
     recorder.note(request())
-    comment = "/" * 20_000  # larger than a pipe's atomic write
+    comment = "/" * 20_000  # larger than an atomic write to a pipe
 
     def note(child: int) -> None:
-        recorder.note(request())  # which the parent has written
+        recorder.note(request())  # the parent has already written this request
         for n in range(50):
             recorder.note(request(f"//{comment}\n{KERNEL}", names=(f"f<{child}, {n}>",)))
 

@@ -27,7 +27,7 @@ GIVEN: dict[str, Any] = {
     "compiler": "1f6e",
 }
 
-#: Other values for what is in each key.
+#: Another value for each part of a key.
 OTHERS: dict[str, list[Any]] = {
     "source": ["__global__ void g() {}", "__global__ void f() {} "],
     "options": [
@@ -103,7 +103,7 @@ def test_hash_source_is_the_sha256_of_the_utf8_text() -> None:
     assert hash_source(text) == hashlib.sha256(text.encode()).hexdigest()
 
 
-# -- values, which a program copies or hands to another process ------------------------------------
+# -- copies, and values from another process -------------------------------------------------------
 
 COMPILED = kcache.CompiledKernel(
     b"ptx", None, None, MappingProxyType({"f<int>": "_Z1f"}), "log", "0" * 64, True, 0.5, ("a.h",)
@@ -126,7 +126,7 @@ def test_it_survives_a_pickle(value: object, protocol: int) -> None:
 
 
 def test_equal_options_from_another_process_have_equal_hashes(tmp_path: Path) -> None:
-    """The hash of text is another in each process, and options remember theirs."""
+    """Unpickled options don't keep the hash of the other process, where texts have other hashes."""
     file = tmp_path / "options"
     file.write_bytes(pickle.dumps(OPTIONS))
     code = f"""

@@ -1,4 +1,4 @@
-"""LmdbBackend: what is its own beyond the contract: uses, space given back, refusals, others' files."""
+"""LmdbBackend beyond the contract: recorded uses, freed space, refusals, and files of others."""
 
 import os
 import time
@@ -28,7 +28,7 @@ def test_a_cleared_cache_gives_its_space_back(tmp_path: Path) -> None:
             assert engine.put(key(number), entry(60_000, number))
 
         def other(stop: Callable[[], None]) -> None:
-            """Has the old file open; it sees the new one."""
+            """Use the new database, although this process has the replaced one open."""
             engine.get(key(1))
             stop()
             assert engine.get(key(49)) is None

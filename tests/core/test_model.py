@@ -1,4 +1,4 @@
-"""Engine and backends against a model, under random operations and random harm."""
+"""Engine and backends behave as a model does, under random operations and random damage."""
 
 import os
 import shutil
@@ -30,10 +30,10 @@ from kcache.testing.machine import KEYS
 FEW = settings(QUICK, max_examples=10, stateful_step_count=40)
 MANY = settings(LONG, max_examples=150, stateful_step_count=60)
 
-#: Sizes of payloads in hundredths of the unit, eight of which make the cap: from empty to larger
-#: than the cap.
+#: Sizes of payloads, from empty to larger than the cap, in hundredths of the unit. The cap is eight
+#: units.
 SIZES = [0, 1, 20, 20, 50, 100, 300, 900]
-#: The model ignores `EVICT_BATCH`; it never holds that many entries.
+#: The model may ignore `EVICT_BATCH`, because it never holds that many entries.
 assert len(KEYS) < EVICT_BATCH
 
 _NAMES = st.sampled_from(KEYS)
@@ -46,18 +46,18 @@ _DAMAGES = st.one_of(
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """An engine over a backend at its own place, and a clock, against a model.
+    """A machine that does the same with an engine and with a model, and compares them.
 
-    An exact machine holds what an LRU map of that cap holds: to make room for an incoming entry,
-    its model goes down to `LOW_WATER` of the cap. In a machine that is not exact, values are
-    damaged and removed; each get returns the last value that was put, or nothing. That one also
-    fits backends with an approximate order.
+    The engine of an exact machine holds what an LRU map with the same cap holds. If a new entry
+    does not fit, the model evicts until `LOW_WATER` of the cap is in use. In a machine that is not
+    exact, values are damaged and removed, and each get returns the last value that was put, or
+    nothing. Such a machine can also test backends that know the order of uses only approximately.
 
     Args:
-        suite: opens the backend, and looks at its medium; without `write_raw`, nothing is damaged.
+        suite: opens the backend, and reads and writes its medium.
 
     Attributes:
-        exact: nothing else touches the place, and `coldest` follows the last use exactly.
+        exact: whether only the engine changes the place, and `coldest` has the exact order of uses.
     """
 
     exact = True
@@ -87,7 +87,7 @@ class CacheMachine(RuleBasedStateMachine):
         return CacheEngine(backend, max_size=self.cap, memory_size=self.memory_size)
 
     def teardown(self) -> None:
-        """Close the engine, and remove the place."""
+        """Close the engine, and remove its folder."""
         self.engine.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -101,28 +101,28 @@ class CacheMachine(RuleBasedStateMachine):
         return Entry({"payload": self.random.randbytes(size)}, {"compile_seconds": 1.0})
 
     def reserve(self, made: Entry) -> int:
-        """Return how much room the engine makes for an entry."""
+        """Return how many bytes the engine reserves for an entry."""
         return len(encode(KEYS[0], made)) + self.engine.backend.overhead
 
     def forget(self, name: str) -> None:
-        """Remove `name` from the model, if it is there."""
+        """Remove `name` from the model, if the model has it."""
         self.model.pop(name, None)
         self.sizes.pop(name, None)
 
     def evict_to(self, goal: int) -> None:
-        """Remove the coldest of an exact model until the rest takes `goal` bytes at most."""
+        """Remove the coldest entries of an exact model until at most `goal` bytes are left."""
         while self.exact and sum(self.sizes.values()) > goal:
             self.forget(next(iter(self.model)))
 
     @initialize(memory_size=st.sampled_from([0, 0, 100_000]))
     def choose(self, memory_size: int) -> None:
-        """Take a memory tier, or none; an exact machine has none, whose hits are no uses."""
+        """Choose the memory tier's size. An exact machine has none: its hits would be no uses."""
         self.memory_size = 0 if self.exact else memory_size
         self.open_anew()
 
     @rule(name=_NAMES, size=st.sampled_from(SIZES))
     def put(self, name: str, size: int) -> None:
-        """Put a new entry; one that exceeds the cap replaces nothing and removes the old."""
+        """Put an entry. If it exceeds the cap, it is not stored, and the old entry is removed."""
         self.clock.advance()
         made = self.another(size)
         reserve = self.reserve(made)
@@ -140,9 +140,9 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(name=_NAMES, size=st.sampled_from(SIZES))
     def get(self, name: str, size: int) -> None:
-        """Get what was put last, and use it; what is damaged or gone at most from memory.
+        """Get the entry that was put last; after a miss, put an entry, as a program does.
 
-        What is not there is put then, as a program does.
+        An entry whose value was damaged or removed is a miss, unless it is in the memory tier.
         """
         self.clock.advance()
         sound = name in self.look() and name not in self.damaged
@@ -155,7 +155,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(name=_NAMES)
     def delete(self, name: str) -> None:
-        """Delete one; the result is whether it was there."""
+        """Delete an entry; the engine returns whether the entry existed."""
         there = name in self.look()
         assert self.engine.delete(name) is there or not self.exact
         self.forget(name)
@@ -163,7 +163,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(hundredths=_GOALS)
     def trim(self, hundredths: int) -> None:
-        """Evict the coldest, down to some size."""
+        """Evict the coldest entries, down to some size."""
         goal = hundredths * self.unit // 100
         before = sum(self.look().values())
         freed = self.engine.trim(goal)
@@ -184,28 +184,28 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.exact)
     @rule()
     def list_the_coldest(self) -> None:
-        """See the entries in the order in which they would go."""
+        """List the entries in the order in which they would be evicted."""
         assert [info.key for info in self.engine.backend.coldest()] == list(self.model)
 
     @rule()
     def open_anew(self) -> None:
-        """Close the engine, and open another at the same place, where the order is the same."""
+        """Close the engine, and open another one at the same place, which has the same order."""
         self.engine.close()
         self.engine = self.make_engine()
         if self.exact:
             self.list_the_coldest()
 
-    # -- harm --------------------------------------------------------------------------------------
+    # -- damage ------------------------------------------------------------------------------------
 
     def one_of(self, number: int) -> str | None:
-        """Return one of the keys that the medium holds."""
+        """Return one of the keys that the medium holds, or None if it holds none."""
         names = sorted(self.look())
         return names[number % len(names)] if names else None
 
     @precondition(lambda self: not self.exact)
     @rule(number=_NUMBERS, damage=_DAMAGES)
     def harm(self, number: int, damage: Callable[[bytes], bytes]) -> None:
-        """A byte of a value changes, or its end is cut off."""
+        """Change a byte of a value, or cut off its end."""
         name = self.one_of(number)
         if name and name not in self.damaged:
             image = self.suite.read_raw(self.place, name)
@@ -216,11 +216,11 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.exact)
     @rule(one=_NUMBERS, two=_NUMBERS)
     def swap(self, one: int, two: int) -> None:
-        """The values of two keys are exchanged."""
+        """Exchange the values of two keys, if they have the same length."""
         first, second = self.one_of(one), self.one_of(two)
         if first and second:
             images = [self.suite.read_raw(self.place, name) for name in (first, second)]
-            if len(images[0]) == len(images[1]):  # the usage would be wrong otherwise
+            if len(images[0]) == len(images[1]):  # otherwise the usage would be wrong
                 for name, image in zip((second, first), images, strict=True):
                     self.suite.write_raw(self.place, name, image)
                 self.damaged |= {first, second} if first != second else set()
@@ -228,7 +228,7 @@ class CacheMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.exact)
     @rule()
     def remove_everything(self) -> None:
-        """The place is removed with everything in it."""
+        """Remove the place with everything in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         self.removed = True
@@ -237,7 +237,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_the_model_holds(self) -> None:
-        """The cap holds, and the usage covers what the medium holds; exactly, without harm."""
+        """The cap is kept. The usage covers what the medium holds; without damage, it is exact."""
         sizes, usage = self.look(), self.engine.backend.usage()
         assert sum(sizes.values()) <= min(self.cap, usage.bytes)
         assert len(sizes) <= usage.entries
@@ -247,7 +247,7 @@ class CacheMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_failed(self) -> None:
-        """Damage is a miss and not an error; without harm, there is none."""
+        """Damage causes misses, not errors. An exact machine has neither damage nor errors."""
         stats = self.engine.stats()
         assert self.removed or stats.errors == 0
         assert not self.exact or (stats.corrupt, stats.stale) == (0, 0)
@@ -257,7 +257,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 class Files(FileSuite):
-    """The files of a backend at the place itself."""
+    """The suite for a backend whose files are at the place itself."""
 
     def look(self, place: Path) -> dict[str, int]:
         tree = look(place)
@@ -266,7 +266,7 @@ class Files(FileSuite):
 
 
 class FilesOfACache(Files):
-    """Those of a cache, in its own folder there."""
+    """The suite for the files of a cache, which are in the folder `file` at the place."""
 
     def look(self, place: Path) -> dict[str, int]:
         return super().look(place / "file")
@@ -279,21 +279,21 @@ class FilesOfACache(Files):
 
 
 class ExactFiles(CacheMachine):
-    """Nobody else touches the directory."""
+    """A `file` backend whose directory only the engine changes."""
 
     def __init__(self) -> None:
         super().__init__(Files())
 
 
 class ExactDatabase(CacheMachine):
-    """The same, for compressed values in a database."""
+    """A database of compressed values that only the engine changes."""
 
     def __init__(self) -> None:
         super().__init__(ZstdLmdbSuite())
 
 
 class HarmedDatabase(CacheMachine):
-    """Values in a database are damaged, exchanged and removed by others."""
+    """A database of compressed values, some of which are damaged, exchanged or removed."""
 
     exact = False
 
@@ -302,7 +302,7 @@ class HarmedDatabase(CacheMachine):
 
 
 class HarmedFiles(CacheMachine):
-    """Files are damaged and removed by others, those of the backend itself and the statistics."""
+    """A cache whose files are damaged and removed, including its counters and its statistics."""
 
     exact = False
 
@@ -355,7 +355,7 @@ class HarmedFiles(CacheMachine):
 
     @invariant()
     def nothing_failed(self) -> None:
-        """Not even where everything was removed."""
+        """No error is counted, even if everything was removed."""
         assert self.engine.stats().errors == 0
 
 

@@ -1,4 +1,4 @@
-"""Scale: what grows with the number of entries, and what must not; counts, never times."""
+"""Scale: the number of operations that may grow with the number of entries, and that must not."""
 
 import itertools
 import shutil
@@ -15,10 +15,10 @@ from core.helpers import entry, key
 import kcache
 from kcache.engine.eviction import EVICT_BATCH
 
-#: How many files a put at the cap may look at: on average, and in the worst case.
+#: How many files a put in a full cache may look at: on average, and in the worst case.
 MEAN, MOST = 10, 4096
-#: Sixteen trims, some of which take a new sample of the coldest. (A put that finds no room evicts as
-#: much as the next `EVICT_BATCH` puts need.)
+#: Enough puts for sixteen evictions, some of which sample the coldest entries again. (A put that
+#: finds no room evicts as much as the next `EVICT_BATCH` puts need.)
 PUTS = 16 * (EVICT_BATCH + 1)
 
 
@@ -27,7 +27,7 @@ SIZES = (5_000, pytest.param(120_000, marks=[pytest.mark.long, pytest.mark.timeo
 
 @contextmanager
 def looks() -> Iterator[list[str]]:
-    """Has the calls that look at a file in its block: by path, and of entries of a directory."""
+    """Yield a list that gets the name of each call of `stat` or `lstat` in the block."""
     found: list[str] = []
 
     def note(_: FrameType, event: str, called: Any) -> None:
@@ -43,7 +43,7 @@ def looks() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("count", SIZES)
 def test_a_put_at_the_cap_looks_at_few_files(count: int, tmp_path: Path) -> None:
-    """The cache is full, of entries of 64 bytes."""
+    """A put into a cache that is full of small entries looks at few of their files."""
     with kcache.open_engine(tmp_path, max_size=count << 13) as engine:
         for number in range(count):
             engine.put(key(f"old {number}"), entry(64))
@@ -55,8 +55,8 @@ def test_a_put_at_the_cap_looks_at_few_files(count: int, tmp_path: Path) -> None
             with looks() as found:
                 assert engine.put(name, entry(64))
             counts.append(len(found))
-        assert engine.stats().evictions >= PUTS - 2 * EVICT_BATCH  # it stayed full
+        assert engine.stats().evictions >= PUTS - 2 * EVICT_BATCH  # the cache stayed full
         assert engine.size_bytes <= cap
     assert 0 < sum(counts) / len(counts) <= MEAN
     assert max(counts) <= MOST
-    shutil.rmtree(tmp_path)  # pytest would keep those of the last three runs
+    shutil.rmtree(tmp_path)  # pytest would keep the directories of the last three runs

@@ -1,4 +1,4 @@
-"""Stats and their file: what every process counted, summed, and lost by nobody else's death."""
+"""Stats and their file: the sum of all processes' counts, to which killed processes do no harm."""
 
 import math
 import multiprocessing
@@ -23,7 +23,7 @@ from kcache.util.open_file import open_own
 
 
 def amounts(**counts: float) -> list[float]:
-    """Returns counts in the order of the file."""
+    """Return counts in the order in which the file stores them."""
     return [counts.get(name, 0) for name in FIELDS]
 
 
@@ -185,13 +185,13 @@ def test_counting_is_exact_over_threads() -> None:
     found = counters.snapshot()
     assert (found.errors, found.compile_seconds) == (6000, 3000)
     assert (found.hits, found.memory_hits, found.hit_seconds) == (6000, 6000, 1500)
-    assert found.saved_seconds == 0.5  # once
+    assert found.saved_seconds == 0.5  # it is counted once
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of forks beside threads
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # warns of forks beside threads
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_children_of_multiprocessing_are_counted(method: str, tmp_path: Path) -> None:
-    """They end without `atexit` where they are forked; a pool is what people warm caches with."""
+    """The counts of multiprocessing's children are kept, although forked ones run no `atexit`."""
     context = multiprocessing.get_context(method)
     code = f"import kcache; kcache.open_engine({str(tmp_path)!r}).get('0' * 64)"
     with open_engine(tmp_path) as engine:
@@ -216,7 +216,7 @@ def test_statistics_that_cannot_be_written_change_nothing_else(tmp_path: Path) -
         assert engine.total_stats().hits == 1
 
 
-# -- the journal: what is noted is found again -----------------------------------------------------
+# -- the journal -----------------------------------------------------------------------------------
 
 KEY = "0123456789abcdef" * 4
 
@@ -268,7 +268,7 @@ def test_it_is_bounded_and_remembers_the_last(tmp_path: Path) -> None:
 
 
 def test_the_engine_journals_refused_entries(tmp_path: Path) -> None:
-    """What else leaves a cache: `cli/test_why.py`."""
+    """A refused entry is noted in the journal. `cli/test_why.py` tests other removals."""
     with kcache.KernelCache(tmp_path, memory_size=0) as cache:
         engine = cache.engine
         engine.put(KEY, kcache.Entry({"a": b"b"}))

@@ -46,7 +46,7 @@ def test_another_users_entry_file_is_a_counted_miss(
 def test_a_directory_that_another_user_has_replaced(
     tmp_path: Path,
 ) -> None:
-    """A cleaner of the temporary directory removes the cache; the name is free for anybody."""
+    """If a cleaner removes the cache from /tmp, files that another user puts there are not used."""
     with open_engine(tmp_path / "cache") as engine:
         engine.put(key(1), entry())
         os.rename(tmp_path / "cache", tmp_path / "moved")
@@ -115,7 +115,7 @@ except ConfigError as error:
 
 
 def in_namespace(maps: str, code: str, *arguments: object) -> tuple[str, list[str]]:
-    """Runs code in a user namespace; returns what it prints, and the lines of its errors."""
+    """Run code in a user namespace; return its output, and the lines of its standard error."""
     unshared = ["unshare", maps, "--"]
     if shutil.which("unshare") is None or run(*unshared, "true").returncode != 0:
         pytest.skip("there are no user namespaces")
@@ -126,7 +126,7 @@ def in_namespace(maps: str, code: str, *arguments: object) -> tuple[str, list[st
 
 @as_root
 def test_the_overflow_user_id_trusts_no_cache(tmp_path: Path) -> None:
-    """All users without one have the same id in a user namespace, and looked like oneself."""
+    """In a user namespace, all users without an id there appear as one user, who is not trusted."""
     with open_engine(tmp_path / "cache") as engine:
         engine.put(key(1), entry())
     for path in (tmp_path / "cache", *(tmp_path / "cache").rglob("*")):
@@ -147,7 +147,7 @@ def test_the_overflow_user_id_trusts_no_cache(tmp_path: Path) -> None:
 @as_root
 @pytest.mark.parametrize("planted", ["a link", "a directory"])
 def test_shared_directories_in_a_user_namespace(planted: str, tmp_path: Path) -> None:
-    """Outside of such directories it may be root, who has no id either in some namespaces."""
+    """Below a shared directory, the overflow user is not trusted. Elsewhere, it may be root."""
     shared, mine = tmp_path / "tmp", tmp_path / "mine"
     shared.mkdir()
     shared.chmod(0o1777)

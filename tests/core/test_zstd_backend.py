@@ -1,4 +1,4 @@
-"""ZstdBackend: what is stored, and that no stored byte makes it allocate what it should not."""
+"""ZstdBackend: what is stored, and that damaged values can't make it allocate much memory."""
 
 import os
 import struct
@@ -54,7 +54,7 @@ def test_another_level_is_refused_by_name(level: Any) -> None:
 
 
 def frame_that_claims(size: int) -> bytes:
-    """Returns the header of a frame whose content has `size` bytes (RFC 8878, 3.1.1.1)."""
+    """Return the header of a frame whose content has `size` bytes (RFC 8878, 3.1.1.1)."""
     return struct.pack("<IBQ", 0xFD2FB528, 0b11100000, size) + b"\x01\x00\x00"
 
 

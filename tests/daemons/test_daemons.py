@@ -1,4 +1,4 @@
-"""Services: found, started, asked and ended, whatever their programs and other users do."""
+"""Services are found, started, asked and stopped, whatever programs and other users do."""
 
 import fcntl
 import os
@@ -29,7 +29,7 @@ DAEMON = Daemon("echo", "daemons.echo", b"")
 
 
 class Echo:
-    """Handlers that answer with the question, once they may."""
+    """Handlers that answer with the question itself, as soon as the event `go_on` is set."""
 
     def __init__(self) -> None:
         self.patient = False
@@ -65,7 +65,7 @@ def serving(
     persistent: bool = True,
     before: Callable[[], object] = int,
 ) -> Iterator[Server]:
-    """A service in a thread, after something else; it has ended after the block."""
+    """Call `before`, and then run a service in a thread. It has ended when the block is left."""
     listener = socket.socket(fileno=bound(str(path)))
     served = Server(listener, str(path), handlers or Echo())
     before()
@@ -81,7 +81,7 @@ def serving(
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A short path: a socket's has 107 bytes at most."""
+    """A folder with a short path, because the path of a socket has at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="ks-", dir="/tmp") as folder:
         yield Path(folder)
 
@@ -110,7 +110,7 @@ def test_it_answers_reports_its_status_and_stops(place: Path) -> None:
         assert (told["process"], told["connections"], told["what"]) == (os.getpid(), 2, "echo")
         assert ask(str(path), STOP) == []
         with pytest.raises(WireError):
-            asks.next()  # it ends every connection
+            asks.next()  # the stop has closed every connection
         until(lambda: handlers.ended == 3)
         until(lambda: not path.exists())
     assert sockets.status(str(path)) is None
@@ -132,7 +132,7 @@ def test_the_last_message_of_a_client_is_processed(
 
 
 def test_killed_clients_do_not_delay_others(place: Path) -> None:
-    """As long as one of them might, and not as all of them together: who asks would give up."""
+    """Questions of killed clients are not answered, so other clients need not wait for them."""
     path, handlers = place / "socket", Echo()
     handlers.go_on.clear()
     with serving(path, handlers):
@@ -152,14 +152,14 @@ def test_an_idle_daemon_exits_and_removes_its_socket(place: Path) -> None:
     with serving(place / "socket", handlers, persistent=False):
         channel(place / "socket").close()
         until(lambda: handlers.ended)
-        assert (place / "socket").exists()  # something is to be done
+        assert (place / "socket").exists()  # there is pending work
         handlers.pending = 0
         until(lambda: not (place / "socket").exists())
     assert os.listdir(place) == []
 
 
 def test_programs_that_wait_while_another_one_removes_the_socket_are_answered(place: Path) -> None:
-    """As after the daemon was stopped: each of them would compile."""
+    """Programs that have connected are answered, even if the socket is removed meanwhile."""
     path, waiting = place / "socket", list[Channel]()
 
     def connect() -> None:
@@ -171,7 +171,7 @@ def test_programs_that_wait_while_another_one_removes_the_socket_are_answered(pl
 
 
 def test_a_daemon_that_exits_removes_stale_sockets(place: Path) -> None:
-    """Each that ended kept all others for some seconds more."""
+    """A sweep removes the sockets of killed daemons, and is no client of the running ones."""
     visited = Echo()
     os.close(bound(str(place / "killed")))
     with serving(place / "socket", visited):
@@ -193,7 +193,7 @@ def test_an_unreachable_persistent_daemon_exits(place: Path, replaced: bool) -> 
         else:
             shutil.rmtree(path.parent)
         until(lambda: served._listener.fileno() < 0)
-    assert path.exists() is replaced  # another one's socket stays
+    assert path.exists() is replaced  # the socket of the other daemon is kept
     if replaced:
         os.close(other)
 
@@ -204,7 +204,7 @@ def test_heartbeats(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, handlers = place / "socket", Echo()
     handlers.patient = True
     handlers.go_on.clear()
-    deaf = socket.socket(socket.AF_UNIX)  # its buffer gets full
+    deaf = socket.socket(socket.AF_UNIX)  # its buffer gets full, because it reads nothing
     with serving(path, handlers), deaf:
         deaf.connect(str(path))
         deaf.sendall(heading([b"x"]) + b"x")
@@ -239,12 +239,12 @@ def test_malformed_questions_do_not_affect_other_clients(place: Path, said: byte
         assert channel(path).ask([b"one"], 60) == [DONE, b"one"]
 
 
-# -- a service that is gone, silent, another user's, or lies -----------------------------------------
+# -- services that are gone, silent, malicious or another user's -----------------------------------
 
 
 @contextmanager
 def lying(path: Path, *said: bytes) -> Iterator[None]:
-    """Answers the first question with these pieces, and then goes on with the last one."""
+    """Run a server that answers the first question with `said`, and repeats the last piece."""
     over = threading.Event()
 
     def lie(listener: socket.socket) -> None:
@@ -284,7 +284,7 @@ ENDLESS = heading([DONE, bytes(1 << 20)])
 def test_an_unresponsive_daemon_is_abandoned(
     place: Path, monkeypatch: pytest.MonkeyPatch, said: list[bytes], silent: bool
 ) -> None:
-    """Whatever it says meanwhile. If it is silent, the next program starts another one."""
+    """A daemon without a valid answer is given up. If it is silent, its socket is removed, too."""
     monkeypatch.setattr(sockets, "ASK_TIMEOUT", 0.2 if silent else 60.0)
     path = place / "socket"
     with lying(path, *said):
@@ -302,7 +302,7 @@ def test_another_users_daemon_is_neither_asked_nor_answered(place: Path) -> None
 
         def ask_as_other() -> None:
             os.setuid(65534)
-            assert connected(str(path)) is None  # who listens is somebody else
+            assert connected(str(path)) is None  # another user listens
             with socket.socket(socket.AF_UNIX) as anyway:
                 anyway.connect(str(path))
                 with suppress(BrokenPipeError):
@@ -314,7 +314,7 @@ def test_another_users_daemon_is_neither_asked_nor_answered(place: Path) -> None
         assert served.status()["connections"] == 0
 
 
-# -- where it is, and how it is started ------------------------------------------------------------
+# -- the socket's path, and the start of a daemon --------------------------------------------------
 
 
 def test_a_folder_that_others_can_exchange_holds_no_socket(place: Path) -> None:
@@ -350,11 +350,11 @@ def test_a_umask_takes_no_right_from_the_user(place: Path) -> None:
 
 
 def test_concurrent_programs_start_one_daemon(place: Path) -> None:
-    """It is the same process kind for each: here, the remotes' without any question to one."""
+    """Programs that start at the same time start one daemon, and all connect to it."""
     service = Setup(addresses("http://127.0.0.1:9"), {}, {}).daemon()
     path = os.path.join(sockets.folder_in([str(place)]), spawn.name_of(service))
     with socket.socket(fileno=bound(path)):
-        pass  # the socket of one that was killed
+        pass  # the socket of a killed daemon
     with ThreadPoolExecutor(4) as pool:
         found = list(
             pool.map(lambda _: spawn.connect_or_spawn(path, service, os.environ), range(4))
@@ -393,7 +393,7 @@ def test_a_failed_start(place: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 def test_a_start_beside_the_exit_of_another_daemon(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other one removes the folder, which is empty."""
+    """A daemon starts although another one removes the empty folder of the sockets meanwhile."""
     path = place / "folder/socket"
     exits = [path.parent.rmdir, int]
     monkeypatch.setattr(spawn, "bound", lambda path: (exits.pop(0)(), bound(path))[1])
@@ -409,7 +409,7 @@ Pair = tuple[Channel, socket.socket]
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    """A channel, and the other side as a plain socket."""
+    """A channel, and the plain socket at its other end."""
     here, there = socket.socketpair()
     there.settimeout(60)
     channel = Channel(here, 60)
@@ -444,7 +444,7 @@ def test_a_number_that_the_program_has_taken_is_neither_written_to_nor_closed(pa
     theirs.close()
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGPIPE"), reason="there is no SIGPIPE")
+@pytest.mark.skipif(not hasattr(signal, "SIGPIPE"), reason="this system has no SIGPIPE")
 def test_a_service_that_has_ended_does_not_end_a_program_with_sigpipe(pair: Pair) -> None:
     channel, there = pair
     there.close()
@@ -453,7 +453,7 @@ def test_a_service_that_has_ended_does_not_end_a_program_with_sigpipe(pair: Pair
     try:
         with pytest.raises(BrokenPipeError):
             channel.ask([b"x" * (8 << 20)], 60)
-        assert signal.SIGPIPE not in signal.sigpending()  # it would have ended this process
+        assert signal.SIGPIPE not in signal.sigpending()  # the signal would have ended this process
     finally:
         if signal.SIGPIPE in signal.sigpending():
             signal.sigwait({signal.SIGPIPE})

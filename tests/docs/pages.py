@@ -1,4 +1,4 @@
-"""Pages: the blocks of the documentation's pages, and the marks before the blocks.
+"""Pages: reads the blocks of the documentation's pages, and the marks before these blocks.
 
 A mark is an HTML comment on a line before a block. `test_blocks.py` describes each mark.
 """
@@ -55,7 +55,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Returns the paths of all pages for users: at the root, in docs/ and in examples/."""
+    """Return the paths of all pages for users: at the root, in docs/ and in examples/."""
     built = DOCS / "_build"
     names = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md")
     found = [
@@ -73,7 +73,7 @@ def named(path: Path) -> str:
 
 @cache
 def blocks(path: Path) -> list[Block]:
-    """Returns the blocks of a page, in the order of the page."""
+    """Return the blocks of a page, in the order of the page."""
     page = named(path) if path.is_relative_to(ROOT) else path.name
     text = _MADE.sub(lambda made: "\n" * made[0].count("\n"), path.read_text(encoding="utf-8"))
     found: list[Block] = []
@@ -95,9 +95,9 @@ def blocks(path: Path) -> list[Block]:
 
 
 def _language(info: str) -> str | None:
-    """Returns a block's language, or None for a directive that contains no code."""
+    """Return a block's language, or None for a directive that contains no code."""
     word = (info.split() or [""])[0].lower()
-    assert not word.startswith("{") or word in (*_DIRECTIVES, *_SILENT), f"no test knows {word}"
+    assert not word.startswith("{") or word in (*_DIRECTIVES, *_SILENT), f"not supported: {word}"
     return None if word in _SILENT else word.strip("{}")
 
 
@@ -111,13 +111,13 @@ def _made(
         if kind == "file":
             file = rest
         else:
-            assert word in HOW, f"{where}: {word!r} is no mark; there are: {', '.join(HOW)}"
+            assert word in HOW, f"{where}: expected one of {', '.join(HOW)}, got {word!r}"
             how[word] = what.strip()
     return Block(*where, language, text, file, how, follows)
 
 
 def spans(text: str) -> Iterator[tuple[int, str]]:
-    """Yields the line and the text of each piece of code in the prose, outside of blocks."""
+    """Yield the line and the text of each piece of code in the prose, outside of blocks."""
     for token in _PARSER.parse(text):
         for child in token.children or ():
             if child.type == "code_inline" and token.map:
@@ -125,7 +125,7 @@ def spans(text: str) -> Iterator[tuple[int, str]]:
 
 
 def prose(text: str) -> Iterator[tuple[int, str]]:
-    """Yields the number and the text of each line that is not in a block."""
+    """Yield the number and the text of each line that is not in a block."""
     fences = [token.map for token in _PARSER.parse(text) if token.type == "fence"]
     inside = {number for lines in fences if lines for number in range(*lines)}
     for number, line in enumerate(text.splitlines()):

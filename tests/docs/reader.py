@@ -116,7 +116,7 @@ class Reader:
     # -- blocks ------------------------------------------------------------------------------------
 
     def follow(self, block: Block) -> None:
-        """Runs a block, or compares it with the output of the previous block.
+        """Run a block, or compares it with the output of the previous block.
 
         Raises:
             AssertionError: the block fails, or the output differs; the message names the place.
@@ -143,7 +143,7 @@ class Reader:
             parsed(block)
 
     def shell(self, block: Block, script: str) -> str:
-        """Runs a script. Its variables and its working directory are kept for the next script."""
+        """Run a script. Its variables and its working directory are kept for the next script."""
         if _ALONE.fullmatch(script):
             words = shlex.split(script)[1:]
             done = command(*words, environ=self.environ, before=self._enter, mixed=True)
@@ -158,7 +158,7 @@ class Reader:
         return said
 
     def _console(self, block: Block) -> None:
-        """Runs each command after a `$`, and compares its output with the lines below it."""
+        """Run each command after a `$`, and compare its output with the lines below it."""
         steps = commands(block)
         for number, (line, wanted) in enumerate(steps, 1):
             last = number == len(steps)
@@ -167,7 +167,7 @@ class Reader:
             _compare(block, wanted, said, line)
 
     def _run(self, block: Block, arguments: list[str]) -> str:
-        """Runs a program to its end; returns its output and its errors, mixed as on a terminal."""
+        """Run a program to its end; return its output and its errors, mixed as on a terminal."""
         try:
             done = subprocess.run(
                 arguments,
@@ -190,7 +190,7 @@ class Reader:
         os.environ.clear()
 
     def _ended(self, block: Block, done: subprocess.CompletedProcess[str]) -> str:
-        """Returns the output of a program, and asserts that its exit status is the expected one."""
+        """Return the output of a program, and assert that its exit status is the expected one."""
         wanted = int(block.marks.get("exit", 0))
         if done.returncode != wanted:
             _fail(block, f"expected exit status {wanted}, got {done.returncode}:\n{done.stdout}")
@@ -222,7 +222,7 @@ class Reader:
 
 
 def commands(block: Block) -> list[tuple[str, str]]:
-    """Returns the commands of a console block, each with the expected output below it."""
+    """Return the commands of a console block, each with its expected output."""
     steps: list[tuple[str, str]] = []
     for line in block.text.splitlines(keepends=True):
         if line.startswith("$ "):
@@ -237,7 +237,7 @@ def commands(block: Block) -> list[tuple[str, str]]:
 
 
 def parsed(block: Block) -> object:
-    """Returns the value of a block of JSON, TOML or YAML.
+    """Return the value of a block of JSON, TOML or YAML.
 
     Raises:
         AssertionError: the block is in another language, or malformed.
@@ -270,7 +270,7 @@ def _fail(block: Block, message: str) -> NoReturn:
 
 
 def _tools(folder: Path, *, lenient: bool) -> Path:
-    """Makes a folder of programs with the names that users type, such as `python` and `kcache`."""
+    """Make a folder of programs with the names that users type, such as `python` and `kcache`."""
     folder.mkdir(parents=True)
     beside = Path(sys.executable).parent
     programs = {
@@ -301,7 +301,7 @@ _IMAGE = re.compile(r"(?<![\w./}~-])/(?=(?:app|data|home|opt)\b)")
 
 
 def follow(reader: Reader, block: Block) -> None:
-    """Runs a block, which may also be a recipe for an image or a workflow."""
+    """Run a block, which may also be a recipe for an image or a workflow."""
     if "dockerfile" in block.marks:
         _dockerfile(reader, block)
     elif "workflow" in block.marks:
@@ -311,7 +311,7 @@ def follow(reader: Reader, block: Block) -> None:
 
 
 def _dockerfile(reader: Reader, block: Block) -> None:
-    """Runs the commands of a Dockerfile; raises AssertionError if one fails."""
+    """Run the commands of a Dockerfile; raise AssertionError if one fails."""
     root = reader.folder.with_name("image")
     root.mkdir(exist_ok=True)
     environ, reader.cwd = dict(reader.environ), root
@@ -334,20 +334,20 @@ def _dockerfile(reader: Reader, block: Block) -> None:
                 reader.shell(block, shlex.join(json.loads(text)) if text[0] == "[" else text)
                 reader.cwd = cwd
             case _:
-                assert instruction in ("FROM", "USER"), f"{block.where}: no test knows {line}"
+                assert instruction in ("FROM", "USER"), f"{block.where}: not supported: {line}"
     reader.environ, reader.cwd = environ, reader.folder
 
 
 def _workflow(reader: Reader, block: Block) -> None:
-    """Runs the commands of a GitHub workflow, in order."""
+    """Run the commands of a GitHub workflow, in order."""
     found = parsed(block)
-    assert isinstance(found, dict), f"{block.where}: this is no workflow"
+    assert isinstance(found, dict), f"{block.where}: not a workflow"
     for name, value in found["env"].items():
         reader.environ[name] = value.replace("${{ github.workspace }}", str(reader.folder))
-        assert "${{" not in reader.environ[name], f"{block.where}: no test knows {value}"
+        assert "${{" not in reader.environ[name], f"{block.where}: not supported: {value}"
     (job,) = found["jobs"].values()
     for step in job["steps"]:
-        assert step.keys() & {"uses", "run"}, f"{block.where}: no test knows {step}"
+        assert step.keys() & {"uses", "run"}, f"{block.where}: not supported: {step}"
         if "run" in step:
             reader.cwd = reader.folder
             reader.shell(block, step["run"])

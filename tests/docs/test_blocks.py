@@ -1,34 +1,34 @@
-"""Every block of every page runs, and says what the page says it does.
+"""Every block of every page runs, and prints what the page shows.
 
-The blocks of a page run in order, in a folder of the page's own, as a reader types them into one
-terminal: what one block exports, or where it goes, holds for the next. `HOME` and `XDG_CACHE_HOME`
-are empty folders, no variable of kcache's is set, and `kcache` and `.venv/bin/kcache` are the
-command that is tested.
+The blocks of a page run in order, in a folder of the page's own, as if a reader typed them into one
+terminal: variables and the working directory are kept from block to block. `HOME` and
+`XDG_CACHE_HOME` are empty folders, no variable of kcache's is set, and `kcache` and
+`.venv/bin/kcache` are the command that is tested.
 
 | block | is |
 |---|---|
 | `python` | a script, in a new process |
 | `{doctest}` | doctests, in one interpreter for the whole page |
 | `sh` | run by `bash -euo pipefail` |
-| `console` | commands behind `$ `, and below each what it says; `...` stands for anything |
-| `text` directly after one of these | what that block says: standard output and standard error |
+| `console` | commands after `$ `, and below each its output; `...` matches anything |
+| `text` directly after one of these | the output of that block, including standard error |
 | `json`, `toml`, `yaml` | parsed |
-| anything else | refused, unless a mark says what becomes of it |
+| anything else | refused, unless a mark says how it is tested |
 
 A mark is an HTML comment on a line before the block:
 
 | mark | meaning |
 |---|---|
-| `<!-- file: NAME -->` | the block is written to that file, which the text before it names |
-| `<!-- test: exit N -->` | it ends with that status (a `console` block: its last command) |
+| `<!-- file: NAME -->` | the block is written to that file, which the text before the block names |
+| `<!-- test: exit N -->` | the block (of `console`: its last command) ends with that exit status |
 | `<!-- test: gpu -->` | runs only where there is a GPU |
 | `<!-- test: slow -->` | runs only in the test that is marked `slow` |
-| `<!-- test: by tests/x.py::name -->` | that test runs it; its module names this page |
-| `<!-- test: dockerfile -->`, `<!-- test: workflow -->` | followed as `reader.py` says |
-| `<!-- test: none REASON -->` | not run: only what stands in `NOT_RUN` |
+| `<!-- test: by tests/x.py::name -->` | that test runs the block; its module names this page |
+| `<!-- test: dockerfile -->`, `<!-- test: workflow -->` | run as `reader.py` describes |
+| `<!-- test: none REASON -->` | not run; only the blocks in `NOT_RUN` may have this mark |
 
-A block that calls pip runs in a copy of the checkout with an environment of its own: see
-`test_installing.py`.
+`test_installing.py` runs the blocks that call pip, in a copy of the checkout with an environment of
+its own.
 """
 
 import os
@@ -50,7 +50,7 @@ pytestmark = [
 
 PAGES = {named(path): path for path in pages()}
 
-#: Blocks that no test runs, by page and beginning, with the reason.
+#: Blocks that no test runs: maps the page and the beginning of the block to the reason.
 NOT_RUN: dict[tuple[str, str], str] = {
     ("README.md", "python3 -m venv .venv && .venv/bin/pip install -q tox"): "runs this very test",
     ("CONTRIBUTING.md", "python3 -m venv .venv && .venv/bin/pip install -q tox"): "likewise",
@@ -65,18 +65,18 @@ _INSTALLS = re.compile(r"\bpip3? +(-\S+ +)*install\b")
 
 
 def installs(block: Block) -> bool:
-    """Whether a block puts packages into an environment, and is no recipe for elsewhere."""
+    """Return whether a block installs packages here. A recipe for another machine does not."""
     shell = block.language in ("sh", "bash", "console") and block.file is None
     return shell and not block.marks and _INSTALLS.search(block.text) is not None
 
 
 def elsewhere(block: Block) -> bool:
-    """Whether it is not for the reader of this page to run."""
+    """Return whether another test, or no test, runs the block."""
     return "by" in block.marks or "none" in block.marks or installs(block)
 
 
 def followed(found: Iterable[Block], also: str) -> Iterator[Block]:
-    """Yields the blocks that are to be followed: what a block says is passed over with the block."""
+    """Yield the blocks to run and compare. If a block is left out, its output is left out, too."""
     passed_over = False
     for block in found:
         output = block.language == "text" and block.follows and not block.marks
@@ -88,24 +88,24 @@ def followed(found: Iterable[Block], also: str) -> Iterator[Block]:
 
 
 def wanting(word: str) -> list[str]:
-    """Returns the pages that have blocks with a mark."""
+    """Return the pages that have a block with the mark `word`."""
     return [name for name, path in PAGES.items() if any(word in b.marks for b in blocks(path))]
 
 
 def read(page: str, place: Path, request: pytest.FixtureRequest, also: str = "") -> None:
-    """Follows a page; blocks that are marked as slow or for a GPU only if they are meant."""
+    """Run the blocks of a page. A block with the mark `slow` or `gpu` runs if `also` names it."""
     found = list(followed(blocks(PAGES[page]), also))
     if any(block.language in _RUN or "dockerfile" in block.marks for block in found):
         request.getfixturevalue("nvrtc")
         pytest.importorskip("click", reason="the extra cli is not installed")
-    # The reader of a recipe for an image is in that image, where everything is installed.
+    # In an image or on a CI service, everything that a recipe installs is already there.
     lenient = any({"dockerfile", "workflow"} & block.marks.keys() for block in found)
     reader = Reader(place, lenient=lenient)
     try:
         for block in found:
             follow(reader, block)
         left = [name for name in reader.environ if name.startswith("KCACHE_")]
-        assert lenient or not left, f"{page} leaves {', '.join(left)} in the reader's terminal"
+        assert lenient or not left, f"{page} leaves {', '.join(left)} set in the terminal"
     finally:
         reader.close()
 
@@ -139,12 +139,12 @@ def test_nothing_else_is_left_out() -> None:
     assert left_out == set(NOT_RUN)
 
 
-#: A page may import what is not installed here.
+#: A page may import packages that are not installed here.
 _OF_OTHERS = '\n# mypy: disable-error-code="import-not-found"\n'
 
 
 def test_the_python_of_every_page_is_right_for_strict_mypy(tmp_path: Path) -> None:
-    """A reader copies it into a project that is checked. What mypy knows of kcache is used again."""
+    """The Python blocks of all pages pass mypy's strict mode, because users may copy them."""
     pytest.importorskip("mypy")
     where: dict[str, str] = {}
     for page in PAGES.values():
@@ -158,7 +158,7 @@ def test_the_python_of_every_page_is_right_for_strict_mypy(tmp_path: Path) -> No
     assert done.returncode == 0, told
 
 
-# -- README.md: one screen, whose code compiles once and hits afterwards ------------------------------
+# -- README.md -------------------------------------------------------------------------------------
 
 README = ROOT / "README.md"
 
@@ -174,16 +174,16 @@ def test_the_code_compiles_once_and_hits_in_the_next_process() -> None:
     assert [run.splitlines()[0].rsplit(maxsplit=1)[-1] for run in runs] == ["False", "True"]
 
 
-# -- what a page must not do -------------------------------------------------------------------------
+# -- commands that no page may contain -------------------------------------------------------------
 
 _SHELL = ("sh", "bash", "console")
-#: Commands that delete, move or forget contents of the reader's own cache.
+#: Commands that delete or move entries of the reader's own cache, or reset its counts.
 _DESTROYS = re.compile(
     r"(?<!READ_ONLY=1 )kcache (clear|trim|rm|migrate|verify --repair|stats --zero)\b"
     r"(?!.*(--dry-run|--directory))"
 )
 _OWN_CACHE = re.compile(r"^(\$ )?export KCACHE_DIR=", re.MULTILINE)
-#: Recipes for a machine that is made for them.
+#: Marks of blocks that do not run on the reader's machine.
 _ELSEWHERE = {"dockerfile", "workflow", "by", "none"}
 
 

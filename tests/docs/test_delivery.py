@@ -1,4 +1,4 @@
-"""docs/how-to/deliver-to-pods.md: its image goes through a registry, and serves afterwards."""
+"""docs/how-to/deliver-to-pods.md: its image goes through a registry, and then provides kernels."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ PAGE = DOCS / "how-to" / "deliver-to-pods.md"
 
 @pytest.mark.usefixtures("nvrtc")
 def test_through_a_registry(tmp_path: Path) -> None:
-    """Pushed, inspected and pulled by the page's command; the bundle in it serves."""
+    """The page's commands push, inspect and pull an image. The bundle in the image can be used."""
     servers.program("skopeo", "skopeo")
     (pushing,) = (block for block in blocks(PAGE) if "skopeo copy" in block.text)
     before = [block for block in blocks(PAGE) if block.line < pushing.line]
@@ -25,7 +25,7 @@ def test_through_a_registry(tmp_path: Path) -> None:
             reader.follow(block)
         with servers.registry(tmp_path) as host:
             reader.environ["REGISTRY"] = host
-            # The registry speaks no TLS. A user's one does.
+            # This registry does not use TLS, unlike a user's registry.
             plain = pushing.text.replace("copy ", "copy --dest-tls-verify=false ")
             told = reader.shell(pushing, plain.replace("inspect ", "inspect --tls-verify=false "))
             pulled = tmp_path / "pulled"
@@ -38,7 +38,7 @@ def test_through_a_registry(tmp_path: Path) -> None:
     assert json.loads(labels["kcache.image/archs"]) == ["sm_90"]
     assert json.loads(labels["kcache.image/functions"]) == ["twice"]
     assert labels["cache.kcache.image/entry-count"] == labels["kcache.image/kernels"] == "1"
-    # skopeo has compressed the layer; the config, with the digest of what is in it, is the same.
+    # skopeo has compressed the layer. The config, which has the digest of its content, is the same.
     sent, arrived = (
         {path.name for path in (layout / "blobs" / "sha256").iterdir()}
         for layout in (reader.folder / "image", pulled)

@@ -1,4 +1,4 @@
-"""The page about formats says what the bytes are: its tables read what the code writes."""
+"""The page about formats is right: what the code writes can be read by the tables of the page."""
 
 import json
 import re
@@ -32,7 +32,7 @@ Value = int | float | bytes | str | tuple[float, ...]
 
 
 def section(heading: str) -> list[str]:
-    """Returns the lines below a heading, up to the next one of any level."""
+    """Return the lines below a heading, up to the next heading of any level."""
     start = _LINES.index(next(line for line in _LINES if re.fullmatch(rf"#+ {heading}", line)))
     lines, fenced = [], False
     for line in _LINES[start + 1 :]:
@@ -44,7 +44,7 @@ def section(heading: str) -> list[str]:
 
 
 def tables(heading: str) -> list[list[Row]]:
-    """Returns the tables below a heading: each row by the names of the columns."""
+    """Return the tables below a heading. A row maps the names of the columns to its cells."""
     found: list[list[Row]] = []
     head: list[str] = []
     for line in section(heading):
@@ -61,10 +61,12 @@ def tables(heading: str) -> list[list[Row]]:
 
 
 def read(table: list[Row], data: bytes) -> tuple[dict[str, Value], bytes]:
-    """Returns what a table says of bytes, by field, up to a row whose size it can't tell; the rest.
+    """Return the fields of `data` by the rows of `table`, and the bytes that are left.
+
+    Reading stops at the first row without a definite size.
 
     Raises:
-        AssertionError: a row's offset is not where the row before it ends.
+        AssertionError: a row's offset differs from the end of the row before it.
     """
     found: dict[str, Value] = {}
     at = 0
@@ -98,13 +100,13 @@ def _value(kind: str, raw: bytes) -> Value:
     return values if count else values[0]
 
 
-# -- what the page prints ------------------------------------------------------------------------
+# -- the examples of the page --------------------------------------------------------------------
 
 _ROW = re.compile(r"^([0-9a-f]{8})  ((?:[0-9a-f]{2} ?)+) *\|")
 
 
 def dumps(heading: str) -> list[bytes]:
-    """Returns the bytes that the examples below a heading print; one item for each `dump`."""
+    """Return the bytes that the examples below a heading show, with one item for each `dump`."""
     inside = "\n".join(section(heading))
     (block,) = (b for b in blocks(PAGE) if b.language == "text" and b.text in f"{inside}\n")
     found: list[bytes] = []
@@ -124,14 +126,14 @@ def dumps(heading: str) -> list[bytes]:
     return found
 
 
-# -- envelopes by the page alone -----------------------------------------------------------------
+# -- envelopes -----------------------------------------------------------------------------------
 
 KEY = bytes(range(32)).hex()
 SOURCE = '#include "scale.h"\n__global__ void scale(float* x) { *x *= SCALE; }\n'
 
 
 def open_envelope(data: bytes) -> tuple[dict, dict[str, bytes], dict]:
-    """Returns the fields, the payload and the metadata of an envelope, by the page alone."""
+    """Read an envelope by the page alone; return its fields, its payload and its metadata."""
     layout, row = tables("Envelope")
     fields, rest = read(layout, data)
     sizes = []
@@ -192,7 +194,7 @@ def test_a_kernel_that_the_compiler_made(tmp_path: Path) -> None:
     (names,) = tables("Kernels")
     told = {name.strip("`") for row in names for name in row["name"].split(", ")}
     assert metadata.keys() <= told
-    assert told - metadata.keys() <= {"bound", "log"}  # of kernels that are bound, or have one
+    assert told - metadata.keys() <= {"bound", "log"}  # only some kernels have these
     kinds = {"text": str, "number": (int, float), "object": dict}
     for row in names:
         if row["JSON"] in kinds and row["name"] in metadata:
@@ -255,7 +257,7 @@ def test_the_letters_of_a_manifest_are_all_there() -> None:
         digest = b"d" * 16 if letter == "f" else b""
         raw = struct.pack("<I", len(text)) + text.encode() + digest
         (dependency_set,) = Manifest.from_entry(Entry({"set0": raw})).dependency_sets
-        dependency_set.answers()  # raises for a letter that is none
+        dependency_set.answers()  # raises for an unknown letter
     assert letters.keys() == set("fapdnievulmtcx")
 
 

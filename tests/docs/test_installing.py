@@ -1,4 +1,4 @@
-"""Every command that installs does so: in a copy of the checkout, from the package index."""
+"""Every command that installs something works in a copy of the checkout, with the package index."""
 
 import os
 import re
@@ -18,12 +18,12 @@ pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="the pages are for a POSIX shell"),
 ]
 
-#: Before any fixture gives the test a home of its own: pip's settings and its cache.
+#: The user's home, with pip's settings and cache. Fixtures give the tests another one later.
 _HOME = Path.home()
 _BLOCKS = {
     f"{block.where}": block
     for path in pages()
-    if named(path).partition("/")[0] != "examples"  # these need kcache from the index
+    if named(path).partition("/")[0] != "examples"  # these install kcache from the index
     for block in blocks(path)
     if installs(block)
 }
@@ -31,7 +31,7 @@ _BLOCKS = {
 
 @cache
 def _unreachable() -> str | None:
-    """Returns why packages can't be had, or None."""
+    """Return why no package index can be reached, or None if one can."""
     done = run(sys.executable, "-m", "pip", "index", "versions", "tox", environ=_environ())
     lines = done.stderr.strip().splitlines() or [""]
     return f"no package index can be reached: {lines[-1]}" if done.returncode else None
@@ -47,9 +47,9 @@ def _environ() -> dict[str, str]:
 
 
 def _checkout(place: Path) -> Path:
-    """Returns a copy of what a clone holds."""
+    """Copy the files that a clone would have to `place`, and return it."""
     done = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT)
-    if done.returncode:  # an unpacked sdist, which holds nothing else
+    if done.returncode:  # an unpacked sdist, which has no other files
         unwanted = shutil.ignore_patterns(".*", "__pycache__")
         return Path(shutil.copytree(ROOT, place, ignore=unwanted))
     for name in filter(None, done.stdout.split("\0")):
@@ -62,15 +62,18 @@ def _checkout(place: Path) -> Path:
 
 
 def _runs_when(where: str) -> pytest.MarkDecorator:
-    """Each of them downloads some hundred megabytes: those that all begin with in each run."""
+    """Return the mark for a block's test: `slow` for README.md, `long` for the other pages.
+
+    Each test downloads hundreds of megabytes.
+    """
     return pytest.mark.slow if where.startswith("README.md") else pytest.mark.long
 
 
 @pytest.mark.slow
 def test_an_old_python_is_refused_at_once(tmp_path: Path) -> None:
-    """pip would try every version of every dependency first, for minutes."""
+    """An old Python is refused before pip tries all versions of all dependencies, for minutes."""
     if shutil.which("python3.10") is None or run("python3.10", "--version").returncode:
-        pytest.skip("there is no Python 3.10")
+        pytest.skip("Python 3.10 is not installed")
     if reason := _unreachable():
         pytest.skip(reason)
     clone = _checkout(tmp_path / "clone")
@@ -88,7 +91,7 @@ def test_it_installs(where: str, tmp_path: Path) -> None:
         pytest.skip(reason)
     clone = _checkout(tmp_path / "clone")
     environ = _environ()
-    if "-m venv" not in block.text:  # the reader has made one before
+    if "-m venv" not in block.text:  # an earlier block has created the environment
         subprocess.run([sys.executable, "-m", "venv", clone / ".venv"], check=True)
         environ["PATH"] = f"{clone / '.venv' / 'bin'}{os.pathsep}{environ.get('PATH', '')}"
     script = re.sub(r"^\$ ", "", block.text, flags=re.MULTILINE)

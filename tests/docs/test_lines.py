@@ -1,7 +1,7 @@
-"""What a page quotes is there: each command with its options, and each test that it names.
+"""What a page quotes exists: each command with its options, and each test that the page names.
 
-`kcache trim --older-than AGE` is a command line that nothing runs. Still its command and its options
-have to exist, and what `tox -e` or `python bench/...` names, too.
+No test runs a command line like `kcache trim --older-than AGE`. Still, its command and its options
+have to exist, and so do the environments of `tox -e` and the files of `python bench/...`.
 """
 
 import ast
@@ -30,14 +30,14 @@ _TOX = re.compile(r"^(?:\$ )?(?:\.venv/bin/)?tox(?: |$)")
 _PYTHON = re.compile(
     r"^(?:\$ )?(?:\.venv/bin/)?(?:python3?|pytest)(?: -\S+)* ((?:bench|tests)/\S*)"
 )
-#: The rest of a line that a shell would interpret is no part of the command.
+#: Matches the end of a line that does not belong to the command: pipes, redirections and so on.
 _END = re.compile(r"\s(?:\||>|<|&&|\|\||;|#).*$")
-#: Notation: optional parts, repetition, alternatives.
+#: The notation for optional parts, repetition and alternatives.
 _NOTATION = re.compile(r"[\[\]{}]|\.\.\.|…")
 
 
 def complaint(line: str, app: click.Group) -> str | None:
-    """Returns what is wrong with a command line, or None; what is none of these is right."""
+    """Return what is wrong with a command line of `kcache`, tox or Python, or None."""
     if _KCACHE.match(line):
         return _kcache(_KCACHE.sub("", line), app)
     if _TOX.match(line):
@@ -63,7 +63,7 @@ def _kcache(text: str, app: click.Group) -> str | None:
     with click.Context(app, **app.context_settings) as context:  # click remembers the help option
         command: click.Command | None = app
         if not words[0].startswith("-"):
-            if words[0].isupper():  # COMMAND stands for any
+            if words[0].isupper():  # COMMAND stands for any command
                 return None
             command = app.get_command(context, words.pop(0).lower())
         if command is None:
@@ -107,13 +107,13 @@ def _is_environment(name: str) -> bool:
 
 
 def command_lines(script: str) -> Iterator[str]:
-    """Yields the lines of a block of shell commands, continued ones joined."""
+    """Yield the lines of a block of shell commands. Continued lines are joined."""
     for line in re.sub(r"\\\n\s*", "", script).splitlines():
         yield line.strip()
 
 
 def quoted(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields the line and the text of each command line that a page quotes."""
+    """Yield the line number and the text of each command line that a page quotes."""
     yield from spans(path.read_text(encoding="utf-8"))
     for block in blocks(path):
         if block.language in ("sh", "bash", "console"):
@@ -132,16 +132,16 @@ def test_commands_that_are_quoted_exist() -> None:
 
 # -- tests and files -------------------------------------------------------------------------------
 
-#: `tests/x.py::name`, `tests/x.py::Class::name`; of a marked block, too.
+#: Matches `tests/x.py::name` and `tests/x.py::Class::name`, also in the mark of a block.
 _CITED_TEST = re.compile(r"\b((?:tests|examples)/[\w/.-]+\.py)((?:::\w+)+)")
 _CITED_FILE = re.compile(r"`((?:tests|bench)/[\w/.-]*\w/?)`")
-#: A file that the page has its reader write.
+#: Matches the mark of a block that the reader writes into a file.
 _OWN = re.compile(r"^<!-- file: (\S+) -->$", re.M)
 
 
 @cache
 def defined(file: Path) -> frozenset[str]:
-    """Returns `name` and `Class::name` of everything that is defined in a file."""
+    """Return each `name` and `Class::name` that a file defines."""
     found: set[str] = set()
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -153,7 +153,7 @@ def defined(file: Path) -> frozenset[str]:
 
 
 def missing(text: str) -> list[str]:
-    """Returns what a text names of the repository and what is not there."""
+    """Return the files and tests of the repository that a text names, but that do not exist."""
     own = _OWN.findall(text)
     named_files = (path for path in _CITED_FILE.findall(text) if path not in own)
     lacking = [path for path in named_files if not (ROOT / path).exists()]

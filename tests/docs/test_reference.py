@@ -1,4 +1,4 @@
-"""The hand-written tables of the reference name what there is, all of it and nothing else."""
+"""The hand-written tables of the reference are complete, and name nothing that does not exist."""
 
 import importlib
 import re
@@ -20,12 +20,12 @@ from kcache.directory import MARKER
 REFERENCE = DOCS / "reference"
 
 
-#: The group of entry points, which is no module.
+#: The group of entry points, which is not a module.
 _GROUP = "kcache.backends"
 
 
 def names(page: Path, head: str) -> list[str]:
-    """Returns what the first column of a table names, in code or plainly; `head` is its title."""
+    """Return the names in the column `head`, which is the first column of a table."""
     text = page.read_text(encoding="utf-8")
     table = re.search(rf"^\| {head} \|.*\n\|[-| ]+\n((?:\|.*\n)+)", text, re.MULTILINE)
     cells = [row.split(" | ")[0].removeprefix("| ") for row in table[1].splitlines()]
@@ -34,11 +34,11 @@ def names(page: Path, head: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def from_code() -> SimpleNamespace:
-    """The module that writes what comes from the code."""
+    """The module `docs/from_code.py`, which writes the parts of pages that come from the code."""
     for extra, needed in (("cli", "click"), ("cli", "rich")):
         pytest.importorskip(needed, reason=f"the extra {extra} is not installed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(DOCS)  # as where it is run as a program
+        patch.syspath_prepend(DOCS)  # as if it was run as a program
         return SimpleNamespace(**runpy.run_path(str(DOCS / "from_code.py")))
 
 
@@ -82,7 +82,7 @@ def test_every_command_has_a_section() -> None:
 
 
 def causes() -> set[str]:
-    """Returns the kinds of causes that the code makes, by its own words."""
+    """Return the kinds of causes that occur in the code."""
     found: set[str] = set()
     for module in (
         "kernels/explain",
@@ -108,8 +108,8 @@ ALL = {named(path): path for path in (*pages(), ROOT / "CHANGELOG.md")}
 
 def test_every_variable_that_a_page_names_exists() -> None:
     known = {variable.name for variable in VARIABLES} | {
-        "KCACHE_MAXSIZE",  # shown as a mistake
-        "KCACHE_REMOTE_TOKEN",  # a secret: no setting
+        "KCACHE_MAXSIZE",  # an example of a mistake
+        "KCACHE_REMOTE_TOKEN",  # a secret, not a setting
     }
     named = {
         (page, name)

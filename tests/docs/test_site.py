@@ -1,7 +1,7 @@
-"""The documentation as a site: it builds without a warning, so every link in it leads somewhere.
+"""The documentation builds as a site without a warning, so every link within it works.
 
-Building needs the dependency group `docs`. Nothing here uses a network: where links
-to other sites lead is checked by `sphinx-build -b linkcheck docs OUT`, by hand.
+Building needs the dependency group `docs`. Nothing here uses a network. To check the links to other
+sites, run `sphinx-build -b linkcheck docs OUT`.
 """
 
 import re
@@ -20,12 +20,12 @@ if not all(map(find_spec, ("sphinx", "myst_parser", "furo"))):
 
 pytestmark = pytest.mark.timeout(900)
 
-#: Sites that have no https.
+#: Sites without https.
 _PLAIN = ("www.lmdb.tech",)
 
 
 def test_it_builds_without_a_warning(tmp_path: Path, long: bool) -> None:
-    """Unknown references are warnings; what writes no pages finds them, too."""
+    """The site builds without a warning. Without `--long`, no pages are written."""
     builder = "html" if long else "dummy"
     done = run(sys.executable, "-m", "sphinx", "-n", "-q", "-b", builder, DOCS, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -44,7 +44,7 @@ def _is_well_formed(link: str) -> bool:
 
 
 def _slug(heading: str) -> str:
-    """Returns the anchor that forges give a heading."""
+    """Return the anchor that GitHub and similar sites give to a heading."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 

@@ -59,7 +59,7 @@ def linked(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def is_there(module: str) -> bool:
-    """Returns whether a module is installed. If it has to be (`TEST_CLIENTS`), fails the test."""
+    """Return whether a module is installed. If it has to be (`TEST_CLIENTS`), fails the test."""
     with suppress(ModuleNotFoundError):
         if importlib.util.find_spec(module) is not None:
             return True
@@ -69,7 +69,7 @@ def is_there(module: str) -> bool:
 
 
 def needs(module: str) -> None:
-    """Skips a test if a module that it needs is not installed."""
+    """Skip a test if a module that it needs is not installed."""
     if not is_there(module):
         pytest.skip(f"{module} is not installed")
 
@@ -112,7 +112,7 @@ class Dropin:
         return self._run([*KCACHE, "run", *flags, "--", *map(str, command)], more)
 
     def starts(self, *command: object, **how: Any) -> subprocess.Popen[str]:
-        """Starts a program with pipes."""
+        """Start a program with pipes."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         return subprocess.Popen(
             list(map(str, command)), env=self.environment, cwd=self.folder, **pipes, **how

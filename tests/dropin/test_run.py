@@ -193,7 +193,7 @@ _FIRST = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 @pytest.fixture
 def first(dropin: Dropin) -> list[str]:
-    """Begins a command line for `kcache run` as the first process."""
+    """Begin a command line for `kcache run` as the first process."""
     probe = subprocess.run([*_FIRST, "true"], capture_output=True, text=True, check=False)
     if probe.returncode:
         pytest.skip(f"no PID namespace: {probe.stderr.strip()}")

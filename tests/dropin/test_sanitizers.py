@@ -33,7 +33,7 @@ def _found_nothing(told: Told) -> None:
 def sanitized(
     request: pytest.FixtureRequest, real: Path, dropin: Dropin, tmp_path: Path
 ) -> Callable[..., Told]:
-    """Runs `threads.c` with libraries that are built with a sanitizer, as it is itself."""
+    """Run `threads.c` with libraries that are built with a sanitizer, as it is itself."""
     compiler = build.compiler()
     assert compiler is not None
     flags = [f"-fsanitize={request.param}", *_FLAGS]

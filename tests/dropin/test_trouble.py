@@ -65,7 +65,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def start(dropin: Dropin, real: Path) -> Iterator[Callable[..., Program]]:
-    """Starts the program: under `kcache run`, or with a server at a path."""
+    """Start the program: under `kcache run`, or with a server at a path."""
     programs: list[Program] = []
 
     def start(
@@ -132,7 +132,7 @@ def test_a_killed_server(program: Program, dropin: Dropin, wanted: list[str]) ->
 
 
 def _says(*fields: bytes) -> Callable[[socket.socket], None]:
-    """Sends a message, and no other after it."""
+    """Send a message, and no other after it."""
 
     def send(connection: socket.socket) -> None:
         connection.sendall(_message(*fields))

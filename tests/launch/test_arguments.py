@@ -13,7 +13,7 @@ from kcache.launch.arguments import address_of, pack
 
 
 def one(size: int, value: object) -> bytes:
-    """Returns what a parameter of `size` bytes gets."""
+    """Return what a parameter of `size` bytes gets."""
 
     def address(value: object, where: int) -> int:
         return address_of(value, where, device=0, stream=1)

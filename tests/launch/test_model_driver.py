@@ -54,7 +54,7 @@ Run = Callable[[str], list[str]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Returns the lines that a program prints, which the model's driver is the driver of."""
+    """Return the lines that a program prints, which the model's driver is the driver of."""
     pytest.importorskip("cuda.core", reason="the extra launch is not installed")
     folder = tmp_path_factory.mktemp("model")
     source = Path(__file__).with_name("model_driver.c")

@@ -47,7 +47,7 @@ def store() -> Iterator[Open]:
 
 
 def _for_the_session(start: Callable[[Path], AbstractContextManager[object]]) -> object:
-    """Returns a fixture for a server that is started once, in a folder of its own."""
+    """Return a fixture for a server that is started once, in a folder of its own."""
 
     @pytest.fixture(scope="session")
     def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:

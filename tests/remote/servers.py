@@ -24,7 +24,7 @@ START = 60.0
 
 @contextmanager
 def frozen(process: int) -> Iterator[None]:
-    """Stops a process for the block. All its threads have stopped when the block begins."""
+    """Stop a process for the block. All its threads have stopped when the block begins."""
     os.kill(process, signal.SIGSTOP)
     try:
         deadline = time.monotonic() + START

@@ -201,7 +201,7 @@ WITH_HEADER = '#include "scale.h"\n__global__ void scale(float* x) { *x *= SCALE
 
 
 def checkout(folder: Path) -> kcache.CompileOptions:
-    """Makes a checkout; returns the options that compile in it."""
+    """Make a checkout; return the options that compile in it."""
     folder.mkdir()
     (folder / "scale.h").write_text("#define SCALE 2\n")
     return kcache.CompileOptions(arch="sm_90", include_paths=[folder])

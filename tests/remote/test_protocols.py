@@ -89,7 +89,7 @@ def test_signatures(
 
 
 def gets(port: int) -> int:
-    """Returns how many values Redis was asked for."""
+    """Return how many values Redis was asked for."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(b"INFO commandstats\r\nQUIT\r\n")
         text = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
