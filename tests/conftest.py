@@ -1,4 +1,4 @@
-"""Fixtures of all tests: a clean environment, and skips for parts that a machine may lack."""
+"""Fixtures of all tests: a clean environment, and skips for what a machine may lack."""
 
 import ctypes.util
 import os

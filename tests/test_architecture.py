@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md: its folders, its picture and the import linter's layers say the same."""
+"""ARCHITECTURE.md: its table, its picture and the import linter's layers match the code."""
 
 import ast
 import re
@@ -9,11 +9,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-#: Folder -> the page's sentence about it.
+#: Maps each folder to the page's sentence about it.
 FOLDERS = {
     match[1]: match[2] for match in re.finditer(r"^\| `([\w/]+)/` \| (.+) \|$", TEXT, re.MULTILINE)
 }
-#: The face: its docstring describes the whole of kcache.
+#: The package `kcache` itself. Its docstring describes all of kcache, and not a folder.
 FACE = "kcache"
 
 
@@ -32,7 +32,7 @@ def first_sentence(folder: str) -> str:
 
 
 def layers() -> list[set[str]]:
-    """Return the names of each of the import linter's layers, without those that are to come."""
+    """Return the names in each layer of the import linter, without names that do not exist yet."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (contract,) = (
         each for each in settings["tool"]["importlinter"]["contracts"] if each["id"] == "one-way"

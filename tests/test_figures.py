@@ -1,8 +1,8 @@
-"""Figures in README.md and docs/: all from the committed results of the benchmarks, none by hand.
+"""Figures in README.md and docs/ come from the committed results of the benchmarks.
 
-A measured figure stands in a generated part (see `bench/pages.py`). Settings and limits are
-figures that nobody measured: they are listed here, each with what it is, and those that the code
-has are taken from there.
+Measured figures are in generated parts only (see `bench/pages.py`). Settings and limits are figures
+that are not measured: they are listed here with their meaning, and taken from the code where the
+code has them.
 """
 
 import re
@@ -37,12 +37,12 @@ MakeChart = Callable[[pages.Results], pages.Chart | None]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A figure that is set, not measured: allowed in a sentence about what it sets.
+    """A figure that is set, not measured. It may occur in sentences about its subject.
 
     Attributes:
-        figures: how it is written, made from the code's own constant.
-        about: what the paragraph, or the row of a table, has to be about.
-        meaning: what it is.
+        figures: the texts of the figure, made from the code's own constant.
+        about: matches a paragraph, or a row of a table, in which the figure is allowed.
+        meaning: what the figure is.
     """
 
     figures: tuple[str, ...]
@@ -68,7 +68,7 @@ SETTINGS = (
     Setting(seconds(IDLE_SECONDS), "worker", "how long a worker without work is kept"),
     Setting((f"1/{_JOURNAL_SHARE // 2}",), "journal|two files", "the size of the journal's files"),
 )
-#: Page -> phrases with figures that are examples, not measurements of ours.
+#: Maps pages to phrases with figures that are examples, and not measurements of kcache.
 ALLOWED: dict[str, dict[str, str]] = {
     "README.md": {"about 5 minutes": "how long the tests take, installs included"},
     "docs/explanation/comparison.md": {
@@ -107,7 +107,7 @@ FENCE = re.compile(
 @pytest.mark.parametrize(("page", "name", "body"), PARTS)
 def test_a_generated_part_is_what_the_results_say(page: Path, name: str, body: str) -> None:
     assert pages.NOTHING not in body
-    assert body == pages.render(name, page, RESULTS), "python bench/pages.py writes it"
+    assert body == pages.render(name, page, RESULTS), "run: python bench/pages.py"
 
 
 def test_every_part_is_on_a_page() -> None:
@@ -120,7 +120,7 @@ def test_a_chart_is_drawn_from_the_results(make: MakeChart, theme: str) -> None:
     chart = make(RESULTS)
     assert chart is not None
     svg = (pages.CHARTS / f"{chart.name}-{theme}.svg").read_text(encoding="utf-8")
-    assert f"data: {chart.digest()}" in svg, "drawn of others"
+    assert f"data: {chart.digest()}" in svg, "the chart has other data"
 
 
 def test_no_chart_is_left_over() -> None:
@@ -172,15 +172,15 @@ def test_no_measured_figure_stands_alone(page: Path) -> None:
 
 
 def test_every_allowed_figure_is_on_its_page() -> None:
-    """A list of what is allowed grows for ever unless what is gone from the pages goes, too."""
+    """Each allowed phrase is on its page, so that phrases that a page has lost are removed here."""
     for name, phrases in ALLOWED.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         for phrase in phrases:
-            assert _flexible(phrase).search(text), f"{name} no longer says {phrase!r}"
+            assert _flexible(phrase).search(text), f"{name} does not contain {phrase!r}"
 
 
 def figures_alone(text: str, allowed: dict[str, str]) -> Iterator[tuple[int, str]]:
-    """Yield line and text of figures without a source."""
+    """Yield the line number and the text of each figure without a source."""
     text = pages.PART.sub(_blank, text)
     text = FENCE.sub(_blank, text)
     for phrase in allowed:
@@ -197,7 +197,7 @@ def figures_alone(text: str, allowed: dict[str, str]) -> Iterator[tuple[int, str
 
 
 def _settings(paragraph: str) -> set[str]:
-    """Return the figures that are settings of what a paragraph is about."""
+    """Return the figures of the settings that a paragraph is about."""
     return {
         _normal(figure)
         for setting in SETTINGS
@@ -211,10 +211,10 @@ def _normal(figure: str) -> str:
 
 
 def _blank(found: re.Match[str]) -> str:
-    """Return nothing that is as long, on as many lines."""
+    """Return a text of underscores with the same length and the same lines."""
     return re.sub(r"[^\n]", "_", found[0])
 
 
 def _flexible(phrase: str) -> re.Pattern[str]:
-    """Return the phrase however its lines are broken."""
+    """Return a pattern that matches the phrase with any line breaks between its words."""
     return re.compile(r"\s+".join(map(re.escape, phrase.split())))

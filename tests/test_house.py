@@ -1,4 +1,4 @@
-"""How long a module may be. What has one place in the code: ruff's `banned-api` in pyproject.toml."""
+"""The length of modules. (Ruff's `banned-api` names the functions that few modules may use.)"""
 
 from pathlib import Path
 
@@ -6,9 +6,9 @@ ROOT = Path(__file__).parents[1]
 MODULES = sorted(
     path for top in ("kcache", "backends", "bench", "docs") for path in (ROOT / top).rglob("*.py")
 )
-#: The drop-in's native parts.
+#: The C sources of the drop-in.
 SOURCES = sorted((ROOT / "kcache").glob("*/native/*.[ch]"))
-#: Lines of a module, at most.
+#: The highest number of lines of a module.
 LONGEST = 500
 
 

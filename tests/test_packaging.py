@@ -1,4 +1,4 @@
-"""The distribution: what the sdist and the wheel hold, and what an installation declares."""
+"""The distribution: the content of the sdist and the wheel, and the metadata of an installation."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def build(kind: str, source: Path, out: Path) -> Path:
 
 
 def sources(folder: Path) -> set[str]:
-    """Every file of the working tree that an installation has to hold."""
+    """Return the paths of the files in the working tree that an installation needs."""
     kinds = {".py", ".pyi", ".typed", ".cu", ".cuh", ".css", ".html", ".c", ".h", ".map"}
     return {
         path.relative_to(folder).as_posix()
@@ -52,7 +52,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tree(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is in the sdist."""
+    """The folder with the unpacked sdist."""
     folder = tmp_path_factory.mktemp("tree")
     subprocess.run(["tar", "-x", "-f", sdist, "-C", folder], check=True)
     (tree,) = folder.iterdir()
@@ -80,7 +80,7 @@ def sdist_names(sdist: Path) -> set[str]:
 
 _OURS = f"kcache_cuda-{kcache.__version__}"
 _CLIENT = f"{_OURS}.data/scripts/{dropin.CLIENT}"
-#: Built into a wheel where there is a C compiler.
+#: Compiled into a wheel if there is a C compiler.
 LIBRARIES = (
     {f"kcache/dropin/lib/{dropin.name(major)}" for major in dropin.MAJORS}
     | {f"kcache/dropin/lib/{os.uname().machine}/{dropin.name(13, 'preload')}"}
@@ -98,7 +98,7 @@ def test_wheel_is_named_after_the_distribution_and_the_glibc_that_it_needs(wheel
     assert platforms == ({"manylinux_"} if LIBRARIES else {""})
 
 
-@pytest.mark.skipif(not LIBRARIES, reason="there is no C compiler")
+@pytest.mark.skipif(not LIBRARIES, reason="no C compiler is installed")
 def test_unknown_kinds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KCACHE_WHEEL", "riscv64")
     done = run(sys.executable, "-c", BUILD, "build_wheel", tmp_path, cwd=ROOT)
@@ -109,7 +109,7 @@ def test_unknown_kinds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_wheel_without_a_compiler_is_pure_and_holds_the_same(
     wheel_names: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Built of the working tree, it has what that of the sdist has, but for the libraries."""
+    """A wheel of the working tree has the files of the sdist's wheel, except compiled libraries."""
     monkeypatch.setenv("PATH", str(tmp_path))
     pure = build("wheel", ROOT, tmp_path)
     assert pure.name == f"kcache_cuda-{kcache.__version__}-py3-none-any.whl"
@@ -180,7 +180,7 @@ def test_extras_are_those_of_the_documentation() -> None:
 
 
 def test_dependency_groups_name_no_package_of_this_project() -> None:
-    """They are installed before the package is built, so an index would be asked for it."""
+    """They are installed before this project is built, so pip would look for it in an index."""
     groups = PROJECT["dependency-groups"]
     assert groups.keys() == {"bench", "docs", "nvcc", "test"}
     assert [line for group in groups.values() for line in group if line.startswith("kcache")] == []
@@ -195,7 +195,7 @@ def test_classifiers_name_the_pythons_that_tox_runs() -> None:
 
 
 def test_the_repository_has_one_address() -> None:
-    """`.example` is reserved (RFC 2606): a placeholder, until the project is published."""
+    """All URLs have one address, which is a reserved placeholder (RFC 2606) until publication."""
     addresses = set(PROJECT["project"]["urls"].values())
     address = min(addresses, key=len)
     assert all(each.startswith(address) for each in addresses)
@@ -211,7 +211,7 @@ def test_readme_shows_the_command_that_ci_runs() -> None:
 
 
 def test_workflows_call_what_runs_here() -> None:
-    """Their schema is checked by `tox -e cu13`."""
+    """Workflows run the documented command, and existing tox environments."""
     texts = [path.read_text("utf-8") for path in (ROOT / ".github" / "workflows").iterdir()]
     readme = (ROOT / "README.md").read_text("utf-8")
     (command,) = re.findall(r"```sh\n(.*tox)\n```", readme)
@@ -229,7 +229,7 @@ def test_no_page_names_another_distribution() -> None:
     assert [path for path in texts if wrong.search(path.read_text(encoding="utf-8"))] == []
 
 
-@pytest.mark.skipif(PUBLISHED, reason="it is published, so anybody may name it")
+@pytest.mark.skipif(PUBLISHED, reason="the project is published, so anybody may name it")
 def test_nothing_installs_it_by_name() -> None:
     by_name = re.compile(rf"{NAME}\[|(pip|uv|pipx)\b[^\n`]*\binstall\b[^\n`]*\b{NAME}\b")
     folders = [ROOT / name for name in ("kcache", "backends", "docs", "examples")]

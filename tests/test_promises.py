@@ -1,4 +1,4 @@
-"""tests/README.md: every file that is said to guard a promise is there, and holds tests."""
+"""tests/README.md: every file that it names as the guard of a promise exists, and has tests."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ def test_every_promise_has_its_guards() -> None:
         guards = re.findall(r"`([\w/]+\.py)`", row.split(" | ")[-1])
         assert guards, row
         gone = [guard for guard in guards if "\ndef test_" not in _text(guard)]
-        assert not gone, f"{row}\nnamed in it, but not there or without a test: {gone}"
+        assert not gone, f"{row}\nthese files do not exist or have no test: {gone}"
 
 
 def _text(guard: str) -> str:

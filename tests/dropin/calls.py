@@ -2,7 +2,7 @@
 
     python calls.py LIBRARY SEED COUNT [threads]
 
-The calls depend on the seed alone, never on what a call returned, so that two libraries get the same
+The calls depend only on the seed, never on what a call returned, so that two libraries get the same
 calls: in right and wrong order, with null pointers, unknown names and sources that don't compile.
 
 With `threads`, no call uses precompiled headers. They belong to the process: the first thread makes
@@ -57,7 +57,7 @@ def _digest(data: bytes) -> str:
 
 
 class Caller:
-    """Calls a library with several programs in turn, and records what the calls return."""
+    """Makes the calls of a library, with several programs in turn, and records their results."""
 
     def __init__(self, library: c.CDLL, seed: int, options: list[list[bytes]] = OPTIONS) -> None:
         self.library = library

@@ -37,7 +37,7 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
             path.chmod(0o755)  # others may be able to write to the installed wheel
         return folder
     if build.compiler() is None:
-        pytest.skip("there is no C compiler")
+        pytest.skip("no C compiler is installed")
     build.build(str(folder), flags=("-Werror",))
     return folder
 
@@ -46,7 +46,7 @@ def compile_linked(real: Path, name: str, program: Path, *flags: str) -> Path:
     """Compile the client `name`, which is written in C, and link it with the NVRTC at `real`."""
     compiler, headers = build.compiler(), real.parent.parent / "include"
     if compiler is None or not (headers / "nvrtc.h").exists():
-        pytest.skip("there is no C compiler, or no nvrtc.h")
+        pytest.skip("the C compiler or nvrtc.h is not installed")
     command = [compiler, CLIENTS / name, "-o", program, f"-I{headers}", real]
     subprocess.run([*command, f"-Wl,-rpath,{real.parent}", *flags], check=True)
     return program
@@ -59,7 +59,7 @@ def linked(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def is_there(module: str) -> bool:
-    """Return whether a module is installed. If it has to be (`TEST_CLIENTS`), fails the test."""
+    """Return whether a module is installed. If it is missing and `TEST_CLIENTS` is set, fail."""
     with suppress(ModuleNotFoundError):
         if importlib.util.find_spec(module) is not None:
             return True
@@ -112,7 +112,7 @@ class Dropin:
         return self._run([*KCACHE, "run", *flags, "--", *map(str, command)], more)
 
     def starts(self, *command: object, **how: Any) -> subprocess.Popen[str]:
-        """Start a program with pipes."""
+        """Start a program with pipes as its standard input and output."""
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         return subprocess.Popen(
             list(map(str, command)), env=self.environment, cwd=self.folder, **pipes, **how
@@ -123,7 +123,7 @@ class Dropin:
 
 
 class Fake:
-    """A server that calls a function of a test with each connection, each in its own thread."""
+    """A server that calls the function `do` with each connection, in a thread of its own."""
 
     def __init__(
         self, folder: Path, do: Callable[[socket.socket], object], user: int | None = None
@@ -135,7 +135,7 @@ class Fake:
         self._open = [self._listener]
         self._listener.bind(self.path)
         own = os.geteuid()
-        os.seteuid(own if user is None else user)  # the user who calls `listen` is the peer
+        os.seteuid(own if user is None else user)  # a client sees the user who calls `listen`
         self._listener.listen(64)
         os.seteuid(own)
         self._threads = [threading.Thread(target=self._serve)]
@@ -167,7 +167,7 @@ class Fake:
 def dropin(libraries: Path, tmp_path: Path) -> Iterator[Dropin]:
     folder = tmp_path / "dropin"
     folder.mkdir()
-    # A socket's path has 107 bytes at most, and pytest's directories are long.
+    # The path of a socket has at most 107 bytes, and pytest's directories have long names.
     with tempfile.TemporaryDirectory(prefix="kd-", dir="/tmp") as runtime:
         yield Dropin(libraries, folder, Path(runtime))
 

@@ -1,4 +1,4 @@
-"""Real users of NVRTC under `kcache run`: the second time nothing is compiled, and all is as without."""
+"""Real users of NVRTC under `kcache run` get the same results; a second run compiles nothing."""
 
 import json
 import re
@@ -13,27 +13,27 @@ from dropin.conftest import CLIENTS, KCACHE, Dropin, Told, compile_linked, is_th
 
 from kcache.dropin import run_environment as env
 
-#: Programs in Python, and what they need. That of cuda.core is on the page about it.
+#: Maps programs in Python to the module that they need.
 MODULES = {
     "bindings": "cuda.bindings",
-    "cupy_compiler": "cupy",  # it compiles an empty source, too
+    "cupy_compiler": "cupy",  # the program compiles an empty source, too
     "numba_compile": "numba_cuda",
     "tvm_compile": "tvm",
 }
 
 
 def test_the_second_time_all_hit(real: Path, dropin: Dropin, include: Path) -> None:
-    """One after the other; with the header edited, all are compiled again."""
+    """Programs that run a second time hit. After an edit of the header, all are compiled again."""
     names = [name for name, module in MODULES.items() if is_there(module)]
     clients = [f"{sys.executable} {CLIENTS / name}.py {include}" for name in names]
-    loaded = f"{sys.executable} {CLIENTS / 'forms.py'} {include} {real.name}"  # as torch does it
+    loaded = f"{sys.executable} {CLIENTS / 'forms.py'} {include} {real.name}"  # as torch loads it
     clients.append(f"LD_LIBRARY_PATH={real.parent} {loaded}")
     tags = ("--enable-new-dtags", "--disable-new-dtags")
     made = [compile_linked(real, "linked.c", dropin.folder / t, f"-Wl,{t}") for t in tags]
     clients += [f"{program} {include}" for program in made]
     command = ("sh", "-ec", "\n".join(clients))
     empty = "cupy_compiler" in names
-    compiles = len(clients) + empty - 1  # the two that are linked have one source
+    compiles = len(clients) + empty - 1  # the two linked programs have the same source
 
     first, second = dropin.same(*command), dropin.run(*command)
     assert (first.code, second.output) == (0, first.output), first.errors + second.errors
@@ -53,7 +53,7 @@ def test_frameworks_compute_the_same(
     framework: str, nvrtc: tuple[int, int], dropin: Dropin, include: Path
 ) -> None:
     needs(framework)
-    # Their own caches would answer in the second run.
+    # The frameworks' own caches would answer in the second run.
     dropin.environment |= {"CUPY_CACHE_IN_MEMORY": "1", "USE_PYTORCH_KERNEL_CACHE": "0"}
     command = (sys.executable, "-W", "ignore", CLIENTS / f"{framework}_kernels.py", include)
     first = dropin.same(*command)
@@ -122,7 +122,7 @@ def test_a_late_kcache_install_raises(nvrtc: tuple[int, int], dropin: Dropin) ->
 
 
 def test_ways_to_open_it(real: Path, dropin: Dropin) -> None:
-    """A search in vain leaves nothing behind, and an empty environment changes nothing."""
+    """Every way to open NVRTC has the same result as without, even with an empty environment."""
     opens = f"{sys.executable} {CLIENTS / 'opens.py'} {real}"
     ways = (
         f"LD_LIBRARY_PATH={path} {opens} {how}"
@@ -132,9 +132,9 @@ def test_ways_to_open_it(real: Path, dropin: Dropin) -> None:
     assert dropin.same("sh", "-ec", "\n".join(ways)).code == 0
 
 
-# -- recorded runs: warmed elsewhere, checked, and then run without a compile ----------------------
+# -- recorded runs ---------------------------------------------------------------------------------
 
-#: Fails at its first unknown kernel, as the settings say.
+#: The setting with which a program fails at its first unknown kernel.
 STRICT = {"KCACHE_ON_MISS": "error"}
 
 
@@ -142,7 +142,7 @@ STRICT = {"KCACHE_ON_MISS": "error"}
     params=["cupy", pytest.param("cuda.core", marks=pytest.mark.long), pytest.param(None, id="c")]
 )
 def command(request: pytest.FixtureRequest, include: Path) -> Sequence[object]:
-    """A program of CuPy's compiler, one of cuda.core, and one in C."""
+    """The command of a program that uses CuPy's compiler, one that uses cuda.core, and one in C."""
     if request.param is None:
         return request.getfixturevalue("linked"), include
     needs(request.param)
@@ -190,7 +190,7 @@ def test_the_log_has_the_reason(nvrtc: tuple[int, int], dropin: Dropin, include:
 def test_on_miss_error_refuses_uncacheable_programs(
     nvrtc: tuple[int, int], dropin: Dropin, include: Path, tmp_path: Path
 ) -> None:
-    """The server leaves a source that is not UTF-8 to NVRTC."""
+    """With `KCACHE_ON_MISS=error`, a compile that can't be cached fails (a source not in UTF-8)."""
     needs("cuda.bindings")
     code = (
         "from cuda.bindings import nvrtc\n"
@@ -207,7 +207,7 @@ def test_on_miss_error_refuses_uncacheable_programs(
 
 
 def test_each_compile_is_explained(nvrtc: tuple[int, int], dropin: Dropin, include: Path) -> None:
-    """By the option as by the variable."""
+    """Each compile is explained, with `--why` as with `KCACHE_LOG=debug`."""
     needs("cuda.bindings")
     command = (sys.executable, CLIENTS / "bindings.py", include)
     header = include / "scale.h"

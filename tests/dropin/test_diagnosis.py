@@ -1,4 +1,4 @@
-"""`kcache doctor --program`: whether `kcache run` reaches a program, from its file alone."""
+"""`kcache doctor --program` finds out from a program's file whether `kcache run` works for it."""
 
 import os
 import random
@@ -17,7 +17,7 @@ SHELL = os.path.realpath(shutil.which("sh") or "/bin/sh")
 
 
 def told(name: object) -> tuple[str, str]:
-    """Return the level and the text of the only finding."""
+    """Return the level and the text of the only finding about a program."""
     (finding,) = diagnose_program(str(name))
     return finding.level, finding.what
 
@@ -82,12 +82,12 @@ def test_a_program_linked_statically(tmp_path: Path) -> None:
     (tmp_path / "program.c").write_text("int main(void) { return 0; }")
     command = [str(compiler), "-static", "program.c", "-o", "program"]
     if compiler is None or subprocess.run(command, cwd=tmp_path, check=False).returncode != 0:
-        pytest.skip("there is no C compiler, or no static C library")
+        pytest.skip("a C compiler or a static C library is not installed")
     assert told(tmp_path / "program")[1].endswith("it is linked statically")
 
 
 def test_damaged_programs(tmp_path: Path) -> None:
-    """Whatever is in the file, there is a finding."""
+    """A damaged file leads to a finding, and not to an error."""
     sound = Path(SHELL).read_bytes()[:20_000]
     draw = random.Random(7)
     for _ in range(40):

@@ -34,9 +34,10 @@ def test_random_calls(mode: list[str], count: int, seed: int, real: Path, dropin
 
 
 def _first_difference(ours: str, theirs: str) -> object:
-    """Return the first call that returned something else, with both, or None.
+    """Return the first pair of results that differ, or None.
 
-    The interface library has the functions of the newest NVRTC; an older one lacks some.
+    Functions that `theirs` lacks are ignored: the interface library has the functions of the newest
+    NVRTC, but an older NVRTC lacks some.
     """
     pairs = zip(json.loads(ours), json.loads(theirs), strict=True)
     differ = (pair for pair in pairs if pair[0] != pair[1] and "absent" not in pair[1])
@@ -109,7 +110,7 @@ def test_the_table_has_every_function_of_the_installed_nvrtc(real: Path) -> None
 
 
 def test_a_newer_nvrtc_loses_nothing(real: Path, dropin: Dropin, tmp_path: Path) -> None:
-    """A program that loads a library with a function more gets that library."""
+    """A program that loads an NVRTC with a function that is new to the drop-in gets that NVRTC."""
     compiler = build.compiler()
     assert compiler is not None
     newer = tmp_path / real.name

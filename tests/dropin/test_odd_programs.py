@@ -1,4 +1,4 @@
-"""Programs that do what few do: each gets from `kcache run` what it gets without."""
+"""Programs that do unusual things get the same results with and without `kcache run`."""
 
 import ctypes
 import os
@@ -45,24 +45,27 @@ def test_programs(real: Path, dropin: Dropin, long: bool) -> None:
 
 
 def test_programs_that_the_real_one_compiles(real: Path, dropin: Dropin) -> None:
-    """Some of what they do; of `compiles_again`, the first compile is answered."""
+    """The server leaves some compiles to NVRTC. Of `compiles_again`, it answers the first one."""
     scenes = ("says_odd_things", "asks_for_optix", "fails_late", "includes_its_own_files")
     told = _same(dropin, real, " / ".join((*scenes, "compiles_again")))
     assert "not UTF-8: 5" in told.line
 
 
 def test_without_a_descriptor_at_first(real: Path, dropin: Dropin) -> None:
-    """NVRTC can't load what it needs then. The drop-in has connected when it was opened."""
+    """A program without free descriptors gets a kernel, because the drop-in is already connected.
+
+    Without the drop-in, this compile fails, because NVRTC can't load its other libraries.
+    """
     bare, told = _both(dropin, real, "has_none_at_first")
     _, fails, later = bare.output.splitlines()
     assert fails.split()[1] != "0"
     _, first, second = told.output.splitlines()
     assert first == second
     assert first.split()[1] == "0"
-    assert later in (fails, second)  # NVRTC 13.0 does not try again
+    assert later in (fails, second)  # NVRTC 13.0 does not retry
 
 
-# -- where a path means something else -------------------------------------------------------------
+# -- paths with another meaning --------------------------------------------------------------------
 
 
 @as_root
@@ -77,7 +80,7 @@ def test_another_root_directory(real: Path, dropin: Dropin, include: Path, tmp_p
 
 @as_root
 def test_another_mount_namespace(real: Path, dropin: Dropin, include: Path, tmp_path: Path) -> None:
-    """Another header lies at the same path there."""
+    """A program in another mount namespace gets the header that its path means there."""
     other = tmp_path / "other"
     other.mkdir()
     (other / "scale.h").write_text("#define SCALE 3\n")
@@ -95,12 +98,13 @@ def test_another_mount_namespace(real: Path, dropin: Dropin, include: Path, tmp_
 
 @as_root
 def test_another_user(real: Path, dropin: Dropin, include: Path) -> None:
-    """Who may not read the header."""
+    """A compile that another user may not do fails, although the server may read the header."""
     (include / "scale.h").chmod(0o600)
     bare, told = _both(dropin, real, "becomes_another_user", include)
     _, first, second = told.output.splitlines()
     assert first == bare.output.splitlines()[1]
-    # As without, if the other user may read NVRTC itself here; if not, it was loaded before.
+    # The second result may differ from the one without, because the other user may not be able to
+    # read NVRTC itself.
     assert second != first
     assert second.split()[1] != "0"
 
@@ -111,7 +115,7 @@ def test_another_user(real: Path, dropin: Dropin, include: Path) -> None:
 @as_root
 @not_emulated("does not tell a program that its group is another one (AT_SECURE)")
 def test_a_program_of_another_group(linked: Path, dropin: Dropin, include: Path) -> None:
-    """Set-gid, so the loader ignores what the environment preloads: it has the real NVRTC."""
+    """A set-gid program uses the real NVRTC, because the loader ignores `LD_PRELOAD` for it."""
     program = Path(shutil.copy(linked, dropin.folder))
     os.chown(program, 0, 65534)
     program.chmod(0o2755)
@@ -128,16 +132,16 @@ def test_an_empty_environment(linked: Path, dropin: Dropin, include: Path) -> No
 
 
 def test_the_first_of_two_libraries(real: Path, dropin: Dropin, tmp_path: Path) -> None:
-    """`LD_LIBRARY_PATH` is searched in its order: a program gets the NVRTC that it would get."""
+    """A program gets the first NVRTC in `LD_LIBRARY_PATH`, as without the drop-in."""
     second = tmp_path / "second"
     second.mkdir()
     for path in real.parent.glob("libnvrtc*"):
         (second / path.name).symlink_to(path)
     (tmp_path / "first").mkdir()
-    shutil.copy(real, tmp_path / "first" / real.name)  # without its builtins
+    shutil.copy(real, tmp_path / "first" / real.name)  # without its builtins library
     code = (
         "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); "
-        "library.nvrtcGetPCHHeapSize(None); "  # of the real one
+        "library.nvrtcGetPCHHeapSize(None); "  # loads the real NVRTC
         "print(*{line.split()[-1] for line in open('/proc/self/maps') if 'libnvrtc.so' in line})"
     )
     for order in (("first", "second"), ("second", "first")):
@@ -148,7 +152,7 @@ def test_the_first_of_two_libraries(real: Path, dropin: Dropin, tmp_path: Path) 
         assert told.output.strip() == str(wanted)
 
 
-# -- what the user has -----------------------------------------------------------------------------
+# -- the user's directories ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,7 @@ def test_no_home_is_known(real: Path, dropin: Dropin) -> None:
     unset = [part for name in names for part in ("-u", name)]
     command = (sys.executable, ODD, real, "compiles", 1)
     bare = dropin.bare(*command)
-    # Nor does the system know one: a test must not write to that.
+    # The system knows no home of this user either: a test must not write to a real home.
     code = (
         "import os, sys, pwd; os.getuid = lambda: 1 << 30\n"
         "from kcache.__main__ import main; sys.argv[0] = 'kcache'; main()"

@@ -1,4 +1,4 @@
-"""Programs that no library of ours fits into, or that forbid one: each runs as without."""
+"""Programs into which the drop-in can't be preloaded run as without `kcache run`."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import pytest
 from core.helpers import as_root, not_emulated
 from dropin.conftest import CLIENTS, KCACHE, Dropin, compile_linked
 
-#: Starts a process, so that the loader is asked twice; uses memory, and much of it in each thread.
+#: Starts a process, so that the loader runs twice; uses memory, also thread-local memory.
 SOURCE = """
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,18 +33,18 @@ int main(int argc, char **argv) {
     return WEXITSTATUS(status) + 4;
 }
 """
-#: More than the loader has left for libraries that it did not count at the start.
+#: More thread-local memory than the loader reserves for libraries that are loaded later.
 THREAD_LOCAL = '__attribute__((tls_model("initial-exec"))) __thread char large[1 << 14];'
 
 
 def _compiled(folder: Path, *commands: str, **sources: str) -> Path:
-    """Return a program, or skip the test if it can't be built here."""
+    """Build a program from C sources and return its path, or skip the test if that fails."""
     for name, text in sources.items():
         (folder / f"{name}.c").write_text(text)
     for command in commands:
         words = command.split()
         if shutil.which(words[0]) is None:
-            pytest.skip(f"there is no {words[0]}")
+            pytest.skip(f"{words[0]} is not installed")
         made = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
         if made.returncode != 0:
             pytest.skip(f"{command}: {made.stderr.strip()}")
@@ -54,7 +54,7 @@ def _compiled(folder: Path, *commands: str, **sources: str) -> Path:
 def _is_as_without(program: Path, dropin: Dropin) -> None:
     bare, told = dropin.bare(program), dropin.run(program, stats=False)
     if bare.code != 7:
-        pytest.skip(f"it does not run here: {bare.errors}")
+        pytest.skip(f"the program does not run here: {bare.errors}")
     assert bare.output == "1 arguments\n2 arguments\n"
     assert (told.code, told.output, told.errors) == (bare.code, bare.output, bare.errors)
 
@@ -82,7 +82,7 @@ def test_programs(compiler: str, dropin: Dropin, tmp_path: Path) -> None:
 
 
 def test_a_library_with_much_memory_for_each_thread(dropin: Dropin, tmp_path: Path) -> None:
-    """Such as jemalloc or the runtime of ThreadSanitizer. An auditor of the loader would end it."""
+    """A program runs with a library that needs much thread-local memory, such as jemalloc."""
     program = _compiled(
         tmp_path,
         "gcc -shared -fPIC large.c -o liblarge.so",
@@ -98,7 +98,7 @@ def test_a_library_with_much_memory_for_each_thread(dropin: Dropin, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def confined(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The client that can open nothing when it first calls NVRTC."""
+    """A client that can't open any file when it first calls NVRTC."""
     return compile_linked(real, "confined.c", tmp_path_factory.mktemp("confined") / "program")
 
 
@@ -130,8 +130,8 @@ def test_a_program_with_a_sanitizer_that_is_linked(real: Path, dropin: Dropin) -
             real, "confined.c", dropin.folder / "program", "-fsanitize=address"
         )
     except subprocess.CalledProcessError:
-        pytest.skip("there is no AddressSanitizer")
-    # The sanitizer makes NVRTC lose its RPATH, and so its own library.
+        pytest.skip("AddressSanitizer is not installed")
+    # With the sanitizer, NVRTC's RPATH has no effect, so NVRTC does not find its builtins library.
     dropin.environment["LD_LIBRARY_PATH"] = str(real.parent)
     told = dropin.same(program, "nothing")
     assert (told.code, told.misses, "\n0\n" in told.output) == (3, 1, True)
@@ -161,7 +161,7 @@ sys.exit(4)
 
 @pytest.mark.parametrize("stats", [False, True], ids=["", "--stats"])
 def test_signals_that_are_ignored_or_blocked(stats: bool, real: Path, dropin: Dropin) -> None:
-    """A parent that ignores SIGCHLD learns nothing of its children; a launcher must."""
+    """The program inherits an ignored SIGCHLD and blocked signals, which the launcher handles."""
     client = (sys.executable, "-c", INHERITS, sys.executable, CLIENTS / "repeated.py", real)
     starts = (sys.executable, "-c", IGNORES)
     bare = dropin.bare(*starts, *client)
@@ -174,7 +174,7 @@ def test_signals_that_are_ignored_or_blocked(stats: bool, real: Path, dropin: Dr
 
 @as_root
 def test_a_pid_namespace_of_the_program(dropin: Dropin) -> None:
-    """Its first process is the program's, and would end it if it was ours."""
+    """`kcache run` leaves the place of the first process in a PID namespace to the program."""
     script = "(exec sleep 60) >/dev/null 2>&1 & /bin/echo one; /bin/echo two; kill -9 $!"
     unshared = ("unshare", "--pid")
     bare = dropin.bare(*unshared, "sh", "-c", script)
@@ -185,12 +185,12 @@ def test_a_pid_namespace_of_the_program(dropin: Dropin) -> None:
     assert "PID namespace" in told.errors
 
 
-# -- whose libraries -------------------------------------------------------------------------------
+# -- unsafe interface libraries --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("variable", ["XDG_CACHE_HOME", "KCACHE_DROPIN_LIBRARIES"])
 def test_libraries_in_an_unsafe_directory(variable: str, dropin: Dropin, tmp_path: Path) -> None:
-    """They would have their code in every program of the user."""
+    """Interface libraries are not used if others can write to a directory above them."""
     folder = tmp_path / "above" / "home"
     folder.mkdir(parents=True)
     environment = {variable: str(folder)}
@@ -200,7 +200,7 @@ def test_libraries_in_an_unsafe_directory(variable: str, dropin: Dropin, tmp_pat
         shutil.copytree(dropin.libraries, folder, dirs_exist_ok=True)
     show = ("sh", "-c", "echo $LD_PRELOAD")
     good = dropin.run(*show, stats=False, **environment)
-    assert str(folder) in good.output or not good.errors  # a wheel has its own
+    assert str(folder) in good.output or not good.errors  # a wheel has libraries of its own
     for writable in (folder, folder.parent):
         mode = writable.stat().st_mode
         writable.chmod(0o777)
@@ -216,7 +216,7 @@ def test_a_library_with_unsafe_rights(name: str, dropin: Dropin, tmp_path: Path)
     folder = tmp_path / "libraries"
     shutil.copytree(dropin.libraries, folder)
     if not (folder / name).exists():
-        pytest.skip("another machine")
+        pytest.skip(f"{name} is not built on this architecture")
     (folder / name).chmod(0o777)
     told = dropin.run("sh", "-c", "echo $LD_PRELOAD", KCACHE_DROPIN_LIBRARIES=str(folder))
     assert told.output == "\n"

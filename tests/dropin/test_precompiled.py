@@ -1,4 +1,4 @@
-"""Automatic precompiled headers: they change no code, so the drop-in answers without them."""
+"""Automatic precompiled headers: they don't change the code, so the drop-in need not use them."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ FORMS = [
     ["--pch", "--pch-dir=pre"],
     ["-pch", "-pch-dir=pre", "--instantiate-templates-in-pch=true", "-pch-messages=true"],
 ]
-#: NVRTC refuses most of these, or does with them what the drop-in does not.
+#: Options that NVRTC refuses, or with which it does something that the drop-in does not.
 OTHERS = [
     ["--pch=true"],
     ["--pch", "--pch-dir=missing"],
@@ -32,17 +32,17 @@ OTHERS = [
 
 @pytest.mark.slow
 def test_no_other_code(real: Path, nvrtc: tuple[int, int], dropin: Dropin, long: bool) -> None:
-    """Without the drop-in: every output of a compile that makes or uses one is as without."""
+    """In NVRTC itself, creating or using a precompiled header does not change any output."""
     if nvrtc < (12, 8):
         pytest.skip(f"NVRTC {nvrtc} has no precompiled headers")
     command = (sys.executable, CLIENTS / "precompiled.py", real, 1, 200 if long else 8)
-    # Loaded by its path, 13.0 does not find its builtins beside it.
+    # NVRTC 13.0 does not find its builtins library if it is loaded by its path.
     told = dropin.bare(*command, LD_LIBRARY_PATH=str(real.parent))
     assert told.code == 0, told.errors
     rows = json.loads(told.output)
     assert [row for row in rows if row[-1]] == []
     statuses = {(turn, status) for _, turn, status, _, _ in rows}
-    assert {("create", 0), ("use", 13)} <= statuses  # made, and used
+    assert {("create", 0), ("use", 13)} <= statuses  # created, and used
     assert {result for *_, result, _ in rows} == {0}
 
 
@@ -54,7 +54,7 @@ def _compile(include: Path, real: Path, *sets: list[str]) -> tuple[object, ...]:
 def test_programs_that_ask_for_them_are_answered(
     nvrtc: tuple[int, int], real: Path, dropin: Dropin, include: Path
 ) -> None:
-    """Whichever form they ask in: it is one kernel, and that of programs that do not ask."""
+    """All options for precompiled headers, and none, lead to the same kernel in the cache."""
     if nvrtc < (12, 8):
         pytest.skip(f"NVRTC {nvrtc} has no precompiled headers")
     (dropin.folder / "pre").mkdir()

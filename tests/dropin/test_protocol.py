@@ -1,4 +1,4 @@
-"""What the interface library and the service tell each other, and what is declined."""
+"""The messages between the interface library and the service, and requests that are declined."""
 
 import os
 from pathlib import Path
@@ -65,11 +65,11 @@ def test_the_version_of_a_build_is_remembered(tmp_path: Path) -> None:
         assert recall(folder, "one") is None
 
 
-# -- what is declined ------------------------------------------------------------------------------
+# -- requests that are declined --------------------------------------------------------------------
 
 
 class Cache:
-    """A cache that is not asked."""
+    """A cache that must not be used."""
 
     config = Config.load(environ={})
 

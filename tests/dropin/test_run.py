@@ -24,17 +24,17 @@ from kcache.daemons.sockets import status
 
 @pytest.fixture(params=[False, True], ids=["", "--stats"])
 def stats(request: pytest.FixtureRequest) -> bool:
-    """Whether the launcher stays as the program's parent, to print a line."""
+    """Whether `--stats` is given, so that the launcher stays as the program's parent."""
     return bool(request.param)
 
 
 @pytest.fixture
 def typed(stats: bool) -> str:
-    """`kcache run` as a shell's words."""
+    """The beginning of a `kcache run` command line for a shell."""
     return " ".join((*KCACHE, "run", *(["--stats"] if stats else [])))
 
 
-#: What a shell tells of the process that it is in, and of its signals.
+#: A shell script that prints properties of its process and of its signals.
 TELLS = """
 echo out; echo err >&2; cat
 ulimit -n; umask; pwd; ps -o comm= -p $PPID >/dev/null; echo $#
@@ -72,7 +72,7 @@ def test_a_list_that_can_not_be_written_is_2(place: str, dropin: Dropin) -> None
 
 @pytest.mark.parametrize(("name", "stats"), [("./plain", True), ("plain", False)])
 def test_a_script_without_a_first_line(name: str, stats: bool, dropin: Dropin) -> None:
-    """The C library's `execvp`, and so `env` or `nice`, gives such a text to a shell."""
+    """A text file without `#!` is run by a shell, as the C library's `execvp` does, or `env`."""
     script = dropin.folder / "plain"
     script.write_text('echo "$0" "$@"\nexit 3\n')
     script.chmod(0o755)
@@ -86,7 +86,7 @@ def test_a_script_without_a_first_line(name: str, stats: bool, dropin: Dropin) -
 def test_closed_streams(
     typed: str, closed: str, real: Path, dropin: Dropin, tmp_path: Path
 ) -> None:
-    """The program is served."""
+    """A program whose standard streams are closed can use the cache."""
     client = f"{sys.executable} {CLIENTS / 'odd.py'} {real} compiles 1"
     told = dropin.bare("sh", "-c", f"{typed} {client} {closed}")
     assert (told.code, told.errors.replace(f"{told.line}\n", "")) == (0, "")
@@ -95,7 +95,7 @@ def test_closed_streams(
 
 
 def _links(folder: Path) -> list[str]:
-    """Return where the descriptors in a folder of /proc lead; one may be closed meanwhile."""
+    """Return the targets of the descriptors in a folder of /proc, except those closed meanwhile."""
     found: list[str] = []
     for each in folder.iterdir():
         with suppress(FileNotFoundError):
@@ -146,7 +146,7 @@ def test_one_inside_the_other_uses_the_outer_server(dropin: Dropin, real: Path) 
 
 @pytest.mark.skipif(
     bool(list(Path(kcache.dropin.__file__).parent.rglob("libkcache_*.so"))),
-    reason="this wheel has the libraries",
+    reason="the installed wheel has the libraries",
 )
 def test_without_libraries_commands_agree_why(dropin: Dropin, tmp_path: Path) -> None:
     told = (
@@ -179,7 +179,7 @@ def test_without_libraries_commands_agree_why(dropin: Dropin, tmp_path: Path) ->
 
 @pytest.mark.parametrize("folder", ["a b", "a:b", "a$b"])
 def test_libraries_where_the_loader_can_not_preload_from(folder: str, dropin: Dropin) -> None:
-    """The loader would complain to the program's user, for each of its processes."""
+    """`kcache run` warns once, and does not preload: the loader would warn for each process."""
     named = dropin.folder / folder
     named.symlink_to(dropin.libraries)
     told = dropin.run("/bin/echo", "hello", stats=False, KCACHE_DROPIN_LIBRARIES=str(named))
@@ -193,7 +193,7 @@ _FIRST = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 @pytest.fixture
 def first(dropin: Dropin) -> list[str]:
-    """Begin a command line for `kcache run` as the first process."""
+    """The beginning of a command that runs `kcache run` as the first process of a PID namespace."""
     probe = subprocess.run([*_FIRST, "true"], capture_output=True, text=True, check=False)
     if probe.returncode:
         pytest.skip(f"no PID namespace: {probe.stderr.strip()}")
@@ -201,11 +201,11 @@ def first(dropin: Dropin) -> list[str]:
 
 
 def test_first_in_a_container(stats: bool, first: list[str], dropin: Dropin, real: Path) -> None:
-    """The program has no child that it does not know, and the server can write its counts."""
+    """As the first process, `kcache run` hides orphans from the program, and counts are kept."""
     script = (
         "import os, subprocess, sys\n"
         "subprocess.run(sys.argv[1:], input='a[1] = 1;', text=True, check=True)\n"
-        "os.system('(sleep 0.1 &)')\n"  # loses its parent
+        "os.system('(sleep 0.1 &)')\n"  # an orphan
         "try:\n    os.waitpid(-1, 0)\n"
         "except ChildProcessError:\n    sys.exit(7)\n"
     )
@@ -235,7 +235,7 @@ def test_signals_in_a_container(number: signal.Signals, first: list[str], dropin
 
 
 class Terminal:
-    """An interactive shell on a terminal of its own."""
+    """An interactive shell on a pseudo-terminal."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.shell, self.fd = pty.fork()
@@ -248,9 +248,9 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def expect(self, text: str) -> str:
-        """Wait for a text; return what came before it, and forget both."""
+        """Wait for `text` and return what came before it. Remove both from `seen`."""
         while text not in self.seen:
-            assert select.select([self.fd], [], [], 60)[0], f"no {text!r} in {self.seen!r}"
+            assert select.select([self.fd], [], [], 60)[0], f"expected {text!r}, got {self.seen!r}"
             self.seen += os.read(self.fd, 4096).decode(errors="replace")
         before, _, self.seen = self.seen.partition(text)
         return before
@@ -269,7 +269,7 @@ def terminal(dropin: Dropin) -> Iterator[Terminal]:
     terminal.close()
 
 
-#: Not a shell: dash loses a Ctrl-C that comes while it starts a command, with and without kcache.
+#: A Python program, because dash loses a Ctrl-C that comes while it starts a command.
 INTERRUPTED = """
 import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -285,11 +285,11 @@ def test_ctrl_c(typed: str, terminal: Terminal, dropin: Dropin) -> None:
     terminal.expect("begun")
     terminal.type("\x03")
     terminal.expect("$ ")
-    terminal.type("echo st''atus ${PIPESTATUS[0]}\n")  # after a job that Ctrl-C ended, bash stops
+    terminal.type("echo st''atus ${PIPESTATUS[0]}\n")  # the status of the job
     terminal.expect("status 130")
 
 
-@pytest.mark.parametrize("stats", [True])  # without, the launcher is the program
+@pytest.mark.parametrize("stats", [True])  # without `--stats`, the launcher becomes the program
 def test_a_program_that_handles_ctrl_c(typed: str, terminal: Terminal) -> None:
     script = 'trap "echo cau""ght; exit 9" INT; echo be""gun; while :; do sleep 0.05; done'
     terminal.type(f"{typed} sh -c '{script}'; echo st''atus $?\n")
@@ -299,7 +299,7 @@ def test_a_program_that_handles_ctrl_c(typed: str, terminal: Terminal) -> None:
     terminal.expect("status 9")
 
 
-#: Uses a descriptor: so a signal between the check for signals and the wait for a line is not lost.
+#: Signals arrive through a descriptor, so none is lost between a check and the wait for a line.
 STOPPABLE = """
 import os, select, signal, sys
 read, write = os.pipe()
@@ -338,7 +338,7 @@ def test_ctrl_z_and_back(typed: str, terminal: Terminal, dropin: Dropin) -> None
     terminal.expect("status 4")
 
 
-#: Prints the signals that it gets; the last one ends it.
+#: Prints the number of each signal that it receives, and ends after the last one.
 COUNTS = """
 import signal
 wanted = signal.valid_signals() - {signal.SIGCHLD}
@@ -353,13 +353,13 @@ while number != signal.SIGRTMAX:
 
 @not_emulated("handles some signals itself")
 def test_every_signal_for_the_launcher_reaches_the_program_once(dropin: Dropin) -> None:
-    """Whether it was sent to the launcher alone, or to the group, which has the program, too."""
+    """A signal reaches the program once, if it is sent to the launcher or to its process group."""
     numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
     command = (*KCACHE, "run", "--stats", sys.executable, "-c", COUNTS)
     with dropin.starts(*command, stderr=subprocess.PIPE, process_group=0) as launcher:
 
         def line() -> str:
-            assert select.select([launcher.stdout], [], [], 20)[0], "no signal arrives"
+            assert select.select([launcher.stdout], [], [], 20)[0], "the program received no signal"
             return str(launcher.stdout.readline())
 
         try:
@@ -368,7 +368,7 @@ def test_every_signal_for_the_launcher_reaches_the_program_once(dropin: Dropin) 
                 for send in (os.kill, os.killpg):
                     send(launcher.pid, number)
                     assert line() == f"{number:d}\n"
-            os.kill(launcher.pid, signal.SIGRTMAX)  # is forwarded last
+            os.kill(launcher.pid, signal.SIGRTMAX)  # is the last one to be forwarded
             assert line() == f"{signal.SIGRTMAX:d}\n"
             assert launcher.wait(60) == 0
         finally:
@@ -384,7 +384,7 @@ def test_the_launcher_holds_no_pipe_of_the_program(dropin: Dropin) -> None:
         os.close(write)
         try:
             for end in (launcher.stdout, read):
-                assert select.select([end], [], [], 20)[0], "it is open"
+                assert select.select([end], [], [], 20)[0], "the pipe is still open"
             assert (launcher.stdout.read(), os.read(read, 1)) == ("", b"")
         finally:
             with suppress(ProcessLookupError):
@@ -392,11 +392,11 @@ def test_the_launcher_holds_no_pipe_of_the_program(dropin: Dropin) -> None:
     os.close(read)
 
 
-# -- what the program inherits ---------------------------------------------------------------------
+# -- the program's environment and directory -------------------------------------------------------
 
 
 def _with_environment(dropin: Dropin, environment: list[bytes], *command: object) -> str:
-    """Return what a command prints that gets exactly these bytes as its environment."""
+    """Run a command with exactly these bytes as its environment; return its output."""
     libc = ctypes.CDLL(None)
     words = [os.fsencode(str(word)) for word in command]
     read, write = os.pipe()
@@ -414,7 +414,7 @@ def _with_environment(dropin: Dropin, environment: list[bytes], *command: object
 
 @not_emulated("gives a program its environment in another order")
 def test_the_environment_is_the_launchers_byte_for_byte(stats: bool, dropin: Dropin) -> None:
-    """Also what Python's copy of it can't hold, and without the locale that Python adds."""
+    """The program gets the launcher's environment, even variables that Python can't represent."""
     needed = ("KCACHE_DROPIN_LIBRARIES", "KCACHE_DIR", "XDG_RUNTIME_DIR", "PATH")
     own = [os.fsencode(f"{name}={dropin.environment[name]}") for name in needed]
     odd = [b"=C:=C:\\x", b"=", b"no_value", b"A=1", b"A=2", b"EMPTY=", b"B=\xff"]
@@ -439,7 +439,7 @@ def test_variables_of_python_are_the_programs_alone(stats: bool, dropin: Dropin)
 
 
 def test_neither_service_nor_launcher_keeps_the_directory_busy(real: Path, dropin: Dropin) -> None:
-    """It still finds a cache whose directory is relative to that of the launcher."""
+    """No process keeps the launcher's directory busy, though a relative cache directory works."""
     body = f"{sys.executable} {CLIENTS / 'odd.py'} {real} compiles 1; readlink /proc/*/cwd"
     told = dropin.run("sh", "-c", f"cd /; {body}", KCACHE_DIR="relative")
     assert str(dropin.folder) not in told.output.splitlines()
@@ -449,7 +449,7 @@ def test_neither_service_nor_launcher_keeps_the_directory_busy(real: Path, dropi
 @pytest.mark.parametrize("shell", ["bash", "dash"])
 def test_ignored_signals_stay_ignored(shell: str, typed: str, dropin: Dropin) -> None:
     if shutil.which(shell) is None:
-        pytest.skip(f"there is no {shell}")
+        pytest.skip(f"{shell} is not installed")
     show = "grep SigIgn /proc/self/status"
     for ignored in ("", "trap '' PIPE XFSZ;", "trap '' PIPE INT HUP;"):
         bare = dropin.bare(shell, "-c", f"{ignored} {show}; exit 3")

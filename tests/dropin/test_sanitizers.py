@@ -1,4 +1,4 @@
-"""The interface library under the sanitizers of the C compiler: threads, forks, a server that lies."""
+"""The interface library under the C compiler's sanitizers: threads, forks, malicious servers."""
 
 import random
 import socket
@@ -13,7 +13,7 @@ from dropin.conftest import CLIENTS, Dropin, Fake, Told
 from kcache.dropin import build
 from kcache.util.wire import WireError, heading, receive
 
-pytestmark = pytest.mark.slow  # each sanitizer builds the library and NVRTC's client anew
+pytestmark = pytest.mark.slow  # the library and its client are built for each sanitizer
 
 _QUIET = {
     "ASAN_OPTIONS": "detect_leaks=1",
@@ -33,7 +33,7 @@ def _found_nothing(told: Told) -> None:
 def sanitized(
     request: pytest.FixtureRequest, real: Path, dropin: Dropin, tmp_path: Path
 ) -> Callable[..., Told]:
-    """Run `threads.c` with libraries that are built with a sanitizer, as it is itself."""
+    """A function that runs `threads.c`. It and the libraries are built with the same sanitizer."""
     compiler = build.compiler()
     assert compiler is not None
     flags = [f"-fsanitize={request.param}", *_FLAGS]
@@ -45,7 +45,7 @@ def sanitized(
         pytest.skip(f"no -fsanitize={request.param} here: {made.stderr or trial.stderr}")
     folder = tmp_path / "sanitized"
     build.build(str(folder), flags=flags)
-    # The sanitizer makes NVRTC lose its RPATH. What NVRTC itself does is not judged here.
+    # With the sanitizer, NVRTC's RPATH has no effect. Reports about NVRTC itself are suppressed.
     (tmp_path / "suppressions").write_text(f"called_from_lib:{real.name}\n")
     options = {
         **_QUIET,
@@ -71,7 +71,7 @@ def test_threads_and_forks(sanitized: Callable[..., Told]) -> None:
 
 
 def _lie(chance: random.Random) -> bytes:
-    """Return an answer that is wrong, after most of which a program may go on asking; or none."""
+    """Return a random wrong answer, which may be empty."""
     sizes = (chance.randrange(40) for _ in range(chance.randrange(12)))
     fields = [chance.choice((b"done", b"wait", b"no", b"", b"?"))]
     fields += [chance.choice((b"1", chance.randbytes(size))) for size in sizes]
@@ -87,7 +87,7 @@ def test_invalid_answers_are_safe(sanitized: Callable[..., Told], dropin: Dropin
             while receive(connection.recv):
                 lies.append(_lie(chance))
                 connection.sendall(lies[-1])
-                # The program sees the end of the connection then.
+                # After such an answer the connection is closed, or the program would wait.
                 if b"wait" in lies[-1] or not lies[-1]:
                     return
 
@@ -97,7 +97,7 @@ def test_invalid_answers_are_safe(sanitized: Callable[..., Told], dropin: Dropin
 
 
 def test_malicious_answers_are_read_within_their_bounds(dropin: Dropin, tmp_path: Path) -> None:
-    """Of a server that means harm: no byte beyond the answer is read."""
+    """If a malicious server sends wrong sizes, no byte beyond its answer is read."""
     compiler = build.compiler()
     assert compiler is not None
     flags = ("-fsanitize=address,undefined", *_FLAGS, "-DKCACHE_MAJOR=13", f"-I{build.SOURCES}")

@@ -1,4 +1,4 @@
-"""What the service for programs knows: when it is ready, which programs it serves, what it counts."""
+"""The service for programs: which programs it serves."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from kcache.dropin import run_environment as env
 
-# -- which server serves whom ----------------------------------------------------------------------
+# -- the server of a program -----------------------------------------------------------------------
 
 
 def test_relative_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

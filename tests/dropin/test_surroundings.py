@@ -1,4 +1,4 @@
-"""Programs of one server that differ in working directory, environment and NVRTC: each gets its own."""
+"""Programs with different directories, environments and NVRTCs each get the right kernel."""
 
 import shutil
 import sys
@@ -12,7 +12,7 @@ CLIENT = CLIENTS / "forms.py"
 
 @pytest.fixture
 def folders(dropin: Dropin) -> list[Path]:
-    """Three directories: two with equal headers, one with another."""
+    """Three directories: two with equal headers, and one with a different header."""
     folders = [dropin.folder / name for name in ("one", "same", "other")]
     for folder, scale in zip(folders, (2, 2, 3), strict=True):
         folder.mkdir()
@@ -21,7 +21,7 @@ def folders(dropin: Dropin) -> list[Path]:
 
 
 def _twice(dropin: Dropin, script: str) -> tuple[Told, Told]:
-    """Run a script of a shell twice, each time as without."""
+    """Run a shell script twice with the drop-in; assert that its output is the same as without."""
     first, second = dropin.same("sh", "-c", script), dropin.run("sh", "-c", script)
     assert first.output == second.output, second.errors
     return first, second
@@ -33,7 +33,7 @@ def _in_each(folders: list[Path], real: Path, *options: str) -> str:
 
 
 def test_other_working_directories(folders: list[Path], real: Path, dropin: Dropin) -> None:
-    """The second time, the server that the user keeps running serves them."""
+    """Programs in different directories hit, also with a server that the user has started."""
     script = ("sh", "-c", _in_each(folders, real))
     first = dropin.same(*script)
     assert (first.hits, first.misses) == (1, 2), first.line
@@ -43,7 +43,7 @@ def test_other_working_directories(folders: list[Path], real: Path, dropin: Drop
         for _ in range(2):
             told = dropin.run(*script)
             assert told.output == first.output, told.errors
-            assert (told.hits, told.misses) == (3, 0), told.line  # of this run, not of the server
+            assert (told.hits, told.misses) == (3, 0), told.line  # the counts of this run
     finally:
         assert dropin.bare(*KCACHE, "server", "stop").code == 0
 
@@ -67,7 +67,7 @@ def test_programs_with_other_variables(
 
 
 def test_another_nvrtc(folders: list[Path], real: Path, dropin: Dropin, tmp_path: Path) -> None:
-    """The same library in another place stands for another one: it is loaded from there."""
+    """An NVRTC in another folder is loaded from there, even if it has the same content."""
     other = tmp_path / "nvrtc"
     other.mkdir()
     for path in real.parent.glob("libnvrtc*"):

@@ -1,4 +1,4 @@
-"""Whatever happens to the server, every program gets the right kernel, after a bounded wait."""
+"""Whatever happens to the server, every program gets the right kernel within a bounded time."""
 
 import json
 import os
@@ -29,14 +29,14 @@ BODIES = [f"a[{n}] = {n};" for n in range(3)]
 
 @pytest.fixture(scope="module")
 def wanted(real: Path) -> list[str]:
-    """What each body compiles to, by the real NVRTC alone."""
+    """The results of the real NVRTC for each body."""
     command = (sys.executable, CLIENTS / "repeated.py", real)
     said = subprocess.check_output(command, input="\n".join(BODIES), text=True)
     return said.splitlines()
 
 
 class Program:
-    """`repeated.py` in a process, asked line by line."""
+    """A process with `repeated.py`, which answers each line."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -57,7 +57,7 @@ class Program:
 
 @pytest.fixture(scope="session")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Libraries that wait for a silent server for two seconds, which has a sign of life in half."""
+    """Interface libraries that wait only two seconds for a server that sends nothing."""
     folder = tmp_path_factory.mktemp("hasty") / "libraries"
     build.build(str(folder), flags=("-DSILENCE_MS=2000", "-O0"))
     return str(folder)
@@ -65,7 +65,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def start(dropin: Dropin, real: Path) -> Iterator[Callable[..., Program]]:
-    """Start the program: under `kcache run`, or with a server at a path."""
+    """A function that starts the program under `kcache run`, or with the server at `path`."""
     programs: list[Program] = []
 
     def start(
@@ -92,7 +92,7 @@ def start(dropin: Dropin, real: Path) -> Iterator[Callable[..., Program]]:
 
 @pytest.fixture
 def program(start: Callable[..., Program], wanted: list[str]) -> Iterator[Program]:
-    """The program under `kcache run`, which has asked the server once."""
+    """A program under `kcache run` that has used the server once."""
     program = start()
     assert program.ask(BODIES[0]) == wanted[0]
     yield program
@@ -115,7 +115,7 @@ def _kill_server(dropin: Dropin) -> None:
 
 
 def _user_socket(dropin: Dropin) -> str:
-    """The socket of the one server that a user may keep running."""
+    """Return the path of the socket of a server that the user starts."""
     return path_of(env.service(dropin.environment), dropin.environment)
 
 
@@ -123,7 +123,7 @@ def _message(*fields: bytes) -> bytes:
     return heading(fields) + b"".join(fields)
 
 
-# -- the server dies, freezes or is another one ----------------------------------------------------
+# -- dead, stopped and foreign servers -------------------------------------------------------------
 
 
 def test_a_killed_server(program: Program, dropin: Dropin, wanted: list[str]) -> None:
@@ -132,7 +132,7 @@ def test_a_killed_server(program: Program, dropin: Dropin, wanted: list[str]) ->
 
 
 def _says(*fields: bytes) -> Callable[[socket.socket], None]:
-    """Send a message, and no other after it."""
+    """Return a function that sends a message on a connection, and then closes the sending side."""
 
     def send(connection: socket.socket) -> None:
         connection.sendall(_message(*fields))
@@ -163,12 +163,12 @@ def test_a_server_that_answers_nonsense(
         program = start(fake.path, hasty)
         assert [program.ask(body) for body in BODIES] == wanted
         assert program.close() == 0
-        if kind == "silence":  # nor does another program
+        if kind == "silence":  # another program does not wait for the server, either
             assert not os.path.exists(fake.path)
             other = start(fake.path)
             assert [other.ask(body) for body in BODIES] == wanted
     if kind in ("silence", "garbage", "no fields", "a huge answer", "half an answer"):
-        assert fake.connections == 1  # and was not waited for again
+        assert fake.connections == 1  # the program did not try again
 
 
 @as_root
@@ -176,7 +176,7 @@ def test_a_server_that_answers_nonsense(
 def test_a_server_of_another_user_is_not_asked(
     within: tuple[str, ...], start: Callable[..., Program], tmp_path: Path, wanted: list[str]
 ) -> None:
-    """In a user namespace without this user, the program and the server have the same id."""
+    """A server of another user is not used, even if a user namespace shows the same id for both."""
     if within and subprocess.call([*within, "true"]) != 0:
         pytest.skip("there are no user namespaces")
     with closing(Fake(tmp_path, NONSENSE["a hang-up"], user=12345)) as fake:
@@ -219,7 +219,7 @@ def test_server_restart(start: Callable[..., Program], dropin: Dropin, wanted: l
     assert dropin.bare(*KCACHE, "server", "start").code == 0
     program = start()
     assert program.ask(BODIES[0]) == wanted[0]
-    assert status(path)["connections"] == 2  # the program's, and this one
+    assert status(path)["connections"] == 2  # that of the program, and that of this call
     assert dropin.bare(*KCACHE, "server", "stop").code == 0
     assert program.ask(BODIES[1]) == wanted[1]
     assert dropin.bare(*KCACHE, "server", "start").code == 0
@@ -234,7 +234,7 @@ def test_one_descriptor(start: Callable[..., Program], dropin: Dropin, wanted: l
     assert program.ask("files 4") == "limited"
     assert program.ask(BODIES[0]) == wanted[0]
     _kill_server(dropin)
-    assert [program.ask(body) for body in BODIES] == wanted  # the real one is loaded only now
+    assert [program.ask(body) for body in BODIES] == wanted  # only now NVRTC is loaded
     assert program.close() == 0
 
 
@@ -261,14 +261,14 @@ def test_the_server_ends_when_the_launcher_is_killed(stats: bool, dropin: Dropin
         assert launcher.stdout.readline() == "up\n"
         server = _server(dropin)
         launcher.kill()
-        assert launcher.stdout.read() == ""  # the program is gone, too
+        assert launcher.stdout.read() == ""  # the program has ended, too
     assert has_ended(server)
     assert list(dropin.runtime.iterdir()) == []
 
 
 @as_root
 def test_a_server_in_another_pid_namespace_is_left_alone(program: Program, dropin: Dropin) -> None:
-    """Containers may share `/tmp`."""
+    """A server in another PID namespace continues to run. (Containers may share `/tmp`.)"""
     unshared = ("unshare", "--pid", "--fork", "--mount-proc")
     client = ("sh", "-c", "exit 3")
     told = dropin.bare(*unshared, *KCACHE, "run", "--stats", *client, KCACHE_READ_ONLY="1")
@@ -301,7 +301,7 @@ def test_a_stopped_server_is_replaced_and_exits_once_it_continues(dropin: Dropin
 def test_a_server_that_is_stopped_for_a_while(
     program: Program, start: Callable[..., Program], dropin: Dropin, hasty: str, wanted: list[str]
 ) -> None:
-    """One program waits for it, for a bounded time; then it serves again."""
+    """Only one program waits for a stopped server, for a bounded time. It may continue later."""
     path, server = _socket(dropin), _server(dropin)
     connected = start(path, hasty)
     assert connected.ask(BODIES[0]) == wanted[0]
@@ -309,7 +309,7 @@ def test_a_server_that_is_stopped_for_a_while(
     try:
         assert [connected.ask(body) for body in BODIES] == wanted
         assert connected.close() == 0
-        assert not os.path.exists(path)  # no other program waits
+        assert not os.path.exists(path)  # so no other program waits
         assert start(path).ask(BODIES[1]) == wanted[1]
     finally:
         os.kill(server, signal.SIGCONT)
@@ -329,7 +329,7 @@ def test_many_programs_at_once(dropin: Dropin, real: Path, wanted: list[str]) ->
 
 
 def test_threads_that_build_the_libraries_at_once_get_them(tmp_path: Path) -> None:
-    """The first starts of nvcc, by ninja, met in one process: each build removed the other's."""
+    """Threads that build the libraries at the same time all get them, and leave nothing else."""
     folder = tmp_path / "libraries"
     with ThreadPoolExecutor() as pool:
         list(pool.map(build.build, [str(folder)] * 2))

@@ -1,4 +1,4 @@
-"""LocalFiles: below their cap, and what is not ours stays."""
+"""LocalFiles: the files stay below their cap, and files of other programs are not deleted."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from kcache.integrations.local_files import GRACE, LocalFiles
 
 
 def test_the_files_stay_below_their_cap(tmp_path: Path) -> None:
-    """Whatever becomes of their sum, and of a folder; what is not ours stays."""
+    """The files stay below their cap, even if the file with their sum or a folder is damaged."""
     now = 1e9
 
     def write(number: int, size: int = 1200) -> int:
@@ -33,13 +33,13 @@ def test_the_files_stay_below_their_cap(tmp_path: Path) -> None:
     assert not (tmp_path / "K2").exists()
     assert [path.name for path in (tmp_path / "K0").iterdir()] == ["of another program"]
     assert write(40, 6_000) <= 10_000
-    now -= GRACE  # the last one was used a moment ago, and stays
+    now -= GRACE  # the last folder has just been used, so it is kept
     assert write(41, 6_000) == 13_200
     assert write(42) <= 10_000
 
 
 def test_a_forged_record_deletes_nothing_outside(tmp_path: Path) -> None:
-    """Frameworks put their caches into folders that others may write to."""
+    """Forged records, which others may write into a framework's folder, delete no other files."""
     precious, cache = tmp_path / "precious", tmp_path / "cache"
     precious.write_text("data")
     (cache / "K").mkdir(parents=True)
@@ -72,7 +72,7 @@ def test_a_large_record_and_a_large_file_are_not_read_whole(tmp_path: Path) -> N
 
 
 def test_recently_used_directories_stay_and_drafts_are_deleted(tmp_path: Path) -> None:
-    """A folder that is used while others are deleted stays, and drafts go with their folder."""
+    """A folder that is used during a deletion is kept; temporary files go with their folder."""
     now = 1e9
     files = LocalFiles(str(tmp_path), 10_000, clock=lambda: now)
     for folder in ("A", "B"):

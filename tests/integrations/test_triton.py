@@ -1,4 +1,4 @@
-"""Triton with kcache as its cache, as in use-with.md: real kernels for a GPU that is not there."""
+"""Triton with kcache as its cache, as in use-with.md, compiles real kernels without a GPU."""
 
 import json
 import os
@@ -25,7 +25,7 @@ MANAGER = "kcache.integrations.triton:CacheManager"
 
 
 class Runs:
-    """Runs processes that compile kernels, with a cache and a directory of Triton."""
+    """Runs processes that compile kernels with one cache and one directory of Triton."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -102,7 +102,7 @@ def test_a_second_cache_hits_through_redis(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_processes_that_are_killed_leave_no_mixed_group(runs: Runs, long: bool) -> None:
-    """With `--long`: eight processes, forty kernels."""
+    """Processes that are killed never leave files of different compiles under one kernel."""
     processes, kernels, cap = (8, 40, 600_000) if long else (3, 6, 80_000)
     chance = random.Random(1)
     wanted, _ = runs.run(
@@ -130,7 +130,7 @@ def test_processes_that_are_killed_leave_no_mixed_group(runs: Runs, long: bool) 
     assert counts["hits"] + counts["misses"] == kernels
 
 
-# -- the manager by itself -------------------------------------------------------------------------
+# -- the cache manager -----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def knobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("CACHE", "DUMP", "OVERRIDE"):
         monkeypatch.setenv(f"TRITON_{name}_DIR", str(tmp_path / name.lower()))
     monkeypatch.setenv("KCACHE_DIR", str(tmp_path / "kcache"))
-    monkeypatch.setenv("KCACHE_MEMORY_SIZE", "0")  # every look reaches the entries on disk
+    monkeypatch.setenv("KCACHE_MEMORY_SIZE", "0")  # so that every lookup reads the entries on disk
     adapter._open.cache_clear()
     return tmp_path / "cache"
 
@@ -222,7 +222,7 @@ def test_the_settings_count(variable: str, knobs: Path, monkeypatch: pytest.Monk
     if variable == "KCACHE_READ_ONLY":
         shutil.rmtree(knobs)
     found = adapter.CacheManager("KEY").get_group("k.json")
-    assert (found is None) == (variable == "KCACHE_RECACHE")  # disabled, Triton's own cache goes on
+    assert (found is None) == (variable == "KCACHE_RECACHE")  # Triton's own cache still works
     assert Path(_put("KEY", cubin=b"new")["cubin"]).read_bytes() in (b"old", b"new")
     monkeypatch.delenv(variable)
     adapter._open.cache_clear()

@@ -1,10 +1,10 @@
-/* A model of the CUDA driver: what kcache and cuda.core call to load and launch a kernel, over a
-   table of contexts. tests/launch/test_model_driver.py says what it stands for, and tests/gpu that
-   the real driver does the same.
+/* A model of the CUDA driver: the functions that kcache and cuda.core call to load and launch a
+   kernel. tests/launch/test_model_driver.py uses it; tests/gpu runs with the real driver.
 
-   Two devices, sm_90 and sm_80. A module is any bytes but "CUBIN for sm_80" on device 0. Its kernel
-   takes (float, pointer, pointer, int), or nothing if its name ends in "none". A launch prints its
-   arguments. What is missing here is missing to cuda.bindings, too, which raises then. */
+   The model has two devices, sm_90 and sm_80. All bytes are a module, except "CUBIN for sm_80" on
+   device 0. The kernel of a module takes (float, pointer, pointer, int), or nothing if its name
+   ends in "none". A launch prints its arguments. cuda.bindings raises an error where it calls a
+   function that the model lacks. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-"""Arguments become bytes of the sizes that a kernel takes, or are refused by their position."""
+"""Arguments become bytes of the sizes that a kernel takes; errors name an argument's position."""
 
 import ctypes
 import struct
@@ -13,7 +13,7 @@ from kcache.launch.arguments import address_of, pack
 
 
 def one(size: int, value: object) -> bytes:
-    """Return what a parameter of `size` bytes gets."""
+    """Return the bytes for a parameter of `size` bytes and an argument `value`."""
 
     def address(value: object, where: int) -> int:
         return address_of(value, where, device=0, stream=1)
@@ -78,14 +78,14 @@ def test_numpy_scalars_arrive_as_they_are() -> None:
     for name in ("bool_", "int8", "uint16", "int32", "float16", "float32", "float64", "complex64"):
         value = getattr(np, name)(1)
         assert one(value.itemsize, value) == value.tobytes()
-    # cuda.core passes this one, which is longer than any integer, by itself.
+    # The value is longer than any integer. cuda.core passes it by itself.
     whole = np.complex128(1 + 2j)
     assert pack([16], [whole], lambda *_: 0) == [whole]
     refused(4, np.float64(2), "it has 8 bytes, but the kernel takes 4")
 
 
 class Array:
-    """An array as DLPack describes it: of a kind of device, and with a number."""
+    """An array that DLPack describes by the kind and the number of its device."""
 
     def __init__(self, kind: int, number: int) -> None:
         self.device = kind, number

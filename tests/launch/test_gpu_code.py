@@ -1,4 +1,4 @@
-"""What PTX and CUBIN say of themselves, on what NVRTC really returns."""
+"""What is read from PTX and CUBIN, tested with real results of NVRTC."""
 
 import pytest
 from nvrtc.reference import compile_fresh
@@ -21,7 +21,7 @@ KERNELS = ["_Z4axpyIfEvT_PKS0_PS0_i", "calls", "none"]
 )
 def test_ptx_and_cubin_name_the_same_kernels(arch: str, flag: str, nvrtc: tuple[int, int]) -> None:
     if arch == "sm_120" and nvrtc < (12, 8):
-        pytest.skip("sm_120 is known since CUDA 12.8")
+        pytest.skip("sm_120 needs CUDA 12.8 or later")
     flags = [f"--gpu-architecture={arch}", *([flag] if flag else [])]
     made = compile_fresh(SOURCE, flags, names=["axpy<float>"], source_name="kernels.cu")
     assert kernels_of(made.ptx, None) == kernels_of(None, made.cubin) == KERNELS

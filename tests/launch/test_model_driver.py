@@ -1,7 +1,7 @@
-"""Loading and launching through the real cuda.core, over a model of the driver.
+"""Loading and launching through the real cuda.core, with a model of the driver.
 
-The model is `model_driver.c`: two devices, contexts that can be destroyed, kernels that print their
-arguments. tests/gpu has the real thing.
+The model is `model_driver.c`. It has two devices, contexts that can be destroyed, and kernels that
+print their arguments. The tests in tests/gpu use a real driver.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from core.helpers import started
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the model is for Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the model needs Linux")
 
 SETUP = """
 import ctypes, os
@@ -36,7 +36,7 @@ def says(use, *arguments, **named):
 """
 
 
-#: Runs the code of each line in a child, whose output goes to a file; prints how it ended.
+#: Runs the code in each line in a child, with its output in a file; prints its exit status.
 CHILDREN = """
 import json, sys
 import cuda.core
@@ -54,7 +54,7 @@ Run = Callable[[str], list[str]]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """Return the lines that a program prints, which the model's driver is the driver of."""
+    """A function that runs code with the model as its driver, and returns the printed lines."""
     pytest.importorskip("cuda.core", reason="the extra launch is not installed")
     folder = tmp_path_factory.mktemp("model")
     source = Path(__file__).with_name("model_driver.c")
@@ -62,8 +62,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     try:
         subprocess.run(command, check=True)
     except FileNotFoundError:
-        pytest.skip("there is no C compiler")
-    # Unbuffered, so that the lines of Python and of the model are in order.
+        pytest.skip("no C compiler is installed")
+    # Without a buffer, the lines of Python and of the model are printed in order.
     environ = {"LD_LIBRARY_PATH": str(folder), "PYTHONUNBUFFERED": "1"}
     output = folder / "output"
     with started(SETUP + CHILDREN, environ=environ) as process:

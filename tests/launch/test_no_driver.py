@@ -1,4 +1,4 @@
-"""Without a driver, or without cuda-core, loading says what is missing: at once, every time."""
+"""Without a driver or cuda-core, loading raises an error that names it, at once and every time."""
 
 import pytest
 from core.helpers import output_of

@@ -25,13 +25,13 @@ PATIENT = "http://memory?slow=60&connect_timeout=60&timeout=60"
 LEASES = "redis://memory?leases=1&slow=60&connect_timeout=60&timeout=60"
 
 
-#: The most bytes that a client reads in a test, and a value to store.
+#: The limit for the values that a client reads in a test, and a value to store.
 MOST = 1 << 20
 VALUE = os.urandom(100 << 10)
 #: Timeouts that are long enough for a busy machine, for tests that are not about time.
 NO_HURRY = "connect_timeout=60&timeout=60"
 Open = Callable[..., Storage]
-#: What the fixture `server` yields: a server's port, the answers that it sends, and the requests
+#: The value of the fixture `server`: a server's port, the answers that it sends, and the requests
 #: that it has received.
 RawServer = tuple[int, list[bytes], list[bytes]]
 HEAD = b"HTTP/1.1 200 OK\r\n"
@@ -177,5 +177,5 @@ def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until a condition is true, and assert that it becomes true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.005)

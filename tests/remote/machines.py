@@ -1,4 +1,4 @@
-"""Machines: caches that have their own directories and daemons, as if on different machines."""
+"""Machines: caches with their own directories and daemons, as if on different machines."""
 
 import shutil
 import tempfile
@@ -57,7 +57,7 @@ class Machines:
         folder.mkdir(mode=0o700, exist_ok=True)
         self._monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
         cache = kcache.KernelCache(self._folder / f"cache-{name}", remote=remote, **settings)
-        of_client(cache)  # the client has to be made before the variable changes
+        of_client(cache)  # the client has to be created before the variable changes
         return self._stack.enter_context(cache)
 
     def close(self) -> None:

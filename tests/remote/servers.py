@@ -1,4 +1,4 @@
-"""Servers: starts real servers for a test, on free ports of 127.0.0.1, and ends them after it."""
+"""Servers: starts real servers for a test, on free ports of 127.0.0.1, and ends them afterwards."""
 
 import os
 import secrets
@@ -47,7 +47,7 @@ def program(name: str, package: str) -> str:
     """Return the path of a program. If it is missing, the test is skipped, or fails in CI."""
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/sbin:/sbin")
     if found is None:
-        missing(f"there is no {name} (Debian: apt-get install {package})")
+        missing(f"{name} is not installed (Debian: apt-get install {package})")
     return str(found)
 
 
@@ -59,7 +59,7 @@ def missing(reason: str) -> None:
 
 
 def free_port() -> int:
-    """Return a port that is free, and that the system gives to no other program by itself."""
+    """Return a free port below the range from which the system assigns ports to programs."""
     while True:
         port = 10_000 + secrets.randbelow(22_768)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -157,9 +157,9 @@ def redis_cluster(place: Path) -> Iterator[list[Redis]]:
 class Nginx(NamedTuple):
     """An nginx with WebDAV.
 
-    `/cache/` takes everything, `/private/` asks for `user:secret`, `/token/` for the bearer token
-    `t0ken`, `/ro/` is read-only, `/certified/` asks for a certificate, `/closed/` refuses, `/moved/` redirects to `/cache/`, `/away/` to
-    another server.
+    `/cache/` accepts all requests, `/private/` requires `user:secret`, `/token/` requires the
+    bearer token `t0ken`, `/certified/` requires a certificate, `/ro/` is read-only, `/closed/`
+    refuses all requests, `/moved/` redirects to `/cache/`, and `/away/` to another server.
     """
 
     port: int

@@ -1,4 +1,4 @@
-"""Clients of every protocol: what holds for all of them, whatever the server or the network does."""
+"""Clients of every protocol: what they have in common, also if the server or the network fails."""
 
 import base64
 import http.server
@@ -29,7 +29,7 @@ PATIENT = f"{NO_HURRY}&slow=60"
 
 
 class Kind(NamedTuple):
-    """A protocol, its server's port, and the address of such a server at any port."""
+    """A protocol, the port of its server, and a function that returns the address for a port."""
 
     name: str
     port: int
@@ -94,7 +94,7 @@ def test_connections_are_used_again(kind: Kind) -> None:
             assert client.get(key("again"), MOST) is not None
         if kind.name != "objects":  # Moto closes each connection
             assert proxy.connections == 1
-        # Like a server that closes idle connections: the client opens a new one, without an error.
+        # As if the server closed idle connections: the client opens a new one, without an error.
         proxy.drop()
         assert client.get(key("again"), MOST) is not None
 
@@ -103,7 +103,7 @@ def test_connections_are_used_again(kind: Kind) -> None:
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """A server that knows the conditions of HTTP, S3, GCS and Azure."""
+    """A server that supports conditional requests as HTTP, S3, GCS and Azure do."""
 
     protocol_version = "HTTP/1.1"
     values: ClassVar[dict[str, tuple[int, bytes]]] = {}
@@ -148,7 +148,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Such a server; yields its port."""
+    """The port of a server with `Handler`."""
     Handler.values.clear()
     fake = {"private_key": "", "private_key_id": "", "client_email": "", "disable_oauth": True}
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
@@ -183,14 +183,14 @@ def test_merges_lose_nothing(
             for _ in range(1000):
                 if remote.merge(place, added):
                     break
-                remote.writing.succeeded()  # its pause is of no interest here
+                remote.writing.succeeded()  # ends the pause after the failure
 
     assert run_all(*(partial(add, number) for number in range(4))) == [None] * 4
     found = remote.get(place)
     sets = decode(found[1], place).payload.values()
     assert sorted(sets) == sorted(b"%d.%d" % (n, c) for n in range(4) for c in range(4))
     uploads = remote.counts.as_dict()["uploads"]
-    assert remote.merge(place, manifest(place, b"0.0")), "it is there already"
+    assert remote.merge(place, manifest(place, b"0.0")), "the dependency set is already there"
     assert remote.counts.as_dict()["uploads"] == uploads + 1
     assert remote.get(place) == found
     remote.close()
@@ -201,7 +201,7 @@ def test_merges_lose_nothing(
 
 @pytest.fixture
 def faulty(kind: Kind) -> Iterator[Proxy]:
-    """A proxy before a server that has an entry under `key("fault")`."""
+    """A proxy in front of a server that has an entry under `key("fault")`."""
     with opened(kind.at(kind.port) + PATIENT) as client:
         client.put(key("fault"), envelope(key("fault")))
     with Proxy(("127.0.0.1", kind.port)) as proxy:
@@ -238,14 +238,14 @@ def test_faults_are_counted(faults: Faults, counted: str, kind: Kind, faulty: Pr
 
 def test_damage_is_a_miss(kind: Kind, faulty: Proxy) -> None:
     remote = remote_at(kind.at(faulty.port))
-    faulty.faults = Faults(damage=1.0, keep=700)  # heads of answers are shorter
+    faulty.faults = Faults(damage=1.0, keep=700)  # more than the head of an answer
     assert remote.get(key("fault")) is None
     assert remote.counts.as_dict()["damaged"] == 1
     assert not remote.reading.reason
 
 
 def test_a_panic_in_a_client_is_an_error() -> None:
-    """obstore's is no Exception, and would end the thread that asks."""
+    """A panic, such as obstore's, becomes a RemoteError, although it is not an Exception."""
 
     class Panic(BaseException):
         pass
@@ -308,8 +308,8 @@ for remote in remotes:
     except RemoteError as error:
         print("RemoteError", remote.trouble[:200], flush=True)
 """
-#: Runs a command; prints how it ended and the most memory that it had. The system counts the memory
-#: of the process that starts another one, too, and that of the tests may have grown.
+#: Runs a command; prints its exit status and its peak memory. The system's figure includes the
+#: memory of the process that starts the command, so this small program starts it, not the tests.
 MEASURE = """
 import os, sys
 process = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
@@ -319,7 +319,7 @@ print(f"\\n{os.waitstatus_to_exitcode(status)} {usage.ru_maxrss}")
 
 
 def pouring(begin: bytes, more: bytes) -> AbstractContextManager[int]:
-    """A server that answers with `begin`, and then with `more` for ever; gives its port."""
+    """Run a server that answers with `begin`, and then repeats `more` forever; yield its port."""
 
     def pour(connection: socket.socket) -> None:
         connection.recv(1 << 16)
@@ -340,7 +340,7 @@ def pouring(begin: bytes, more: bytes) -> AbstractContextManager[int]:
     ],
 )
 def test_answers_without_an_end_take_neither_time_nor_memory(name: str, floods: list[str]) -> None:
-    """As in the service, whose memory is limited. obstore may end it then: its programs survive."""
+    """Endless answers take neither time nor memory. obstore may abort the process at its limit."""
     pytest.importorskip(PACKAGES[name])
     python = (sys.executable, "-c")
     with ExitStack() as stack:
@@ -354,7 +354,7 @@ def test_answers_without_an_end_take_neither_time_nor_memory(name: str, floods: 
         )
     *said, measured = asked.stdout.split("\n")[:-1]
     returncode, memory = map(int, measured.split())
-    assert EMULATED or memory < 500 << 10  # QEMU keeps what it has translated
+    assert EMULATED or memory < 500 << 10  # QEMU keeps the code that it has translated
     if floods == ["error"]:
         assert returncode in (0, -6)
     else:

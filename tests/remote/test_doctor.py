@@ -23,7 +23,7 @@ pytest.importorskip("click", reason="the extra cli is not installed")
 
 @contextmanager
 def server(get: int, put: int = 201) -> Iterator[str]:
-    """A server that answers every GET alike, and every PUT; yields host and port."""
+    """Run a server with one status for every GET and one for every PUT; yield its host and port."""
 
     def answer(connection: socket.socket) -> None:
         status = put if connection.recv(1 << 16).startswith(b"PUT") else get
@@ -56,7 +56,7 @@ def test_remotes(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """For CI: the exit status says whether each one answers."""
+    """`kcache doctor --remotes` exits with 1 if a remote does not answer, and shows no password."""
     with server(404) as well, server(status or 404) as host:
         asked = f"127.0.0.1:{free_port()}" if status is None else host
         remotes = f"http://{well}/?{NO_HURRY} http://u:hunter2@{asked}/x?{NO_HURRY}"
@@ -129,7 +129,7 @@ def test_signing_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert asked.what.endswith("only read, signed")
         keys, asked = findings(monkeypatch, SIGNING_KEY_FILE=str(tmp_path / "open"))
         assert (keys.level, asked.level) == ("problem", "problem")
-    # An address that only reads needs no key that signs.
+    # A read-only address needs no private key.
     keys, _ = findings(
         monkeypatch, REMOTE="http://127.0.0.1:9/?ro", SIGNING_KEY_FILE=str(tmp_path / "public")
     )

@@ -18,7 +18,7 @@ pytest.importorskip("urllib3", reason="the package urllib3 is missing")
 
 @pytest.fixture
 def at(store: Open, nginx: Nginx) -> Open:
-    """A client of a path of nginx."""
+    """A function that opens a client of a path of nginx."""
     return lambda path, more="", user="": store(
         f"http://{user}127.0.0.1:{nginx.port}/{path}?{NO_HURRY}{more}"
     )
@@ -40,7 +40,7 @@ def test_an_unknown_layout(at: Open) -> None:
         at("cache", "&layout=other")
 
 
-# -- who may -------------------------------------------------------------------------------------
+# -- credentials ---------------------------------------------------------------------------------
 
 
 def test_basic_credentials(at: Open) -> None:
@@ -118,7 +118,7 @@ def test_tokens_are_not_sent_in_the_clear(
     for url in (
         "http://cache.example?token_file=/secret",
         "redis://cache.example?password_file=/secret",
-        "redis+cluster://127.0.0.1?password_file=/secret",  # it names other nodes
+        "redis+cluster://127.0.0.1?password_file=/secret",  # the node may name other nodes
     ):
         with pytest.raises(ConfigError, match="only through TLS"):
             open_storage(*addresses(url))
@@ -150,7 +150,7 @@ def test_redirects_are_followed(at: Open) -> None:
 
 
 def test_credentials_do_not_go_to_another_host(at: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KCACHE_REMOTE_TOKEN", "t0ken")  # what `/token/` of that host asks for
+    monkeypatch.setenv("KCACHE_REMOTE_TOKEN", "t0ken")  # `/token/` of the other host requires it
     with pytest.raises(RemoteError, match="401"):
         at("away").get(key(8), MOST)
 
@@ -174,7 +174,7 @@ def test_tls(store: Open, nginx: Nginx) -> None:
     assert value_in(cache, key(9)) == VALUE
     with pytest.raises(RemoteError, match="certificate"):
         store(url).get(key(9), MOST)
-    with pytest.raises(RemoteError, match="SSL"):  # no TLS there
+    with pytest.raises(RemoteError, match="SSL"):  # this port does not use TLS
         store(f"https://127.0.0.1:{nginx.port}/cache").get(key(9), MOST)
     with pytest.raises(ConfigError, match="certificate"):
         store(f"{url}?ca_file={nginx.certificate}-not-there")
@@ -205,7 +205,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
     ("raw", "found"),
     [
         (CHUNKED + b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n", b"abcde"),
-        (HEAD + b"\r\nabc", None),  # it may have been cut off anywhere
+        (HEAD + b"\r\nabc", None),  # its end may be missing
         (HEAD + b"Content-Length: 0\r\n\r\n", b""),
         (CHUNKED + b"3\r\nabc\r\n", None),
         (CHUNKED + b"7d0\r\n" + bytes(2000) + b"\r\n0\r\n\r\n", None),
@@ -231,7 +231,7 @@ def test_a_weak_tag_is_not_used_as_a_condition(server: RawServer, store: Open) -
     port, answers, asked = server
     cache = store(f"http://127.0.0.1:{port}/x")
     for tag in ('"strong"', 'W/"weak"'):
-        # The server answers once for each connection, and the client must know.
+        # The server answers once per connection, which the head tells the client.
         head = HEAD + b"Connection: close\r\n"
         answers[:] = [head + f"ETag: {tag}\r\nContent-Length: 3\r\n\r\nabc".encode()]
         found = cache.get(key("tag"), MOST)
@@ -246,7 +246,7 @@ def test_a_weak_tag_is_not_used_as_a_condition(server: RawServer, store: Open) -
 def test_a_proxy_from_the_environment(
     given: str, login: bytes, server: RawServer, store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a proxy sees of a request by HTTP is the whole URL, and its own credentials."""
+    """A proxy in the environment receives the whole URL and its own credentials."""
     port, answers, asked = server
     answers.append(SOUND)
     monkeypatch.setenv("http_proxy", f"http://{given}@127.0.0.1:{port}")

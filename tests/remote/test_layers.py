@@ -1,4 +1,4 @@
-"""Layers: read-only directories below the cache, of any backend and owner; a hit writes nothing."""
+"""Layers: read-only directories below the cache, of any backend and owner. A hit writes nothing."""
 
 import os
 import shutil
@@ -88,13 +88,13 @@ def test_a_read_only_tier_is_replaced_while_in_use(tmp_path: Path, backend: str)
         (tmp_path / "layer").rename(tmp_path / "away")
         ask(5)
         (tmp_path / "other").rename(tmp_path / "layer")
-        # LMDB looks once in a while whether its database is still the one at its place.
+        # The `lmdb` backend checks only from time to time whether its database was replaced.
         until(lambda: cache.lookup(source(3), options=ARCH) is not None)
         assert ask(4)
         ask(1)
         ask(2)
         assert cache.stats().errors == 0
-    with kcache.KernelCache(own, remote=()) as cache:  # the compiled kernel is there
+    with kcache.KernelCache(own, remote=()) as cache:  # the compiled kernel is in the cache
         assert cache.lookup(source(5), options=ARCH) is not None
         assert cache.lookup(source(3), options=ARCH) is None
 
@@ -134,7 +134,7 @@ def test_an_unsafe_read_only_tier_is_refused(
 @as_root
 @pytest.mark.parametrize("backend", ["file", "lmdb"])
 def test_another_users_directory_and_a_read_only_mount(tmp_path: Path, backend: str) -> None:
-    """Layers that belong to somebody else, in a directory that not even root can write to."""
+    """A layer may belong to another user, and be in a read-only file system."""
     fill(tmp_path / "layer", backend=backend)
     for path in [tmp_path / "layer", *(tmp_path / "layer").rglob("*")]:
         os.chown(path, 12345, 12345)
@@ -155,13 +155,13 @@ def test_another_users_directory_and_a_read_only_mount(tmp_path: Path, backend: 
     unshared = ["unshare", "-m", "sh", "-c", mounted, layer]
     trial = run(*unshared, "true")
     if trial.returncode:
-        pytest.skip(f"nothing can be mounted here: {trial.stderr.strip()[:100]}")
+        pytest.skip(f"no directory can be mounted here: {trial.stderr.strip()[:100]}")
     done = run(*unshared, *arguments)
     assert done.stdout.split() == ["True", "1", "0"], done.stderr
 
 
 def test_directories_need_no_signatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files carry no signatures; who may write to it decides, as for the cache itself."""
+    """Entries of a directory need no signatures, but only safe directories are accepted."""
     fill(tmp_path / "layer")
     pytest.importorskip("cryptography", reason="cryptography is missing")
     write_keys(str(tmp_path / "key"), make_keys()[0])
@@ -185,7 +185,7 @@ def test_entries_of_a_third_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with kcache.KernelCache(tmp_path / "own", remote=f"file://{tmp_path}/layer") as cache:
         assert cache.lookup(source(), options=ARCH) is None
         assert cache.stats().corrupt == 1
-    # And the cache's own directory still has to be the user's.
+    # The cache's own directory still has to belong to the user.
     path_safety.trusted.add(12346)
     try:
         os.chown(tmp_path / "layer", 12346, 12346)
@@ -201,7 +201,7 @@ WITH_HEADER = '#include "scale.h"\n__global__ void scale(float* x) { *x *= SCALE
 
 
 def checkout(folder: Path) -> kcache.CompileOptions:
-    """Make a checkout; return the options that compile in it."""
+    """Create a checkout; return the options for compiles in it."""
     folder.mkdir()
     (folder / "scale.h").write_text("#define SCALE 2\n")
     return kcache.CompileOptions(arch="sm_90", include_paths=[folder])
@@ -209,7 +209,7 @@ def checkout(folder: Path) -> kcache.CompileOptions:
 
 @pytest.fixture(scope="module")
 def makers(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a cache and its bundle of two kernels."""
+    """A folder with a cache and a bundle of its two kernels."""
     folder = tmp_path_factory.mktemp("makers")
     with kcache.KernelCache(folder / "maker") as cache:
         cache.get_or_compile(source(), options=ARCH)
@@ -221,7 +221,7 @@ def makers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bundle(makers: Path, tmp_path: Path) -> Path:
-    """The bundle; its maker's cache is beside it."""
+    """A bundle of two kernels. The cache from which it was exported is beside it."""
     shutil.copytree(makers, tmp_path, dirs_exist_ok=True)
     return tmp_path / "kernels.kcb"
 
@@ -231,7 +231,7 @@ def test_a_bundle_serves_another_checkout(tmp_path: Path, bundle: Path) -> None:
     before = bundle.stat()
     with kcache.KernelCache(tmp_path / "maker") as cache:
         made = cache.get_or_compile(WITH_HEADER, options=options)
-    # Two slashes before a path are as good as one.
+    # Two slashes at the beginning of a path are equivalent to one.
     with kcache.KernelCache(tmp_path / "own", remote=f"file:///{bundle}") as cache:
         kernel = cache.get_or_compile(WITH_HEADER, options=options)
         assert (kernel.cubin, kernel.ptx) == (made.cubin, made.ptx)
@@ -254,7 +254,7 @@ def test_a_bundle_serves_another_checkout(tmp_path: Path, bundle: Path) -> None:
     "how", ["empty", "cut in a value", "cut in the middle", "another", "longer"]
 )
 def test_a_bundle_that_is_overwritten(tmp_path: Path, bundle: Path, how: str) -> None:
-    """Into the same file, which nobody should do: what comes of it is right, or compiled."""
+    """If a bundle is overwritten while it is in use, kernels are right, or compiled again."""
     fill(tmp_path / "more", 2, 3)
     with kcache.KernelCache(tmp_path / "more") as cache:
         kcache.export_bundle(cache, tmp_path / "another.kcb")

@@ -1,4 +1,4 @@
-"""Leases: one compile on all machines, and never a wait without end."""
+"""Leases: one compile on all machines, and no endless wait."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ import kcache
 pytestmark = pytest.mark.usefixtures("nvrtc")
 PATIENT = "leases=1&slow=60&connect_timeout=10&timeout=30"
 
-#: One process of a job. Asks for every kernel in turn, and tells which ones it compiled.
+#: One process of a job. It gets every kernel in turn, and prints its counts.
 PROGRAM = """
 import json, sys, kcache
 folder, remote, count, turn = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -34,7 +34,7 @@ print(json.dumps(stats.to_dict()))
 """
 
 
-#: Compiles the first kernel under its lease, and goes no further: it is killed before the upload.
+#: Compiles the first kernel under its lease, and then waits: it is killed before the upload.
 HOLDER = """
 import sys, kcache
 from kcache.kernels.remotes import RemoteTier
@@ -51,11 +51,11 @@ with kcache.KernelCache(sys.argv[1], remote=sys.argv[2]) as cache:
 def _job(
     tmp_path: Path, remote: str, processes: int, kernels: int, *, killed: bool = False
 ) -> list[dict[str, float]]:
-    """Run as many processes on two hosts, and return what each has counted.
+    """Run `processes` processes on two hosts, and return the counts of each.
 
     Args:
-        killed: whether one more holds the lease of the first kernel when they begin, has compiled
-            it, and is killed before it uploads it.
+        killed: whether another process, before them, acquires the lease of the first kernel,
+            compiles it, and is killed before it uploads the kernel.
     """
     runtime = Path(tempfile.mkdtemp(prefix="kc-"))
     running: list[subprocess.Popen[str]] = []
@@ -84,14 +84,14 @@ def _job(
         for process in running:
             process.kill()
             process.communicate()
-        shutil.rmtree(runtime, ignore_errors=True)  # the services end without their sockets
+        shutil.rmtree(runtime, ignore_errors=True)  # the services end when their sockets are gone
 
 
 @pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.long), True])
 def test_every_kernel_is_compiled_once_on_all_hosts(
     killed: bool, redis_server: servers.Redis, tmp_path: Path, long: bool
 ) -> None:
-    """A holder that is killed costs one compile more: its own, which nobody has seen."""
+    """Each kernel is compiled once. If a holder is killed, its compile has to be repeated."""
     processes, kernels = (64, 40) if long else (4, 3)
     remote = f"redis://127.0.0.1:{redis_server.port}/{10 + killed}/leases?{PATIENT}"
     counted = _job(tmp_path, remote, processes, kernels, killed=killed)
@@ -120,7 +120,7 @@ def test_an_error_gives_the_lease_back(hosts: Machines, redis_server: servers.Re
         cache = hosts.cache(name, remote)
         with pytest.raises(kcache.CompileError):
             cache.get_or_compile("this is no CUDA", options=ARCH)
-        kernel = cache.get_or_compile(  # not cacheable: it is compiled everywhere, without waiting
+        kernel = cache.get_or_compile(  # not cacheable, so each machine compiles it without waiting
             'extern "C" __global__ void k(char* out) { *out = __TIME__[0]; }', options=ARCH
         )
         assert not kernel.cached

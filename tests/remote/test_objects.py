@@ -56,7 +56,7 @@ def test_the_users_profile(store: Open, s3: S3, monkeypatch: pytest.MonkeyPatch)
         store(f"s3://kernels?endpoint={s3.endpoint}")
 
 
-#: Variables with credentials, which have `hidden` in them, and an address that uses them.
+#: Addresses, and variables with credentials for them. Each secret contains `hidden`.
 SECRETS = [
     ("s3://bucket/x", {"AWS_SESSION_TOKEN": "hidden"}),
     ("az://bucket/x", {"AZURE_STORAGE_SAS_TOKEN": "sv=1&sig=hidden"}),
@@ -73,7 +73,7 @@ SECRETS = [
 
 @pytest.fixture(params=SECRETS)
 def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An address of a bucket, for which there are credentials."""
+    """The address of a bucket. The environment has credentials for it."""
     url, variables = request.param
     for name, value in {"AZURE_STORAGE_ACCOUNT_NAME": "me", **variables}.items():
         monkeypatch.setenv(name, value)
@@ -81,7 +81,7 @@ def address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def everything(storage: Storage) -> None:
-    """Ask a storage that may answer anything."""
+    """Send each kind of request to a storage, and ignore the answers."""
     for ask in (
         lambda: storage.get(key(5), MOST),
         lambda: storage.put(key(5), b"x"),
@@ -111,7 +111,7 @@ def test_redirects_carry_no_credentials(address: str, server: RawServer, store: 
 def test_credentials_are_not_sent_in_the_clear(
     host: str, address: str, server: RawServer, store: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is sent to another machine, and to this one by a proxy, ends at the test's proxy."""
+    """Credentials are not sent without TLS to another machine or proxy; the test is the proxy."""
     port, answers, asked = server
     answers.append(SOUND)
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
@@ -119,7 +119,7 @@ def test_credentials_are_not_sent_in_the_clear(
         store(f"{address}?endpoint=http://{host}").get(key(5), MOST)
     assert asked == []
     if address.startswith("gs:"):
-        return  # obstore sends the token with a put, although it should be anonymous
+        return  # obstore sends the token with a PUT, although the client is anonymous
     everything(store(f"{address}?endpoint=http://{host}&anonymous"))
     sent = b"".join(asked)
     assert sent
@@ -142,7 +142,7 @@ def test_no_proxy_means_the_same_to_obstore(
     store: Open,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It reads these variables otherwise than Python does."""
+    """`no_proxy` also works for obstore, which interprets these variables in another way."""
     port, answers, asked = server
     answers.append(SOUND)
     for name, value in {"http_proxy": "PROXY", **variables}.items():
@@ -154,7 +154,7 @@ def test_no_proxy_means_the_same_to_obstore(
 @pytest.mark.parametrize(
     ("name", "value", "stays"),
     [
-        ("AZURE_storage_sas_token", "sig=hidden", False),  # obstore reads a name in any case
+        ("AZURE_storage_sas_token", "sig=hidden", False),  # obstore ignores the case of a name
         ("AZURE_AUTHORITY_HOST", "http://login.example", False),
         ("AZURE_AUTHORITY_HOST", "https://login.example", True),
         ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "http://127.0.0.1.example/x", False),
@@ -207,7 +207,7 @@ def test_variables_that_would_send_keys_elsewhere_are_dropped(
 
 
 def test_tls(store: Open, nginx: Nginx) -> None:
-    """By HTTP's server, which has a certificate: that it is reached shows in its answer."""
+    """A server's certificate is checked, and `ca_file` is used. The test's server is nginx."""
     url = f"s3://cache/x?endpoint=https://127.0.0.1:{nginx.tls_port}&anonymous"
     with pytest.raises(RemoteError, match="certificate"):
         store(url).get(key(11), MOST)

@@ -1,4 +1,4 @@
-"""Every protocol, from one machine's program to another's: the second compiles nothing."""
+"""Every protocol, from a program on one machine to another's, which compiles nothing."""
 
 import re
 import socket
@@ -16,12 +16,12 @@ import kcache
 from kcache.entry import MAX_SETS, Entry, decode, encode, merged
 from kcache.remote.signing import make_keys, write_keys
 
-#: No miss on a loaded machine is a failure here.
+#: Long timeouts, so that a busy machine does not cause misses.
 PATIENT = "slow=60&connect_timeout=30&timeout=30"
 COUNT = 1
 
 
-#: Addresses, to which more is added, of servers that come from fixtures.
+#: The beginnings of addresses. Each function gets the server from its fixture.
 ADDRESSES: dict[str, Callable[[Callable[[str], Any]], str]] = {
     "redis": lambda get: f"redis://127.0.0.1:{get('redis_server').port}/5/protocols?",
     "http": lambda get: f"http://user:secret@127.0.0.1:{get('nginx').port}/private/p?",
@@ -40,7 +40,7 @@ def remote(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def test_the_second_machine_compiles_nothing(remote: str, hosts: Machines, tmp_path: Path) -> None:
-    """Another directory, checkout and service; kernels with and without headers; equal bytes."""
+    """Another machine, with its own directory, checkout and service, gets the same bytes."""
     text = "#include <x.h>\n" + KERNEL.replace("V", "VALUE")
     options = ARCH.replace(include_paths=["inc"])
     made: dict[str, list[kcache.CompiledKernel]] = {}
@@ -61,14 +61,14 @@ def test_the_second_machine_compiles_nothing(remote: str, hosts: Machines, tmp_p
 def test_signatures(
     hosts: Machines, nginx: servers.Nginx, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What nobody, or somebody else, has signed is never used; the own is."""
+    """Only entries that an own key has signed are used; unsigned and foreign ones are not."""
     pytest.importorskip("cryptography", reason="cryptography is missing")
     remote = f"http://127.0.0.1:{nginx.port}/cache/signed?{PATIENT}"
     for name in ("mine", "theirs"):
         write_keys(str(tmp_path / name), make_keys()[0])
 
     def compiles(host: str, keys: str | None) -> tuple[int, int]:
-        """How many kernels a machine compiles, and how many answers it refuses."""
+        """Return how many kernels a machine compiles, and how many answers it refuses."""
         monkeypatch.delenv("KCACHE_SIGNING_KEY_FILE", raising=False)
         if keys is not None:
             monkeypatch.setenv("KCACHE_SIGNING_KEY_FILE", str(tmp_path / keys))
@@ -79,17 +79,17 @@ def test_signatures(
             return cache.stats().compiles, of_remote(cache)["unsigned"]
 
     assert compiles("no key", None) == (COUNT, 0)
-    assert compiles("mine", "mine") == (COUNT, COUNT)  # and it stores its own in their place
+    assert compiles("mine", "mine") == (COUNT, COUNT)  # replaces them by its own entries
     assert compiles("mine, again", "mine") == (0, 0)
     assert compiles("theirs", "theirs") == (COUNT, COUNT)
     assert compiles("no key, again", None) == (0, 0)
 
 
-# -- what a node asks of a remote ------------------------------------------------------------------
+# -- requests to a remote --------------------------------------------------------------------------
 
 
 def gets(port: int) -> int:
-    """Return how many values Redis was asked for."""
+    """Return how many values Redis was requested to return."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(b"INFO commandstats\r\nQUIT\r\n")
         text = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
@@ -121,7 +121,7 @@ PAGE = Path(__file__).parents[2] / "docs/how-to/share-with-your-team.md"
 
 
 def test_nginx(hosts: Machines, tmp_path: Path) -> None:
-    """Who has a password writes, everybody reads, nobody else writes."""
+    """With the documented nginx configuration, everybody may read; writing needs a password."""
     (block,) = re.findall(r"```nginx\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     place = tmp_path / "nginx"
     block = block.replace("/srv", f"{place}/srv").replace(
@@ -144,7 +144,7 @@ def test_nginx(hosts: Machines, tmp_path: Path) -> None:
 
 
 def test_a_remote_manifest_keeps_its_bound() -> None:
-    """What many machines merge into one stays as long as a reader reads; the newest are kept."""
+    """A manifest that many machines merge keeps at most `MAX_SETS` sets, the newest ones."""
     key = "ab" * 32
     manifest = Entry({"set0": b"0"})
     for number in range(1, 3 * MAX_SETS):

@@ -22,7 +22,7 @@ def push(directory: Path, remote: str, *arguments: str) -> tuple[int, str, str]:
 
 
 def test_push(hosts: Machines, redis_server: servers.Redis, tmp_path: Path) -> None:
-    """Kernels with and without headers; a local hit alone sends nothing."""
+    """`kcache push` uploads kernels with and without headers. A local hit does not upload."""
     remote = f"redis://127.0.0.1:{redis_server.port}/6/push"
     text, options = (
         f"#include <x.h>\n{KERNEL.replace('V', 'VALUE')}",

@@ -1,4 +1,4 @@
-"""Redis: against a real server, alone, with TLS, as a cluster, and behind what damages its answers."""
+"""Redis, with a real server: alone, with TLS, as a cluster, and with damaged answers."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def cache(store: Open, redis_server: Redis) -> Storage:
 
 
 def command(server: Redis, *words: str) -> str:
-    """What redis-cli answers."""
+    """Return the output of redis-cli for a command."""
     client = servers.program("redis-cli", "redis-tools")
     done = run(client, "-p", server.port, *words)
     return done.stdout.strip()
@@ -62,7 +62,7 @@ def test_leases(store: Open, redis_server: Redis) -> None:
     assert here.renew(key(7), "here", 120)
     assert 60_000 < int(command(redis_server, "PTTL", f"kcache:lease:{key(7)}")) <= 120_000
     assert not there.renew(key(7), "there", 120)
-    there.release(key(7), "there")  # not its own
+    there.release(key(7), "there")  # has no effect: the lease is held by "here"
     assert not there.lease(key(7), "there", 60)
     here.release(key(7), "here")
     assert there.lease(key(7), "there", 60)
@@ -74,10 +74,10 @@ def test_a_lease_ends_by_itself(cache: Storage) -> None:
     for _ in range(10_000):
         if cache.lease(key(9), "next", 60):
             return
-    pytest.fail("it never ended")
+    pytest.fail("the lease never ended")
 
 
-# -- who may -------------------------------------------------------------------------------------
+# -- credentials ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_tls(store: Open, tmp_path: Path) -> None:
         assert value_in(cache, key(14)) == VALUE
         with pytest.raises(RemoteError, match="certificate"):
             store(url).get(key(14), MOST)
-        with pytest.raises(RemoteError):  # no TLS there
+        with pytest.raises(RemoteError):  # this port does not use TLS
             store(f"rediss://localhost:{server.port}", "timeout=1").get(key(14), MOST)
         with pytest.raises(ConfigError, match="can't be read"):
             store(f"{url}?ca_file={ca}-not-there").get(key(14), MOST)
@@ -147,7 +147,7 @@ def test_a_cluster(store: Open, redis_cluster: list[Redis]) -> None:
     assert [value_in(cache, key(number)) for number in range(30)] == [b"%d" % n for n in range(30)]
     assert cache.get(key("absent"), MOST) is None
     sizes = [int(command(node, "DBSIZE") or 0) for node in redis_cluster]
-    assert sum(1 for size in sizes if size) >= 3  # over all who write
+    assert sum(1 for size in sizes if size) >= 3  # spread over all primaries
     assert cache.replace(key("merged"), b"1", None)
     assert not cache.replace(key("merged"), b"2", None)
     assert cache.lease(key(1), "here", 60)

@@ -1,4 +1,4 @@
-"""The service for remotes and its clients: what is asked, counted, left alone, and leased."""
+"""The service for remotes and its clients: requests, counts, pauses after failures, and leases."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def counts(client: DaemonClient, index: int = 0) -> dict[str, Any]:
 
 
 def value(client: DaemonClient, *keys: str) -> bytes | None:
-    """What the remotes have under the first of the keys; they answer."""
+    """Return the value that the remotes have under the first of the keys that they have."""
     return client.get(*keys).value
 
 
@@ -48,7 +48,7 @@ def leased(client: DaemonClient, key: str = KEY) -> Lease:
 
 
 def failing(error: Exception, *operations: str) -> MemoryClient:
-    """A remote whose operations (all, or those that are named) fail."""
+    """Return a remote whose operations fail: those in `operations`, or all if there are none."""
     store = MemoryClient()
 
     def fail(operation: str) -> None:
@@ -99,7 +99,7 @@ def test_a_kernel_beyond_max_entry_is_a_miss_of_a_remote_that_works(size: int) -
 
 
 def test_failed_uploads_stop_no_gets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A user who may not write, and a server that is full, are still asked."""
+    """If uploads fail, because the user may not write or the server is full, gets continue."""
     store = failing(RemoteError("not for you"), "put")
     store.values[KEY] = envelope(KEY)
     with service(tmp_path, remote(store)) as client:
@@ -108,14 +108,14 @@ def test_failed_uploads_stop_no_gets(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert client.flush(30)
         assert value(client, KEY) == envelope(KEY)
         told = counts(client)
-    assert store.operations.count("put") <= FAILURES + 3  # four threads upload
+    assert store.operations.count("put") <= FAILURES + 3  # there are four threads for uploads
     assert (told["dropped"], told["breaker"], told["reason"]) == (20, "closed", "not for you")
     warning = "http://memory: not for you; kcache stores nothing there for now"
     assert [record.getMessage() for record in caplog.records] == [warning]
 
 
 def test_kernels_too_long_for_a_server_do_not_stop_others() -> None:
-    """Unless configured, nginx takes no more than 1 MiB, and answers 413."""
+    """A value that is too long for a server (nginx: over 1 MiB) does not stop other uploads."""
     store = failing(RemoteTooLong("413 Request Entity Too Large"), "put")
     known = remote(store)
     assert not any(known.put(f"{number:064x}", b"long") for number in range(8))
@@ -148,7 +148,7 @@ def test_one_remote_that_fails_leaves_the_others(tmp_path: Path) -> None:
             assert (found.remote, found.unanswered) == (1, 1)
             assert client.worth_asking
             assert client.flush(30)
-    assert down.operations.count("get") <= 2 * FAILURES  # questions, and merges of what was found
+    assert down.operations.count("get") <= 2 * FAILURES  # gets, and merges of found manifests
 
 
 def test_slow_misses_open_the_breaker_and_slow_hits_do_not() -> None:
@@ -158,21 +158,21 @@ def test_slow_misses_open_the_breaker_and_slow_hits_do_not() -> None:
     assert None not in [slow.get(KEY) for _ in range(2 * FAILURES)]
     for _ in range(FAILURES):
         assert not slow.reading.is_open
-        assert not slow.trouble, "a loaded machine is slow, too"
+        assert not slow.trouble, "a busy machine is slow, too"
         assert slow.get(OTHER) is None
     assert slow.reading.is_open
     assert "an answer without a kernel took" in slow.trouble
 
 
 def test_while_a_question_hangs_no_other_one_is_asked() -> None:
-    """As behind a name server that does not answer: no time-out of a client reaches that."""
+    """While an operation hangs, others are skipped. A name lookup, for example, has no timeout."""
     store, go_on = MemoryClient(), threading.Event()
     store.trouble = lambda _: go_on.wait(60)
     hanging = remote(store, "http://memory?slow=60&connect_timeout=0.005&timeout=0.005")
     for _ in range(5):
         with pytest.raises(RemoteError):
             hanging.get(KEY)
-    until(lambda: store.operations)  # its thread may be late
+    until(lambda: store.operations)  # the thread may start late
     assert store.operations == ["get"]
     assert hanging.wait > 0
     told = hanging.counts.as_dict()
@@ -213,7 +213,7 @@ def test_the_queue_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_daemon_uploads_before_it_exits(tmp_path: Path) -> None:
-    """Others wait for what was made under a lease: it is there before the lease is given back."""
+    """A daemon that stops uploads an entry before it releases the entry's lease."""
     store = MemoryClient()
     begun, go_on = threading.Event(), threading.Event()
     there: list[bool] = []
@@ -231,7 +231,7 @@ def test_a_daemon_uploads_before_it_exits(tmp_path: Path) -> None:
         client.put(Upload((KEY, envelope(KEY)), None, (lease.key, lease.token)), lease)
         assert begun.wait(60)
         assert ask(str(tmp_path / "socket"), STOP) == []
-        until(lambda: not (tmp_path / "socket").exists())  # another one can be started
+        until(lambda: not (tmp_path / "socket").exists())  # another daemon can be started
         assert store.leases
         go_on.set()
     assert KEY in store.values
@@ -253,7 +253,7 @@ def test_a_lease_is_renewed(tmp_path: Path, how: Callable[[Lease, str], object])
         until(lambda: not store.leases)
 
 
-#: Takes a lease, and forks a child that stays when this process is killed.
+#: Acquires a lease, and forks a child that continues to run when this process is killed.
 PARENT = """
 import os, signal, sys
 from remote.fakes import LEASES, addresses, client_at

@@ -1,4 +1,4 @@
-"""Seals: with signing keys, what comes from outside is used only if one of them has signed it."""
+"""Seals: with signing keys, a value from outside is used only if one of the keys has signed it."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ VALUE = encode(KEY, Entry({"cubin": bytes(range(256)) * 5}, {"x": 1}))
 
 
 def new_keys(place: Path) -> Path:
-    """A new file of keys; its public half is beside it."""
+    """Write a new private key to `place`, and its public key to `place` with `.pub` appended."""
     private, public = make_keys()
     write_keys(str(place), private)
     write_keys(f"{place}.pub", public, mode=0o644)
@@ -51,7 +51,7 @@ def test_a_signed_value_is_verified_and_returned(sealer: Sealer) -> None:
     for value in (b"", b"x", VALUE):
         sealed = sealer.seal(value)
         assert sealer.unseal(sealed) == value
-        assert sealer.seal(value) == sealed, "equal content has equal seals"
+        assert sealer.seal(value) == sealed, "the seals of equal values differ"
         assert len(sealed) == SEAL_ROOM + len(value)
 
 
@@ -133,7 +133,7 @@ def problem(path: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="no modes")
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no file modes")
 @pytest.mark.parametrize(
     ("what", "mode", "why"),
     [
@@ -152,7 +152,7 @@ def test_modes_of_key_files(what: str, mode: int, why: str, tmp_path: Path) -> N
     path = new_keys(folder / "keys")
     if what == "owner":
         if os.geteuid() != 0:
-            pytest.skip("needs another user")
+            pytest.skip("only root can change the owner")
         os.chown(path, 12345, 12345)
     else:
         (folder / what).chmod(mode)

@@ -1,4 +1,4 @@
-"""Kernels through tiers: what one machine compiles, others get, whole or not at all."""
+"""Kernels through tiers: other machines get what one has compiled, and never a damaged kernel."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ def store() -> MemoryClient:
 def client(
     store: MemoryClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[DaemonClient]:
-    """A service for everybody in this process who names any remote."""
+    """A service that every cache in this process uses, whatever its remote is called."""
     with service(tmp_path, remote(store)) as made:
         monkeypatch.setattr("kcache.kernels.remotes.DaemonClient", lambda *_, **__: made)
         yield made
@@ -57,7 +57,7 @@ def test_headers_are_compared_where_they_are_used(client: DaemonClient, tmp_path
     assert cubins["one"] == cubins["three"] != cubins["two"]
     with chdir(tmp_path / "two"), machine(tmp_path / "late") as cache:
         cache.get_or_compile(text, options=ARCH.replace(include_paths=["inc"]))
-        assert cache.stats().remote_hits == 1, "no dependency set has erased another"
+        assert cache.stats().remote_hits == 1, "a dependency set has erased another"
 
 
 def test_read_only_uploads_nothing(
@@ -80,11 +80,11 @@ def test_disable_and_recache(store: MemoryClient, client: DaemonClient, tmp_path
         cache.get_or_compile(source(), options=ARCH)
         assert client.flush(60)
     assert "get" not in store.operations
-    assert store.values, "what is compiled anew replaces what is there"
+    assert store.values, "a new compile has to replace the old entry"
 
 
 def test_a_damaged_remote_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether its values are broken, or sound and yet no kernel of ours."""
+    """If a remote has damaged or foreign values, the next remote is used."""
     from kcache.entry import FORMAT_VERSION
     from kcache.nvrtc import PRODUCER
 

@@ -1,4 +1,4 @@
-"""Real remotes in trouble: every kernel is right and returned, and the statistics tell why."""
+"""Real remotes that fail: every kernel is returned and right, and the failures are counted."""
 
 import itertools
 import json
@@ -25,14 +25,14 @@ import kcache
 from kcache.remote.guarded_storage import FAILURES
 
 pytestmark = pytest.mark.usefixtures("nvrtc")
-#: No miss on a loaded machine is a failure here.
+#: Long timeouts, so that a busy machine does not cause misses.
 PATIENT = "slow=60&connect_timeout=10&timeout=30"
 HASTY = "slow=60&connect_timeout=0.5&timeout=0.5"
 COUNT = 6
 
 
 def ask(cache: kcache.KernelCache, *values: int) -> list[bool]:
-    """Whether each kernel was cached; each is right, whatever happens."""
+    """Get kernels, assert that each is right, and return whether each was cached."""
     found = []
     for value in values or range(COUNT):
         kernel = cache.get_or_compile(source(value), options=ARCH)
@@ -45,10 +45,10 @@ def ask(cache: kcache.KernelCache, *values: int) -> list[bool]:
 def test_uploads_of_an_ended_program(
     hosts: Machines, redis_server: servers.Redis, tmp_path: Path
 ) -> None:
-    """Through a proxy that delays: the program is gone long before the upload is done."""
+    """The service completes the upload of a program that has already ended."""
     with Proxy(("127.0.0.1", redis_server.port)) as proxy:
         remote = f"redis://127.0.0.1:{proxy.port}/1?{PATIENT}"
-        cache = hosts.cache("a", remote)  # a client to look at the service with
+        cache = hosts.cache("a", remote)  # a client, to read the status of the service
         service_of(of_client(cache))
         proxy.faults = Faults(delay=0.3)
         code = (
@@ -82,7 +82,7 @@ def test_killed_and_restarted(hosts: Machines, tmp_path: Path) -> None:
         until(asked_again)
         numbers, uploads = itertools.count(100), of_remote(cache)["uploads"]
 
-        def stored() -> bool:  # a pause may be left, and a busy machine is late
+        def stored() -> bool:  # a pause may not be over, and a busy machine may be late
             ask(cache, next(numbers))
             return client.flush(60) and of_remote(cache)["uploads"] > uploads
 
@@ -99,7 +99,7 @@ def test_a_daemon_that_is_killed_or_stopped(hosts: Machines, redis_server: serve
     client = of_client(cache)
     process = service_of(client)["process"]
     os.kill(process, signal.SIGKILL)
-    ask(cache, 2)  # another one is started
+    ask(cache, 2)  # starts another daemon
     second = service_of(client)["process"]
     assert second != process
     assert cache.stats().remote_errors == 0
@@ -142,7 +142,7 @@ def test_wrong_credentials_are_soon_given_up_and_never_shown(
 def test_a_broken_remote_logs_the_reason(
     fault: str, why: str, hosts: Machines, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also to a program that ends right after its first compile."""
+    """The reason is logged, even if the program ends right after its first compile."""
     with servers.redis(tmp_path / "redis", "--maxmemory", "1") as server:
         host = "no-such-host.invalid" if fault == "unknown" else "127.0.0.1"
         port = servers.free_port() if fault == "refused" else server.port
@@ -153,7 +153,7 @@ def test_a_broken_remote_logs_the_reason(
         assert cache.stats().remote_errors == (fault != "full")
 
 
-#: Compiles a kernel by NVRTC's own interface.
+#: Compiles a kernel with NVRTC's own interface.
 NVRTC = """
 from cuda.bindings import nvrtc
 source = b'extern "C" __global__ void k(int* out) { *out = 77; }'
@@ -171,7 +171,7 @@ with kcache.KernelCache() as cache:
 
 
 KCACHE, PYTHON = (sys.executable, "-m", "kcache"), (sys.executable, "-c")
-#: Commands that compile, and what they print.
+#: Commands that compile, and their output.
 COMMANDS = {
     "compile": ((*KCACHE, "compile", "k.cu", "--arch", "sm_80", "-o", "k.cubin"), ""),
     "run": ((*KCACHE, "run", "--stats", "--", *PYTHON, API + NVRTC), "True\nTrue\n"),
@@ -181,7 +181,7 @@ COMMANDS = {
 
 @pytest.fixture
 def wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The environment names a server, with a wrong password."""
+    """An environment in which the remote has a wrong password."""
     pytest.importorskip("click")
     with servers.redis(tmp_path / "redis", "--requirepass", "right") as server:
         address = f"redis://:hunter2@127.0.0.1:{server.port}/0?{PATIENT}"
@@ -253,7 +253,7 @@ def test_commands_report_the_counts_of_a_remote(
     assert f"{COUNT} from remotes" in page.read_text()
 
 
-# -- faults that change all the time ---------------------------------------------------------------
+# -- random faults ---------------------------------------------------------------------------------
 
 KERNELS = 60
 
@@ -273,7 +273,7 @@ def some_faults(chance: random.Random) -> Faults:
 def test_every_kernel_is_right(
     kind: str, hosts: Machines, request: pytest.FixtureRequest, long: bool
 ) -> None:
-    """Beneath threads that ask for kernels."""
+    """While threads get kernels, the faults of the connection change; every kernel is right."""
     server = request.getfixturevalue("redis_server" if kind == "redis" else "nginx")
     end = threading.Event()
 
@@ -307,9 +307,9 @@ def test_every_kernel_is_right(
 
 
 def _require_that_all_is_told(caches: list[kcache.KernelCache]) -> None:
-    """What a service says it found is what the programs have had from it."""
+    """Assert that the counts of a service match those of the programs that use it."""
     for cache in caches:
         stats, counts = cache.stats(), of_remote(cache)
         assert (stats.errors, stats.corrupt, stats.stale) == (0, 0, 0)
-        assert counts["hits"] >= stats.remote_hits  # a program may have given up meanwhile
+        assert counts["hits"] >= stats.remote_hits  # a program may have given up before an answer
         assert stats.compiles == stats.misses

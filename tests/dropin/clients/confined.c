@@ -1,6 +1,6 @@
-/* A C program that is linked with NVRTC and calls it for the first time when it can open nothing.
-   Arguments: what it does before: `chroot FOLDER`, `files N` (may have N descriptors), `full`
-   (opens as many as it may have), `nothing`. */
+/* A C program that is linked with NVRTC, and can't open any file when it first calls NVRTC.
+   The arguments say what it does before: `chroot FOLDER`, `files N` (limits itself to N
+   descriptors), `full` (opens as many descriptors as it can), `nothing`. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <nvrtc.h>
@@ -30,7 +30,7 @@ int main(int argc, char **argv) {
     printf("%d\n", nvrtcCreateProgram(&program, "__global__ void k() {}", NULL, 0, NULL, NULL));
     printf("%d\n", nvrtcCompileProgram(program, 1, options));
     printf("%d\n", nvrtcDestroyProgram(&program));
-    size_t heap = 0; /* which only the real library knows */
+    size_t heap = 0; /* only the real library has a value */
     result = strcmp(argv[1], "files") == 0 ? 0 : nvrtcGetPCHHeapSize(&heap);
     printf("%d %zu\n", result, heap);
     return 3;

@@ -1,4 +1,4 @@
-/* Parses answers that a lying server may send: cut off, longer, with other sizes. For sanitizers. */
+/* Parses malicious answers: truncated, too long, or with wrong sizes. Is built with sanitizers. */
 #include "dropin.h"
 
 #include <stdio.h>
@@ -27,8 +27,8 @@ static void put_answer(struct kd_message *answer) {
         kd_put(answer, "name", 5);
 }
 
-/* What the library makes of a message, whose fields end where the sanitizer looks: no fields unless
-   it is an answer. */
+/* Returns the fields that the library reads from a message, or none if it is not an answer. The
+   fields are copied into memory of their exact size, so that the sanitizer detects reads beyond. */
 static struct kd_reply parsed_from(const char *message, size_t size) {
     struct kd_reply reply = {0};
     uint32_t count = (unsigned char)message[4];

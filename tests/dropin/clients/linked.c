@@ -1,4 +1,4 @@
-/* A C program that is linked with NVRTC: prints its PTX and a checksum of its CUBIN. */
+/* A C program that is linked with NVRTC. It prints the PTX and a checksum of the CUBIN. */
 #include <nvrtc.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,8 +1,8 @@
-"""Scenes: do unusual things between two compiles. Each scene runs in a process of its own.
+"""Scenes: each does something unusual between two compiles, in a process of its own.
 
     python odd.py LIBRARY SCENE [ARGUMENT...] [/ SCENE [ARGUMENT...]]...
 
-Each scene prints what NVRTC returns. This has to be the same under `kcache run`.
+Each scene prints what NVRTC returns, which has to be the same under `kcache run`.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def sockets():
 
 
 def connections():
-    """The inodes of sockets that are connected to kcache. NVRTC may have opened other sockets."""
+    """Return the inodes of the sockets that are connected to kcache; NVRTC may have others."""
     found = set()
     for number in sockets():
         with socket.socket(fileno=os.dup(number)) as one, contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ def closes_all():
 
 
 def takes_the_number():
-    """Give the number of every socket to a file of the program, to which nothing may be written."""
+    """Open a file under the number of every socket. Nothing may be written to the file."""
     say(outcome(kernel(1)))
     with tempfile.TemporaryFile() as file:
         for number in sockets():
@@ -140,13 +140,13 @@ def forks_without_handlers():
     say(outcome(kernel(2)))
 
 
-# -- where it runs ---------------------------------------------------------------------------------
+# -- the root directory, and the user --------------------------------------------------------------
 
 INCLUDES = b'#include "scale.h"\nextern "C" __global__ void k(float* a) { *a *= SCALE; }\n'
 
 
 def changes_its_root():
-    """Change the root to a tree in which the same path is that of another header."""
+    """Change the root to a directory in which another header has the same path."""
     folder, tree = REST
     say(outcome(INCLUDES, b"-I" + folder.encode()))
     os.chroot(tree)
@@ -172,13 +172,13 @@ def includes_its_own_files():
 
 
 def becomes_another_user():
-    """Become a user that may not read the header."""
+    """Become a user who may not read the header."""
     say(outcome(INCLUDES, b"-I" + REST[0].encode()))
     os.seteuid(65534)
     say(outcome(INCLUDES, b"-I" + REST[0].encode()))
 
 
-# -- what it gives to NVRTC ------------------------------------------------------------------------
+# -- sources and options ---------------------------------------------------------------------------
 
 
 def says_odd_things():
@@ -244,7 +244,7 @@ def compiles_again():
 
 
 def has_a_namespace_of_its_own():
-    """Load NVRTC by dlmopen, in a namespace of libraries beside the program's own one."""
+    """Load NVRTC by dlmopen, in a second namespace of libraries."""
     libc = c.CDLL(None)
     libc.dlmopen.restype = libc.dlsym.restype = c.c_void_p
     libc.dlmopen.argtypes = (c.c_long, c.c_char_p, c.c_int)

@@ -1,5 +1,6 @@
-/* Many threads on one NVRTC, and forks in between: for sanitizers. Arguments: NVRTC's path, and how
-   often each thread compiles; `apart` forks beside no thread, since NVRTC itself does not survive it. */
+/* Many threads that use one NVRTC, and forks meanwhile. It is built with sanitizers. Arguments: the
+   path of NVRTC, and how often each thread compiles. With a third one, `apart`, the program forks
+   before it starts threads, because NVRTC itself does not survive forks beside threads. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -28,7 +29,8 @@ static int (*destroy)(program *), (*version)(int *, int *);
 
 static void one(int number) {
     char source[256];
-    /* Every third asks the server each time, every third is kept here, every third is refused. */
+    /* A third of the kernels is requested from the server each time, because it contains "include";
+       a third is kept in this process; a third does not compile. */
     const char *end = number % 3 == 0 ? "// include" : number % 3 == 1 ? "" : "nonsense";
     snprintf(source, sizeof source,
              "template <int N> __global__ void k(float *a) { a[N] = %d; } %s\n", number % 9, end);
