@@ -28,7 +28,7 @@ class TestZstdLmdb(ZstdLmdbSuite):
 
 
 class TestMemory(MemorySuite):
-    """A dict; the only backend that is no backend of ours."""
+    """A dict, which only tests use as a backend."""
 
 
 def test_every_first_party_backend_is_here() -> None:

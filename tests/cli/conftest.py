@@ -1,4 +1,4 @@
-"""Fixtures: commands in new processes and in this process, and a source of a kernel."""
+"""Fixtures: functions that run commands in a new process or in this one, and their directories."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What holds for every command: exit codes, one-line errors, pipes, `--json`, the missing extra."""
+"""Rules for every command: exit codes, one-line errors, pipes, `--json`, and a missing extra."""
 
 import os
 import re

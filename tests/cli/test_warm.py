@@ -223,7 +223,7 @@ def test_a_recorded_run_compiles_nothing_once_it_is_warmed(
     variable = {"KCACHE_RECORD": str(project / "kernels.jsonl")}
     assert program(project, "compute_90", **variable) == ASKED
     assert program(project, "compute_90", **variable) == 0  # hits are recorded, too
-    # For another target, and with nothing that names the folder in which it was recorded.
+    # The list also works for another target, and from another folder.
     shutil.rmtree(cache_directory)
     moved = tmp_path / "moved"
     shutil.move(project, moved)

@@ -1,4 +1,4 @@
-"""Helpers of all tests: keys and entries, files of a file backend, threads and processes."""
+"""Helpers of all tests: keys and entries, files of a `file` backend, threads and processes."""
 
 import hashlib
 import logging
@@ -36,7 +36,7 @@ _PYTHONPATH = os.pathsep.join(
 NOBODY = 65534
 #: The fields at the beginning of an envelope.
 HEADER = struct.Struct("<6sHQd32sHHI")
-#: Settings of Hypothesis for properties that take a fraction of a second to test.
+#: Settings of Hypothesis for tests that take a fraction of a second.
 QUICK = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 #: Settings of Hypothesis for the long versions of these tests.
 LONG = settings(QUICK, max_examples=1000)
@@ -101,7 +101,7 @@ def seal(body: bytes) -> bytes:
 
 
 class Tree(NamedTuple):
-    """The files in a file backend's directory: entries with their sizes, and temporary files."""
+    """The files in a `file` backend's directory: the sizes of the entries, and temporary files."""
 
     entries: dict[str, int]
     temporary: list[Path]
@@ -112,7 +112,7 @@ class Tree(NamedTuple):
 
 
 def look(directory: Path | str) -> Tree:
-    """Return the files of a file backend, without using the backend's code."""
+    """Return the files of a `file` backend, without using the backend's code."""
     entries: dict[str, int] = {}
     temporary: list[Path] = []
     for shard in Path(directory).glob("[0-9a-f][0-9a-f]"):
@@ -147,7 +147,7 @@ def snapshot(place: Path) -> dict[str, tuple[object, ...]]:
 
 
 def path_of(directory: Path | str, name: str) -> Path:
-    """Return the path of the file in which a file backend stores the key `name`."""
+    """Return the path of the file in which a `file` backend stores the key `name`."""
     return Path(directory) / name[:2] / name
 
 
@@ -261,7 +261,7 @@ def command(
     Args:
         words: the arguments of the command.
         environ: variables that the child sets.
-        before: a function that the child calls first.
+        before: a function that the child calls before it runs the command.
         mixed: whether standard error is written into the output, as on a terminal.
     """
     from kcache.cli import app  # noqa: F401  # so that no child has to import it

@@ -133,7 +133,7 @@ def test_a_bad_value_names_the_variable_the_value_and_what_is_allowed(name: str,
     with pytest.raises(ConfigError) as caught:
         Config.load(environ={name: text})
     message = str(caught.value)
-    if name == "KCACHE_REMOTE":  # not its options and credentials
+    if name == "KCACHE_REMOTE":  # its options and credentials are not shown
         assert name in message
     else:
         assert f"{name}: " in message
@@ -302,7 +302,7 @@ def test_argument_beats_environment_beats_saved_beats_default(
     assert saved(files) == {}
 
 
-# -- what can't be used ----------------------------------------------------------------------------
+# -- invalid settings ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_processes_that_save_at_the_same_time_lose_nothing(files: CacheDirectory
     children = [fork(lambda name=name: work(name)) for name in names]
     ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while not all(os.waitid(os.P_PID, child, ended) for child in children):
-        open_directory(files.path)  # raises for a torn file
+        open_directory(files.path)  # raises if the file is half written
     assert [wait(child) for child in children] == [0] * len(names)
     assert saved(files) == dict.fromkeys(names, "77")
     assert [name for name in os.listdir(files.path) if name.startswith(".")] == []
@@ -373,7 +373,7 @@ def test_an_empty_backend_next_to_another_one_is_one_warning(files: CacheDirecto
     with open_engine(files.path, backend="zstd") as engine:
         engine.put("0" * 64, Entry({"a": b"b"}))
     done = python(MISSES, files.path)
-    assert (done.returncode, done.stdout.split()) == (0, ["file"] * 2)  # nothing else is opened
+    assert (done.returncode, done.stdout.split()) == (0, ["file"] * 2)  # no other backend is opened
     assert "the backend file (the default) is empty, and there is a folder of zstd. To" in (
         done.stderr
     )

@@ -117,7 +117,7 @@ def test_memory_keeps_the_last_used_within_its_bound() -> None:
         assert engine.memory.size_bytes <= engine.memory.max_size
 
 
-# -- races between a get that fills memory and what changes the entry ------------------------------
+# -- races between a get that fills the memory tier and changes of the entry -----------------------
 
 
 CHANGES: dict[str, tuple[Callable[[CacheEngine], object], Entry | None]] = {

@@ -74,7 +74,7 @@ def test_toml_and_json_say_the_same(folder: Path) -> None:
     }
     (folder / "kernels.json").write_text(json.dumps(document))
     assert read_list(str(folder / "kernels.json")) == toml
-    for path in (folder / "kernels.json", folder / "kernels.toml"):  # as some editors save it
+    for path in (folder / "kernels.json", folder / "kernels.toml"):  # with a byte order mark
         path.write_bytes("\ufeff".encode() + path.read_bytes())
         assert read_list(str(path)) == toml
     assert [each.arch for each in toml] == ["sm_80", "sm_90a"]

@@ -1,4 +1,4 @@
-"""Request.key, hash_source, hash_options: equal requests and only equal requests share a key."""
+"""Request.key, hash_source, hash_options: requests have the same key only if they are equal."""
 
 import hashlib
 import pickle

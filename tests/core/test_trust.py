@@ -1,4 +1,4 @@
-"""Another user's files are not trusted, wherever they lie below the cache's directory."""
+"""Files of another user are not trusted, wherever in the cache's directory they are."""
 
 import os
 import shutil

@@ -88,9 +88,9 @@ def blocks(path: Path) -> list[Block]:
             if language is not None:
                 found.append(_made(where, language, token.content, marks, follows=follows))
             else:
-                assert not marks, f"{where}: the mark before this line belongs to no block"
+                assert not marks, f"{where}: no block follows the mark before this line"
             marks, follows = [], language is not None
-    assert not marks, f"{page}: the mark at its end belongs to no block"
+    assert not marks, f"{page}: no block follows the mark at the end"
     return found
 
 

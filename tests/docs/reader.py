@@ -1,4 +1,4 @@
-"""Reader: runs the blocks of a page one after the other, as a user in one folder and one terminal.
+"""Reader: runs the blocks of a page in order, as a user would in one folder and one terminal.
 
 The commands of a page are really run, with two exceptions. `pip`, `tox`, `docker` and `apt-get` are
 rejected, because a test must not change the machine; `test_installing.py` tests installations. In
@@ -43,8 +43,8 @@ REFUSED = 97
 _SECONDS = 280
 _FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
-#: Matches a `kcache` command without shell syntax. It needs no shell and no new interpreter.
-#: Commands that start programs or servers are run with both.
+#: Matches a `kcache` command that needs no shell and no new interpreter: it has no shell syntax,
+#: and starts no program and no server.
 _ALONE = re.compile(r"kcache (?!run\b|server\b)(?:[\w =.,:/+-]|'[^'\n]*')*\n?")
 
 #: Makes several shells behave like one terminal: each gets the variables, the environment and the

@@ -106,4 +106,4 @@ def test_it_installs(where: str, tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, f"{where}:\n{done.stdout[-8000:]}"
+    assert done.returncode == 0, f"{where} failed:\n{done.stdout[-8000:]}"

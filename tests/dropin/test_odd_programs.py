@@ -109,7 +109,7 @@ def test_another_user(real: Path, dropin: Dropin, include: Path) -> None:
     assert second.split()[1] != "0"
 
 
-# -- what the loader does --------------------------------------------------------------------------
+# -- the loader ------------------------------------------------------------------------------------
 
 
 @as_root

@@ -1,4 +1,4 @@
-"""`kcache run` behaves as the command by itself: exit status, streams, signals, job control."""
+"""`kcache run COMMAND` behaves as COMMAND alone: exit status, streams, signals, job control."""
 
 import ctypes
 import json
@@ -125,7 +125,7 @@ def test_the_launcher_becomes_the_program(dropin: Dropin) -> None:
         output, _ = program.communicate(timeout=60)
     own, children = output.split()
     assert int(own) == program.pid
-    assert int(children) == 1  # the subshell that counts
+    assert int(children) == 1  # the subshell that counts the children
 
 
 def test_earlier_preloads_stay_first(dropin: Dropin) -> None:

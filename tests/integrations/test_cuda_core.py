@@ -1,4 +1,4 @@
-"""`ProgramCache` and `compile` for cuda.core."""
+"""`ProgramCache` and `compile`, which integrate kcache into cuda.core."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`kcache integrations`: what is installed here, and the lines that it prints."""
+"""`kcache integrations`: the frameworks that are installed, and the lines that it prints."""
 
 import json
 from importlib import import_module

@@ -83,7 +83,7 @@ def test_recently_used_directories_stay_and_drafts_are_deleted(tmp_path: Path) -
     delete = files._delete
 
     def use_and_delete(folder: str) -> None:
-        files.use("B")  # by another process
+        files.use("B")  # as another process would
         delete(folder)
 
     files._delete = use_and_delete

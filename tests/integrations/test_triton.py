@@ -81,7 +81,7 @@ def test_all_hit_after_the_first_run_whatever_became_of_the_files(runs: Runs) ->
     assert (mended, counts["hits"], counts["misses"]) == (first, 2, 0)
 
     runs.cache.rename(runs.place / "elsewhere")
-    other, counts = runs.run(0, 2, KCACHE_DIR=runs.place / "elsewhere")  # and no local file
+    other, counts = runs.run(0, 2, KCACHE_DIR=runs.place / "elsewhere")  # not a local file
     assert (other, counts["hits"], counts["misses"]) == (first, 2, 0)
     with kcache.open_engine(runs.place / "elsewhere") as engine:
         assert engine.total_stats().hits == 8

@@ -33,7 +33,7 @@ print([name for name in set(sys.modules) - before if name.split(".")[0] == "cuda
 
 
 def test_every_call_names_the_missing_driver_and_none_hangs() -> None:
-    """The message is also on the page load-and-launch.md."""
+    """Every call raises the error of the page load-and-launch.md at once, without hanging."""
     without_driver()
     *errors, loaded = output_of(TWICE).splitlines()
     said = f"DeviceError there is no CUDA driver: the library {LIBRARY} was not found"

@@ -29,7 +29,7 @@ def frozen(process: int) -> Iterator[None]:
     try:
         deadline = time.monotonic() + START
         while any(_state(thread) not in "Tt" for thread in Path(f"/proc/{process}/task").iterdir()):
-            assert time.monotonic() < deadline, f"process {process} does not stop"
+            assert time.monotonic() < deadline, f"process {process} did not stop"
             time.sleep(0.005)
         yield
     finally:

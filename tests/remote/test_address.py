@@ -1,4 +1,4 @@
-"""Addresses: what is allowed, what it means, and that credentials are never shown."""
+"""Addresses of remotes: what is allowed, what it means, and that credentials are never shown."""
 
 import sys
 

@@ -65,7 +65,7 @@ def envelope(key: str) -> bytes:
     return encode(key, Entry({"cubin": VALUE}))
 
 
-# -- a sound server --------------------------------------------------------------------------------
+# -- without faults --------------------------------------------------------------------------------
 
 
 def test_what_is_put_is_there(client: Storage) -> None:
@@ -261,7 +261,7 @@ def test_a_panic_in_a_client_is_an_error() -> None:
     assert not remote.put(key("fault"), envelope(key("fault")))
 
 
-# -- answers without an end ----------------------------------------------------------------------------
+# -- endless answers -------------------------------------------------------------------------------
 
 OK = b"HTTP/1.1 200 OK\r\nETag: x\r\nLast-Modified: Sun, 22 Nov 2026 20:00:00 GMT\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"

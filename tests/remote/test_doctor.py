@@ -1,4 +1,4 @@
-"""`kcache doctor` about tiers: each remote and each layer, used or not, and why."""
+"""`kcache doctor` reports for each remote and each layer whether it is used, and if not, why."""
 
 import json
 import socket

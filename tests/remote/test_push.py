@@ -1,4 +1,4 @@
-"""`kcache push`: a remote that is filled from a cache serves another machine."""
+"""`kcache push` fills a remote from a cache, so that another machine compiles nothing."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""cuda.core: does the same as `bindings.py` by `Program.compile`.
+"""cuda.core: does the same as `bindings.py` with `Program.compile`.
 
 Arguments: the include directory, and, to use cuda.core's own cache, a folder for it. That cache
 accepts no include directories, so the header is in the working directory then.

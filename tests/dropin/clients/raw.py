@@ -1,4 +1,4 @@
-"""Raw: functions of several clients that call NVRTC by ctypes."""
+"""Raw: functions with which several clients call NVRTC by ctypes."""
 
 import ctypes as c
 import hashlib

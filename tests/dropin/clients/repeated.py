@@ -27,7 +27,7 @@ def compile_(body):
 
 
 def say(line):
-    sys.stdout.write(f"{line}\n")  # in one write: many processes share a pipe
+    sys.stdout.write(f"{line}\n")  # one write, because many processes share a pipe
     sys.stdout.flush()
 
 
