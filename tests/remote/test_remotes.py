@@ -32,7 +32,7 @@ def counts(client: DaemonClient, index: int = 0) -> dict[str, Any]:
 
 
 def value(client: DaemonClient, *keys: str) -> bytes | None:
-    """Return the value that the remotes have under the first of the keys that they have."""
+    """Return the value that the first remote with one of the keys has, or None if there is none."""
     return client.get(*keys).value
 
 
