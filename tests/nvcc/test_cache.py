@@ -54,7 +54,7 @@ def test_the_commands_know_it(service: Service, project: Path) -> None:
     )
     shown = service.kcache("show", manifest["key"][:12], cwd=project).stdout
     assert "include/header.h" in shown
-    assert "links, and where they lead" in shown
+    assert "symbolic links, and their targets" in shown
     assert service.kcache("verify", cwd=project).returncode == 0
     report = service.kcache("report", "--output", "-", cwd=project)
     assert (report.returncode, "k.cu" in report.stdout) == (0, True), report.stderr
