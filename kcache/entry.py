@@ -331,7 +331,7 @@ def producer_of(blob: bytes) -> bytes:
 
 
 class Candidate(NamedTuple):
-    """An envelope that a tier has under a key. The caller decodes the envelope, which checks it.
+    """An envelope that a tier has under a key. The caller must decode it to check it.
 
     Attributes:
         key: the key under which the tier has the envelope.

@@ -346,8 +346,9 @@ class Environment:
     def _open(self) -> None:
         """Open the database for writing, or only for reading if writing is not permitted.
 
-        `self.env` is assigned at once. If an interrupt lost the new object, this process could not
-        open the database again.
+        The new environment is assigned to `self.env` immediately. If an interrupt came between, and
+        the only reference to the environment were lost, this process could not open the database
+        again.
         """
         if not self.read_only:
             try:

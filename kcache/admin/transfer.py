@@ -227,9 +227,9 @@ def put_or_fail(engine: CacheEngine, key: str, entry: Entry) -> bool:
 
 
 def _merged(ours: Entry, theirs: Entry) -> Entry | None:
-    """Return the manifest `ours` with the dependency sets of `theirs` that it does not have.
+    """Add to the manifest `ours` the dependency sets that only `theirs` has; return the result.
 
-    The result is None if there is no such dependency set, or no room for another one.
+    Return None if there are none to add, or if there is no room for another one.
     """
     sets = Manifest.from_entry(ours).dependency_sets
     known = {each.identity for each in sets}

@@ -36,9 +36,9 @@ class Stats(NamedTuple):
             dependencies can't be recorded.
         puts: entries stored.
         evictions: entries evicted to stay below the cap, or by a trim.
-        stale: lookups that found an entry that no longer applies, because a header has changed
-            since it was last checked at the same location, or because the entry is of another
-            format version or producer.
+        stale: lookups that found an entry that no longer applies. Either a header that it depends
+            on has changed since a check in the same directory, or the entry was written in another
+            format version or by another producer.
         corrupt: lookups that found a damaged entry.
         rejected: entries that were not stored, because they exceed the cap or because nothing could
             be evicted.

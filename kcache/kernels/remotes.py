@@ -224,10 +224,11 @@ def remotes_socket(config: Config) -> str | None:
 
 
 def remote_status(config: Config) -> list[dict[str, Any]]:
-    """Return the status of each remote that the settings name, from the daemon if it runs.
+    """Return the status of each remote that the settings name, as the daemon reports it.
 
-    The daemon exits a few seconds after its last program, and is not started here. If it does not
-    run, the status of a remote is its address, and `unknown` as the state of its breaker.
+    The daemon exits a few seconds after the last program that uses it. This function does not start
+    it. If it is not running, each status has only the address of the remote, and `unknown` for the
+    state of its breaker.
     """
     running: dict[str, Any] = {}
     with suppress(OSError):

@@ -129,7 +129,7 @@ def items(backend: Backend) -> Iterator[Item]:
 
 
 def describe(item: Item, metadata: Mapping[str, JSON]) -> Item:
-    """Return a copy of `item` with the kind and the other values in an entry's `metadata`.
+    """Return a copy of `item`, with its kind and its other fields taken from `metadata`.
 
     The metadata may have any content: a value of a wrong type is treated as unknown.
     """

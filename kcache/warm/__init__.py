@@ -1,1 +1,1 @@
-"""What is compiled ahead of time: recordings of requests, and lists of kernels."""
+"""The inputs of compiles ahead of time: recorded requests, and lists of kernels."""

@@ -257,7 +257,7 @@ def migrate(
             remove_emptied(files.backend(origin))  # LMDB does not shrink its file
     if moved.evicted:
         evicted = format_size(moved.evicted)
-        notify(f"evicted {evicted} first, because both backends together exceeded the cap")
+        notify(f"evicted {evicted} to make room: both backends together exceeded the cap")
     kinds = Counter(item.kind for item in moved.left_out)
     for kind in kinds:
         notify(f"left out {counted(kinds[kind])}: {_LEFT_OUT[kind].format(origin)}")
