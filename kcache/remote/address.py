@@ -43,8 +43,8 @@ COMMON = frozenset(("ro", "rw", "keep", "connect_timeout", "timeout", "slow", "m
 CONNECT_TIMEOUT = 0.5
 TIMEOUT = 2.0
 #: The default of `slow`. A miss that takes more seconds than this counts as a failure of the
-#: remote, because every compile would first wait that long in vain. Small kernels compile in less
-#: time.
+#: remote, because every compile would first wait that long for nothing. Small kernels compile in
+#: less time.
 SLOW = 0.25
 #: Bytes per second. An upload may take its size divided by this speed, in addition to the
 #: time-outs. The speed can be low because no program waits for an upload.

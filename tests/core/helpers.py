@@ -347,3 +347,19 @@ def has_ended(process: int) -> bool:
 def wait(pid: int) -> int:
     """Wait for a child; return its exit code, or minus the signal's number if one killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+#: The end of a program that sets `begun` when `use`, executed in a thread, is in the middle of a
+#: slow step. It forks there, and executes `use` in the child, too, which must not wait for ever.
+FORK_DURING_USE = """
+thread = threading.Thread(target=exec, args=(use, globals()))
+thread.start()
+assert begun.wait(60)
+pid = os.fork()
+if not pid:
+    signal.alarm(60)
+    exec(use)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+thread.join()
+"""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from core.helpers import (
+    FORK_DURING_USE,
     become_nobody,
     in_child,
     key,
@@ -194,7 +195,8 @@ def test_forks_beside_the_first_use_leave_no_child_waiting(tmp_path: Path, long:
         assert output_of(FIRST, str(tmp_path / "cache"), str(0.12 * run / runs)) == "well"
 
 
-BESIDE = """
+BESIDE = (
+    """
 import os, signal, sys, threading, time
 import kcache
 module, use, place = sys.argv[1:]
@@ -205,17 +207,9 @@ class Slow:
             begun.set()
             time.sleep(0.3)
 sys.meta_path.insert(0, Slow)
-thread = threading.Thread(target=exec, args=(use, globals()))
-thread.start()
-assert begun.wait(60)
-pid = os.fork()
-if not pid:
-    signal.alarm(60)
-    exec(use)
-    os._exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-thread.join()
 """
+    + FORK_DURING_USE
+)
 IMPORTS = [
     ("kcache.util.forks", "kcache.Backend"),
     ("importlib.metadata", "kcache.Backend; kcache.backend.backend_names()"),

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from core.helpers import in_child, output_of, started, too_slow_in_qemu
+from core.helpers import FORK_DURING_USE, in_child, output_of, started, too_slow_in_qemu
 from nvrtc.reference import ARCH, KERNEL, agreed, write
 from nvrtc.talk import slow, used, worker
 
@@ -442,7 +442,8 @@ def test_a_fork_beside_the_start_of_a_worker_holds_up_no_compile(tmp_path: Path)
     assert output_of(FORKS, str(tmp_path)) == "compiled"
 
 
-BESIDE = """
+BESIDE = (
+    """
 import importlib, os, signal, sys, threading, time
 import kcache
 module, name, use, place = sys.argv[1:]
@@ -454,17 +455,9 @@ def slow(*args):
     time.sleep(0.3)
     return real(*args)
 setattr(slowed, name, slow)
-thread = threading.Thread(target=exec, args=(use, globals()))
-thread.start()
-assert begun.wait(60)
-pid = os.fork()
-if not pid:
-    signal.alarm(60)
-    exec(use)
-    os._exit(0)
-assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-thread.join()
 """
+    + FORK_DURING_USE
+)
 FIRST_USES = [
     ("kcache.kernel_cache", "open_configured", "kcache.compile('//', (), sm_80)"),
     ("kcache.nvrtc.files", "FileDigests", "kcache.KernelCache(place).why('//', (), sm_80)"),
